@@ -1,0 +1,49 @@
+# make demo | make test. Needs python3 (3.11 or newer), g++ (12 or newer) and make; the rest goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+
+MODELS ?= resnet50 mobilenet_v2
+
+.PHONY: help extension demo test bench lint clean
+
+help:
+	@echo "make demo    classify a picture with a blocked network"
+	@echo "make test    run the test suite on every instruction set of this CPU"
+	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
+	@echo "make lint    run the formatters and linters"
+	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
+
+# Alone and first, so that nothing later brings another torch.
+$(VENV)/torch-installed:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torch_blocked: expected Python 3.11 or newer, got %d.%d; run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install "torch==2.13.*"
+	touch $@
+
+# The first build happens in here: pip runs setup.py, which runs CMake.
+build/installed: pyproject.toml setup.py $(VENV)/torch-installed
+	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(PIP) install -r /dev/stdin
+	$(PIP) install --no-build-isolation -e ".[dev,demo]"
+	touch $@
+
+# Later builds are CMake's alone; it knows what changed.
+extension: build/installed
+	@$(BIN)/cmake --build build
+
+demo: extension
+	$(BIN)/python examples/classify.py
+
+test: extension
+	$(BIN)/python test/run_isas.py
+
+bench: extension
+	$(BIN)/python -m torch_blocked bench $(MODELS)
+
+lint: build/installed
+	$(BIN)/pre-commit run --all-files
+
+clean:
+	rm -rf build dist *.egg-info torch_blocked/_C*.so torch_blocked/_build.py

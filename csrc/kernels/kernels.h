@@ -1,0 +1,54 @@
+// Our SIMD kernels: raw pointers and sizes, no tensors, no threads. Each source here is compiled once
+// per instruction set into the namespace of that set; kernels() gives the table of the one in use.
+//
+// A kernel works on the range [begin, end) of its outermost unit, so that the caller shares the work
+// among threads. `block` is the channel block b; lanes are the b channels of one pixel.
+#pragma once
+
+#include <cstdint>
+
+namespace torch_blocked::kernels {
+
+// One output row of a direct convolution, for one group of direct_channels() output channels.
+struct DirectRow {
+  const float* rows;     // [taps, row_pixels, ic]: the input rows under the kernel, padding included
+  const float* weights;  // [taps, kw, ic, direct_channels()]
+  const float* bias;     // [direct_channels()]
+  float* dst;            // the row in the group's first channel block: [pixels, block]
+  std::int64_t taps;     // kernel rows: KH, or KD * KH
+  std::int64_t kw, ic, row_pixels, stride, dilation;  // stride and dilation along the row
+  std::int64_t pixels, block;
+  std::int64_t channels;          // of the group that dst has, whole blocks
+  std::int64_t dst_block_stride;  // elements from a channel block of dst to the next
+};
+
+struct Kernels {
+  // One image: src [pixels, channels] (nhwc) -> dst [blocks, pixels, block], for pixels [begin, end).
+  // 4-byte elements. Writes the zero tail.
+  void (*block_channels)(const float* src, float* dst, std::int64_t channels, std::int64_t block,
+                         std::int64_t pixels, std::int64_t begin, std::int64_t end);
+
+  // The reverse: src [blocks, pixels, block] -> dst [pixels, channels].
+  void (*unblock_channels)(const float* src, float* dst, std::int64_t channels, std::int64_t block,
+                           std::int64_t pixels, std::int64_t begin, std::int64_t end);
+
+  // dst[row, pixel, lane] = src[row, pixel, lane] * scale[row, lane] + shift[row, lane] for rows
+  // [begin, end); a row is one channel block of one image; scale and shift have `periods` rows and
+  // repeat.
+  void (*affine)(const float* src, const float* scale, const float* shift, float* dst,
+                 std::int64_t block, std::int64_t pixels, std::int64_t periods, std::int64_t begin,
+                 std::int64_t end);
+
+  // One channel block: dst[pixel, dst_lane + i] = src[pixel, src_lane + i] for i in [0, count) and
+  // all pixels; both are [pixels, block] of 4-byte elements. Other lanes of dst stay as they are.
+  void (*copy_lanes)(const float* src, float* dst, std::int64_t block, std::int64_t pixels,
+                     std::int64_t src_lane, std::int64_t dst_lane, std::int64_t count);
+
+  void (*direct_row)(const DirectRow& row);
+  std::int64_t (*direct_channels)();  // output channels of a group: 2 vectors
+};
+
+// The table of the instruction set in use (runtime/isa.h).
+const Kernels& kernels();
+
+}  // namespace torch_blocked::kernels

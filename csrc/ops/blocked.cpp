@@ -1,0 +1,134 @@
+#include "ops/blocked.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <array>
+#include <numeric>
+
+#include "format/errors.h"
+#include "format/tag.h"
+
+namespace torch_blocked {
+namespace {
+
+using Tag = dnnl::memory::format_tag;
+using Type = dnnl::memory::data_type;
+
+struct TagRow {
+  std::int64_t block;
+  std::array<Tag, 3> tags;  // 3, 4 and 5 dims
+};
+
+constexpr std::array<TagRow, 4> kTags{{
+    {4, {Tag::nCw4c, Tag::nChw4c, Tag::nCdhw4c}},
+    {8, {Tag::nCw8c, Tag::nChw8c, Tag::nCdhw8c}},
+    {16, {Tag::nCw16c, Tag::nChw16c, Tag::nCdhw16c}},
+    {32, {Tag::nCw32c, Tag::nChw32c, Tag::nCdhw32c}},
+}};
+
+const TagRow* find_tag(std::int64_t block) {
+  for (const TagRow& row : kTags) {
+    if (row.block == block) return &row;
+  }
+  return nullptr;
+}
+
+// nw(d)(h)c strides of [N, C, *spatial].
+Dims channels_last_strides(at::IntArrayRef dims) {
+  Dims strides(dims.size(), 1);
+  std::int64_t step = dims[1];
+  for (std::size_t dim = dims.size() - 1; dim >= 2; --dim) {
+    strides[dim] = step;
+    step *= dims[dim];
+  }
+  strides[0] = step;
+  return strides;
+}
+
+}  // namespace
+
+std::int64_t Blocked::pixels() const {
+  const at::IntArrayRef spatial = physical.sizes().slice(2, physical.dim() - 3);
+  return std::accumulate(spatial.begin(), spatial.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+Dims Blocked::dims() const {
+  Dims dims(physical.sizes().begin(), physical.sizes().end() - 1);
+  dims[1] = channels;
+  return dims;
+}
+
+dnnl::memory::desc Blocked::md() const {
+  return blocked_md(dims(), block(), physical.scalar_type());
+}
+
+Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
+  if (physical.dim() < 4 || physical.dim() > 6 || !find_tag(physical.size(-1))) {
+    fail_value(op, "a physical tensor [N, ceil(C/b), *spatial, b] with 1 to 3 spatial dims and b = 4, 8, 16 or 32",
+               text(physical.sizes()), "make it with to_blocked");
+  }
+  if (channels < 0 || physical.size(1) != ceil_div(channels, physical.size(-1))) {
+    fail_value(op, text("ceil(C/b) = ", ceil_div(channels, physical.size(-1)), " blocks for C = ", channels),
+               text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
+  }
+  return {physical.contiguous(), channels};
+}
+
+Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {
+  Dims shape(dims.begin(), dims.end());
+  shape[1] = ceil_div(dims[1], block);
+  shape.push_back(block);
+  return {at::empty(shape, options.memory_format(at::MemoryFormat::Contiguous)), dims[1]};
+}
+
+dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype) {
+  return {dims.vec(), onednn_type(dtype), find_tag(block)->tags[dims.size() - 3]};
+}
+
+dnnl::memory::desc strided_md(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), onednn_type(tensor.scalar_type()), tensor.strides().vec()};
+}
+
+bool has_onednn_type(at::ScalarType dtype) { return onednn_type(dtype) != Type::undef; }
+
+Type onednn_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat: return Type::f32;
+    case at::kBFloat16: return Type::bf16;
+    case at::kHalf: return Type::f16;
+    case at::kInt: return Type::s32;
+    case at::kChar: return Type::s8;
+    case at::kByte: return Type::u8;
+    default: return Type::undef;
+  }
+}
+
+std::string blocked_name(std::int64_t ndims, std::int64_t block) {
+  return activation_name(blocked_activation_tag(static_cast<int>(ndims), block));
+}
+
+std::string strided_name(const at::Tensor& tensor) {
+  static constexpr std::array kContiguous{"ncw", "nchw", "ncdhw"};
+  static constexpr std::array kChannelsLast{"nwc", "nhwc", "ndhwc"};
+  const auto row = static_cast<std::size_t>(tensor.dim() - 3);
+  if (row >= kContiguous.size()) return "strided";
+  if (tensor.is_contiguous()) return kContiguous[row];
+  return is_channels_last(tensor) ? kChannelsLast[row] : "strided";
+}
+
+at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options) {
+  if (!channels_last) return at::empty(dims, options.memory_format(at::MemoryFormat::Contiguous));
+  return at::empty_strided(dims, channels_last_strides(dims), options);
+}
+
+bool is_channels_last(const at::Tensor& tensor) {
+  if (tensor.dim() < 3 || tensor.dim() > 5) return false;
+  const Dims expected = channels_last_strides(tensor.sizes());
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) != expected[dim]) return false;
+  }
+  return true;
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,58 @@
+// A blocked activation as the ops see it: an ordinary dense tensor in physical shape, plus the
+// logical channel count. Nothing else tells dims and physical shape apart, so nothing else travels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <string>
+#include <vector>
+
+namespace torch_blocked {
+
+using Dims = std::vector<std::int64_t>;
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+struct Blocked {
+  at::Tensor physical;    // [N, ceil(C / block), *spatial, block], contiguous
+  std::int64_t channels;  // C
+
+  std::int64_t ndims() const { return physical.dim() - 1; }
+  std::int64_t block() const { return physical.size(-1); }
+  std::int64_t blocks() const { return physical.size(1); }  // ceil(C / block)
+  std::int64_t batch() const { return physical.size(0); }
+  std::int64_t tail() const { return channels % block(); }  // lanes in use in the last block, 0: all
+  std::int64_t pixels() const;                              // product of the spatial dims
+  Dims dims() const;                                        // [N, C, *spatial]
+  dnnl::memory::desc md() const;
+};
+
+// Checks the physical shape against the channel count; makes it contiguous.
+// Raises ValueError, naming `op`, if they do not fit.
+Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels);
+
+// Uninitialised: whoever fills it leaves the tail zero.
+Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options);
+
+// The descriptor of [N, C, *spatial] in nC*<block>c.
+dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype);
+
+// The descriptor of a strided tensor.
+dnnl::memory::desc strided_md(const at::Tensor& tensor);
+
+// True if oneDNN has the type: f32 bf16 f16 s32 s8 u8.
+bool has_onednn_type(at::ScalarType dtype);
+dnnl::memory::data_type onednn_type(at::ScalarType dtype);
+
+// "nChw16c" for a blocked activation; "nchw", "nhwc" or "strided" for a dense one. For people.
+std::string blocked_name(std::int64_t ndims, std::int64_t block);
+std::string strided_name(const at::Tensor& tensor);
+
+// The tensor in the memory format nC*: contiguous, or channels-last if `channels_last`. 3-D
+// channels-last (nwc) has no at::MemoryFormat, so strides say it.
+at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options);
+bool is_channels_last(const at::Tensor& tensor);
+
+}  // namespace torch_blocked

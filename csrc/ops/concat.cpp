@@ -1,0 +1,97 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/blocked.h"
+#include "ops/registered.h"
+#include "runtime/threads.h"
+
+namespace torch_blocked {
+namespace {
+
+// A run of channels that lies in one block of an input and in one block of dst.
+struct Run {
+  std::size_t input;
+  std::int64_t src_block, src_lane, dst_block, dst_lane, count;
+};
+
+std::vector<Run> runs_of(at::IntArrayRef channels, std::int64_t block) {
+  std::vector<Run> runs;
+  std::int64_t offset = 0;  // channel of dst at which the input starts
+  for (std::size_t input = 0; input < channels.size(); offset += channels[input++]) {
+    for (std::int64_t c = 0; c < channels[input];) {
+      const std::int64_t src_lane = c % block, dst_lane = (offset + c) % block;
+      const std::int64_t count =
+          std::min({block - src_lane, block - dst_lane, channels[input] - c});
+      runs.push_back({input, c / block, src_lane, (offset + c) / block, dst_lane, count});
+      c += count;
+    }
+  }
+  return runs;
+}
+
+std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channels) {
+  if (inputs.empty() || inputs.size() != channels.size()) {
+    fail_value("concat_channels", "one channel count per input and at least one input",
+               text(inputs.size(), " inputs and ", channels.size(), " counts"), "");
+  }
+  std::vector<Blocked> checked;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    checked.push_back(blocked_argument("concat_channels", inputs[i], channels[i]));
+    Dims dims = checked[i].dims(), first = checked[0].dims();
+    dims[1] = first[1];
+    if (dims != first || checked[i].block() != checked[0].block() ||
+        inputs[i].scalar_type() != inputs[0].scalar_type()) {
+      fail_value("concat_channels", text("inputs like the first, ", inputs[0].sizes()),
+                 text(inputs[i].sizes()), "they may differ in channels only");
+    }
+  }
+  return checked;
+}
+
+}  // namespace
+
+at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::vector<Blocked> srcs = check_inputs(inputs, channels);
+  const std::int64_t block = srcs[0].block();
+  const bool aligned = std::all_of(channels.begin(), channels.end() - 1,
+                                   [&](std::int64_t count) { return count % block == 0; });
+  if (aligned) return at::cat(inputs, 1);  // whole blocks follow each other
+  if (inputs[0].itemsize() != sizeof(float)) {
+    fail_not_implemented("concat_channels", "4-byte elements where channels are not whole blocks",
+                         text(inputs[0].dtype().name()), "concatenate dense tensors");
+  }
+
+  Dims dims = srcs[0].dims();
+  dims[1] = std::accumulate(channels.begin(), channels.end(), std::int64_t{0});
+  const Blocked dst = empty_blocked(dims, block, inputs[0].options());
+  if (dst.physical.numel() == 0) return dst.physical;
+  if (dst.tail()) dst.physical.select(1, -1).zero_();
+
+  const std::vector<Run> runs = runs_of(channels, block);
+  const std::int64_t pixels = dst.pixels(), row = pixels * block;
+  const auto kernel = kernels::kernels().copy_lanes;
+  auto* out = static_cast<float*>(dst.physical.mutable_data_ptr());
+  // A thread takes whole blocks of dst, and the runs that fill them: [N * blocks].
+  parallel_units(dims[0] * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t image = unit / dst.blocks(), dst_block = unit % dst.blocks();
+      for (const Run& run : runs) {
+        if (run.dst_block != dst_block) continue;
+        const Blocked& src = srcs[run.input];
+        const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
+        kernel(in + (image * src.blocks() + run.src_block) * row, out + unit * row, block, pixels,
+               run.src_lane, run.dst_lane, run.count);
+      }
+    }
+  });
+  return dst.physical;
+}
+
+}  // namespace torch_blocked

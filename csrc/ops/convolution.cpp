@@ -1,0 +1,146 @@
+// Convolution and transposed convolution of blocked activations with dense weights:
+// check -> problem -> the first implementation in the list that takes it -> run. The choice is made
+// once per problem and cached with what it needs to run.
+#include "ops/convolution.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/convolution.h>
+
+#include <algorithm>
+#include <array>
+
+#include "format/errors.h"
+#include "ops/registered.h"
+#include "ops/reorder.h"
+#include "runtime/primitive.h"
+#include "runtime/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+using Problem = ConvolutionProblem;
+
+// Any one of the arguments that ATen allows to be given once for all spatial dims.
+Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std::int64_t least) {
+  if (values.size() != 1 && values.size() != spatial) {
+    fail_value("convolution", text(name, " with 1 or ", spatial, " values"), text(values), "");
+  }
+  if (std::ranges::any_of(values, [&](std::int64_t value) { return value < least; })) {
+    fail_value("convolution", text(name, " >= ", least), text(values), "");
+  }
+  return values.size() == 1 ? Dims(spatial, values[0]) : values.vec();
+}
+
+void check_weight(const Problem& p, const at::Tensor& weight, const at::Tensor& bias) {
+  const std::size_t ndims = p.src_dims.size();
+  if (p.weight_dims.size() != ndims) {
+    fail_value("convolution", text("a weight with ", ndims, " dims"), text(p.weight_dims), "");
+  }
+  if (p.groups < 1) fail_value("convolution", "groups >= 1", text(p.groups), "");
+  if (std::ranges::count(p.weight_dims, 0) > 0) {
+    fail_value("convolution", "a weight without zero dims", text(p.weight_dims),
+               "its result has no defined value");
+  }
+  const std::int64_t channels = p.transposed ? p.weight_dims[0] : p.weight_dims[1] * p.groups;
+  if (channels != p.src_dims[1] || p.weight_dims[0] % p.groups != 0) {
+    fail_value("convolution", text("a weight for ", p.src_dims[1], " input channels in ", p.groups, " groups"),
+               text(p.weight_dims), "");
+  }
+  if (weight.scalar_type() != p.dtype || (bias.defined() && bias.scalar_type() != p.dtype)) {
+    fail_type("convolution", "input, weight and bias of one dtype",
+              text(c10::toString(p.dtype), " and ", weight.dtype().name()), "convert one of them");
+  }
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != p.dst_dims[1])) {
+    fail_value("convolution", text("a bias of size [", p.dst_dims[1], "]"), text(bias.sizes()), "");
+  }
+}
+
+// Output sizes. Source: torch.nn.Conv2d and ConvTranspose2d shape formulas.
+Dims output_dims(const Problem& p) {
+  Dims dims{p.src_dims[0], p.transposed ? p.weight_dims[1] * p.groups : p.weight_dims[0]};
+  for (std::size_t i = 0; i < p.spatial(); ++i) {
+    const std::int64_t in = p.src_dims[2 + i];
+    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1);  // kernel extent - 1
+    const std::int64_t out =
+        p.transposed ? (in - 1) * p.stride[i] - 2 * p.padding[i] + reach + p.output_padding[i] + 1
+                     : (in + 2 * p.padding[i] - reach - 1) / p.stride[i] + 1;
+    const bool fits = p.transposed ? out > 0 : in + 2 * p.padding[i] > reach;
+    if (!fits || in < 1) {
+      fail_value("convolution", "a kernel that fits the padded input",
+                 text("kernel ", p.weight_dims, " on input ", p.src_dims), "pad more or use a smaller kernel");
+    }
+    if (p.transposed && p.output_padding[i] >= std::max(p.stride[i], p.dilation[i])) {
+      fail_value("convolution", "output_padding below stride or dilation", text(p.output_padding), "");
+    }
+    dims.push_back(out);
+  }
+  return dims;
+}
+
+std::optional<RunConvolution> plan_aten(const Problem& p) {
+  return [p](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
+    trace::record({trace::Kind::kFallback, "convolution",
+                   text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
+    const at::Tensor dst = at::convolution(
+        reorder_to_dense("convolution", src, false), weight,
+        bias.defined() ? std::optional(bias) : std::nullopt, p.stride, p.padding, p.dilation,
+        p.transposed, p.output_padding, p.groups);
+    return reorder_to_blocked("convolution", dst, p.block).physical;
+  };
+}
+
+// Fastest first; ATen takes what is left.
+constexpr std::array<ConvolutionImplementation, 4> kImplementations{{
+    {"onednn_blocked", plan_onednn_blocked},
+    {"direct", plan_direct},
+    {"onednn_channels_last", plan_onednn_channels_last},
+    {"aten", plan_aten},
+}};
+
+const RunConvolution& find_plan(const Problem& p) {
+  Key key("convolution");
+  for (const Dims* dims :
+       {&p.src_dims, &p.weight_dims, &p.stride, &p.padding, &p.dilation, &p.output_padding}) {
+    key.add(*dims);
+  }
+  key.add(p.groups).add(p.block).add(p.transposed).add(p.has_bias);
+  key.add(static_cast<std::int64_t>(p.dtype));
+  static thread_local LruCache<RunConvolution> cache(kPrimitiveCacheCapacity);
+  return cache.get(std::move(key).finish(), [&]() -> RunConvolution {
+    for (const ConvolutionImplementation& implementation : kImplementations) {
+      if (auto run = implementation.plan(p)) return std::move(*run);
+    }
+    __builtin_unreachable();  // plan_aten takes everything
+  });
+}
+
+}  // namespace
+
+at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, std::int64_t groups) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Blocked src = blocked_argument("convolution", input, channels);
+  const at::Tensor bias_tensor = bias.value_or(at::Tensor());
+  const std::size_t spatial = src.ndims() - 2;
+  Problem p{.src_dims = src.dims(),
+            .dst_dims = {},
+            .weight_dims = weight.sizes().vec(),
+            .stride = per_dim("stride", stride, spatial, 1),
+            .padding = per_dim("padding", padding, spatial, 0),
+            .dilation = per_dim("dilation", dilation, spatial, 1),
+            .output_padding = per_dim("output_padding", output_padding, spatial, 0),
+            .groups = groups,
+            .block = src.block(),
+            .transposed = transposed,
+            .has_bias = bias_tensor.defined(),
+            .dtype = input.scalar_type()};
+  if (p.weight_dims.size() >= 2) p.dst_dims = {0, transposed ? p.weight_dims[1] * groups : p.weight_dims[0]};
+  check_weight(p, weight, bias_tensor);
+  p.dst_dims = output_dims(p);
+  if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.block, input.options()).physical;
+  return find_plan(p)(src, weight, bias_tensor);
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,40 @@
+// The functions behind torch.ops.torch_blocked.*, one line each; registration.cpp has the schemas.
+// They take physical tensors and logical channel counts, and return physical tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace torch_blocked {
+
+// reorder.cpp
+at::Tensor to_blocked(const at::Tensor& input, std::int64_t block,
+                      std::optional<at::ScalarType> dtype);
+at::Tensor to_dense(const at::Tensor& input, std::int64_t channels, bool channels_last,
+                    std::optional<at::ScalarType> dtype);
+at::Tensor reblock(const at::Tensor& input, std::int64_t channels, std::int64_t block,
+                   std::optional<at::ScalarType> dtype);
+
+// pointwise.cpp
+void clear_tail_(at::Tensor& physical, std::int64_t channels);
+bool tail_is_zero(const at::Tensor& physical, std::int64_t channels);
+
+// convolution.cpp
+at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, std::int64_t groups);
+
+// batch_norm.cpp
+at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
+                                const std::optional<at::Tensor>& weight,
+                                const std::optional<at::Tensor>& bias,
+                                const at::Tensor& running_mean, const at::Tensor& running_var,
+                                double eps);
+
+// concat.cpp
+at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels);
+
+}  // namespace torch_blocked

@@ -1,0 +1,224 @@
+#include "ops/reorder.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+
+#include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/registered.h"
+#include "runtime/engine.h"
+#include "runtime/primitive.h"
+#include "runtime/threads.h"
+#include "runtime/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+// Either side of a reorder: a strided tensor, or the physical tensor of a blocked one.
+struct Side {
+  at::Tensor tensor;
+  std::int64_t block;  // 0: strided
+
+  dnnl::memory::desc md(at::IntArrayRef dims) const {
+    return block ? blocked_md(dims, block, tensor.scalar_type()) : strided_md(tensor);
+  }
+  std::string name() const {
+    return block ? blocked_name(tensor.dim() - 1, block) : strided_name(tensor);
+  }
+};
+
+struct Reorder {
+  Dims dims;  // [N, C, *spatial]
+  Side src, dst;
+
+  bool changes_dtype() const { return src.tensor.scalar_type() != dst.tensor.scalar_type(); }
+};
+
+// Our kernel: channels-last <-> blocked with 4-byte elements. oneDNN's reaches half of memcpy here.
+bool run_channels_last(const Reorder& reorder) {
+  const Side& dense = reorder.src.block ? reorder.dst : reorder.src;
+  const Side& blocked = reorder.src.block ? reorder.src : reorder.dst;
+  if (dense.block || !blocked.block || reorder.changes_dtype()) return false;
+  if (dense.tensor.itemsize() != sizeof(float) || !is_channels_last(dense.tensor)) return false;
+
+  const auto& table = kernels::kernels();
+  const auto kernel = reorder.src.block ? table.unblock_channels : table.block_channels;
+  const std::int64_t channels = reorder.dims[1], block = blocked.block;
+  const std::int64_t pixels = dense.tensor.numel() / (reorder.dims[0] * channels);
+  const auto* src = static_cast<const float*>(reorder.src.tensor.const_data_ptr());
+  auto* dst = static_cast<float*>(reorder.dst.tensor.mutable_data_ptr());
+  const std::int64_t src_image = reorder.src.tensor.numel() / reorder.dims[0];
+  const std::int64_t dst_image = reorder.dst.tensor.numel() / reorder.dims[0];
+  // Work is pixels of all images: [N * pixels].
+  parallel_units(reorder.dims[0] * pixels, channels, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end;) {
+      const std::int64_t image = at / pixels, first = at % pixels;
+      const std::int64_t last = std::min(pixels, first + end - at);
+      kernel(src + image * src_image, dst + image * dst_image, channels, block, pixels, first, last);
+      at += last - first;
+    }
+  });
+  return true;
+}
+
+// oneDNN, unless it has only a reference kernel or cannot express the strides.
+bool run_onednn(const Reorder& reorder) {
+  const at::Tensor &src = reorder.src.tensor, &dst = reorder.dst.tensor;
+  if (!has_onednn_type(src.scalar_type()) || !has_onednn_type(dst.scalar_type())) return false;
+  // Strides of 0 (expanded) mean something else to oneDNN.
+  const auto has_zero = [](at::IntArrayRef strides) { return std::ranges::count(strides, 0) > 0; };
+  if (has_zero(src.strides()) || has_zero(dst.strides())) return false;
+
+  Key key("reorder");
+  key.add(reorder.dims);
+  for (const Side* side : {&reorder.src, &reorder.dst}) {
+    key.add(side->block).add(static_cast<std::int64_t>(side->tensor.scalar_type()));
+    if (!side->block) key.add(side->tensor.strides());
+  }
+  static thread_local LruCache<std::optional<Primitive>> cache(kPrimitiveCacheCapacity);
+  auto& primitive = cache.get(std::move(key).finish(), [&]() -> std::optional<Primitive> {
+    const auto src_md = reorder.src.md(reorder.dims), dst_md = reorder.dst.md(reorder.dims);
+    const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), dst_md, user_scratchpad(),
+                                           /*allow_empty=*/true);
+    if (!pd) return std::nullopt;
+    if (is_ref(pd.impl_info_str())) {
+      trace::record({trace::Kind::kRef, "reorder", pd.impl_info_str()});
+      return std::nullopt;
+    }
+    const std::array<Primitive::Argument, 2> arguments{
+        {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, dst_md}}};
+    return Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc());
+  });
+  if (!primitive) return false;
+  primitive->execute({src.const_data_ptr(), dst.mutable_data_ptr()});
+  return true;
+}
+
+// [N, blocks, *spatial, b] seen as [N, blocks, b, *spatial].
+at::Tensor channels_view(const at::Tensor& physical) { return physical.movedim(-1, 2); }
+
+// The first `channels` of a physical tensor as [N, C, *spatial] pieces: whole blocks, then the tail.
+struct Pieces {
+  at::Tensor whole, tail;
+};
+
+Pieces blocked_pieces(const at::Tensor& physical, std::int64_t channels) {
+  const std::int64_t block = physical.size(-1), whole = channels / block, tail = channels % block;
+  const at::Tensor view = channels_view(physical);
+  return {view.narrow(1, 0, whole),
+          tail ? view.select(1, whole).narrow(1, 0, tail) : at::Tensor()};
+}
+
+Pieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
+  const std::int64_t channels = dense.size(1), whole = channels / block, tail = channels % block;
+  return {dense.narrow(1, 0, whole * block).unflatten(1, {whole, block}),
+          tail ? dense.narrow(1, whole * block, tail) : at::Tensor()};
+}
+
+// Any type and any strides, at ATen's speed.
+bool run_aten(const Reorder& reorder) {
+  if (reorder.src.block && reorder.dst.block) {
+    const Side dense{reorder_to_dense("reblock", {reorder.src.tensor, reorder.dims[1]}, false), 0};
+    return run_aten({reorder.dims, dense, reorder.dst});
+  }
+  const std::int64_t channels = reorder.dims[1];
+  const auto pieces = [&](const Side& side, const Side& other) {
+    return side.block ? blocked_pieces(side.tensor, channels)
+                      : dense_pieces(side.tensor, other.block);
+  };
+  const Pieces src = pieces(reorder.src, reorder.dst), dst = pieces(reorder.dst, reorder.src);
+  dst.whole.copy_(src.whole);
+  if (dst.tail.defined()) {
+    if (reorder.dst.block) reorder.dst.tensor.select(1, -1).zero_();
+    dst.tail.copy_(src.tail);
+  }
+  return true;
+}
+
+// In the order in which they are tried: fastest first, ATen takes what is left.
+constexpr std::array kImplementations{run_channels_last, run_onednn, run_aten};
+
+void run(const char* op, const Reorder& reorder) {
+  if (reorder.dst.tensor.numel() == 0) return;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  trace::Timed timed(trace::Kind::kReorder, op,
+                     static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()));
+  if (trace::recording()) {
+    timed.describe(text(reorder.src.name(), " -> ", reorder.dst.name(), " ", reorder.dims));
+  }
+  for (const auto implementation : kImplementations) {
+    if (implementation(reorder)) return;
+  }
+}
+
+void check_dense(const char* op, const at::Tensor& input) {
+  if (input.dim() < 3 || input.dim() > 5) {
+    fail_value(op, "a tensor [N, C, *spatial] with 3 to 5 dims", text(input.sizes()),
+               "unsqueeze it to the rank of its network");
+  }
+  if (input.layout() != at::kStrided || !input.device().is_cpu()) {
+    fail_type(op, "a strided CPU tensor", text(input.toString()), "call .to_dense() or .cpu() first");
+  }
+}
+
+void check_block(const char* op, std::int64_t block) {
+  if (block != 4 && block != 8 && block != 16 && block != 32) {
+    fail_value(op, "a channel block of 4, 8, 16 or 32", text(block), "8 and 16 are the fast ones");
+  }
+}
+
+// oneDNN rounds and saturates into integers where ATen truncates: ATen's rule is the user's.
+bool onednn_converts_as_aten(at::ScalarType from, at::ScalarType to) {
+  return from == to || (at::isFloatingType(to) && has_onednn_type(from) && has_onednn_type(to));
+}
+
+at::Tensor converted(const at::Tensor& tensor, at::ScalarType to) {
+  return onednn_converts_as_aten(tensor.scalar_type(), to) ? tensor : tensor.to(to);
+}
+
+}  // namespace
+
+Blocked reorder_to_blocked(const char* op, const at::Tensor& src, std::int64_t block,
+                           std::optional<at::ScalarType> dtype) {
+  check_dense(op, src);
+  check_block(op, block);
+  const at::ScalarType to = dtype.value_or(src.scalar_type());
+  const at::Tensor resolved = src.resolve_conj().resolve_neg();
+  const Blocked dst = empty_blocked(src.sizes(), block, src.options().dtype(to));
+  run(op, {src.sizes().vec(), {converted(resolved, to), 0}, {dst.physical, block}});
+  return dst;
+}
+
+at::Tensor reorder_to_dense(const char* op, const Blocked& src, bool channels_last,
+                            std::optional<at::ScalarType> dtype) {
+  const at::ScalarType to = dtype.value_or(src.physical.scalar_type());
+  const at::Tensor dst = empty_dense(src.dims(), channels_last, src.physical.options().dtype(to));
+  run(op, {src.dims(), {converted(src.physical, to), src.block()}, {dst, 0}});
+  return dst;
+}
+
+at::Tensor to_blocked(const at::Tensor& input, std::int64_t block,
+                      std::optional<at::ScalarType> dtype) {
+  return reorder_to_blocked("to_blocked", input, block, dtype).physical;
+}
+
+at::Tensor to_dense(const at::Tensor& input, std::int64_t channels, bool channels_last,
+                    std::optional<at::ScalarType> dtype) {
+  return reorder_to_dense("to_dense", blocked_argument("to_dense", input, channels), channels_last,
+                          dtype);
+}
+
+at::Tensor reblock(const at::Tensor& input, std::int64_t channels, std::int64_t block,
+                   std::optional<at::ScalarType> dtype) {
+  check_block("reblock", block);
+  const Blocked src = blocked_argument("reblock", input, channels);
+  const at::ScalarType to = dtype.value_or(input.scalar_type());
+  const Blocked dst = empty_blocked(src.dims(), block, input.options().dtype(to));
+  run("reblock", {src.dims(), {converted(src.physical, to), src.block()}, {dst.physical, block}});
+  return dst.physical;
+}
+
+}  // namespace torch_blocked

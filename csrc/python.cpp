@@ -1,0 +1,92 @@
+// The Python module torch_blocked._C: the descriptor, the trace and what the library runs on.
+// The ops are not here: torch.ops.torch_blocked has them (registration.cpp).
+#include <ATen/Parallel.h>
+#include <omp.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <set>
+#include <thread>
+
+#include "runtime/isa.h"
+#include "runtime/packed_weights.h"
+#include "runtime/trace.h"
+
+namespace py = pybind11;
+
+namespace torch_blocked {
+
+void bind_errors(py::module_& m);      // python_errors.cpp
+void bind_descriptor(py::module_& m);  // python_descriptor.cpp
+
+namespace {
+
+void bind_trace(py::module_& m) {
+  py::enum_<trace::Kind>(m, "Kind")
+      .value("reorder", trace::Kind::kReorder)
+      .value("pack", trace::Kind::kPack)
+      .value("fallback", trace::Kind::kFallback)
+      .value("ref", trace::Kind::kRef);
+  py::class_<trace::Event>(m, "Event")
+      .def_readonly("kind", &trace::Event::kind)
+      .def_readonly("op", &trace::Event::op)
+      .def_readonly("detail", &trace::Event::detail)
+      .def_readonly("bytes", &trace::Event::bytes)
+      .def_readonly("time_ns", &trace::Event::time_ns);
+  m.def("trace_start", &trace::start);
+  m.def("trace_stop", &trace::stop);
+  m.def("trace_totals", &trace::totals, "events since import: reorder, pack, fallback, ref");
+  m.def("trace_fallback", [](std::string op, std::string why) {
+    trace::record({trace::Kind::kFallback, std::move(op), std::move(why)});
+  });
+}
+
+py::dict onednn_version() {
+  static const auto runtime_name = [](unsigned runtime) {
+    switch (runtime) {
+      case DNNL_RUNTIME_SEQ: return "sequential";
+      case DNNL_RUNTIME_OMP: return "omp";
+      case DNNL_RUNTIME_TBB: return "tbb";
+      case DNNL_RUNTIME_THREADPOOL: return "threadpool";
+      case DNNL_RUNTIME_SYCL: return "sycl";
+      default: return "unknown";
+    }
+  };
+  const dnnl_version_t* version = dnnl_version();
+  py::dict result;
+  result["version"] = std::to_string(version->major) + "." + std::to_string(version->minor) + "." +
+                      std::to_string(version->patch);
+  result["hash"] = version->hash;
+  result["cpu_runtime"] = runtime_name(version->cpu_runtime);
+  return result;
+}
+
+// Threads a parallel region of ours really ran on, and those oneDNN's OpenMP would use.
+std::pair<std::size_t, int> threads_in_use() {
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  at::parallel_for(0, 1 << 10, 1, [&](std::int64_t, std::int64_t) {
+    std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  });
+  return {ids.size(), omp_get_max_threads()};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  bind_errors(m);
+  bind_descriptor(m);
+  bind_trace(m);
+  m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2 or avx512");
+  m.def("native_blocks", &native_blocks);
+  m.def("onednn_version", &onednn_version);
+  m.def("threads_in_use", &threads_in_use);
+  m.def("packed_weight_bytes", &packed_weight_bytes);
+  m.def("clear_packed_weights", &clear_packed_weights);
+  isa();  // fixes the limits, and refuses a bad one, at import
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,118 @@
+// Python binding of format tags and memory descriptors. torch_blocked/descriptor.py wraps the class
+// for users: here data types are strings and every accessor has one name.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "format/descriptor.h"
+#include "format/errors.h"
+#include "format/tag.h"
+
+namespace torch_blocked {
+namespace {
+
+namespace py = pybind11;
+
+py::tuple to_tuple(const Dims& dims) {
+  py::tuple result(dims.size());
+  for (std::size_t i = 0; i < dims.size(); ++i) result[i] = py::int_(dims[i]);
+  return result;
+}
+
+std::vector<InnerBlock> make_inner_blocks(const Dims& sizes, const std::vector<int>& dims) {
+  if (sizes.size() != dims.size())
+    fail_value("Descriptor", "inner_blks and inner_idxs of the same length",
+               text("inner_blks ", sizes, " and inner_idxs ", dims),
+               "give one index for each block");
+  std::vector<InnerBlock> blocks;
+  for (std::size_t i = 0; i < sizes.size(); ++i) blocks.push_back({sizes[i], dims[i]});
+  return blocks;
+}
+
+Descriptor make_descriptor(const Dims& dims, const std::string& data_type,
+                           const std::optional<std::string>& tag,
+                           const std::optional<Dims>& strides, const Dims& inner_blks,
+                           const std::vector<int>& inner_idxs, bool allow_empty) {
+  if (tag.has_value() == strides.has_value())
+    fail_type("Descriptor", "either a tag or strides", tag ? "both" : "neither",
+              "pass tag=\"nChw16c\" or strides=(...)");
+  const std::vector<InnerBlock> inner = make_inner_blocks(inner_blks, inner_idxs);
+  if (tag && !inner.empty())
+    fail_type("Descriptor", "inner blocks only beside strides", text("tag ", *tag),
+              "name the blocks in the tag");
+  const DataType type = parse_data_type(data_type);
+  if (tag) return Descriptor::with_tag(dims, type, parse_tag(*tag), allow_empty);
+  return Descriptor::with_strides(dims, type, *strides, inner, allow_empty);
+}
+
+std::string format_kind_name(FormatKind kind) {
+  constexpr const char* names[] = {"undef", "any", "blocked"};
+  return names[static_cast<int>(kind)];
+}
+
+void bind_tags(py::module_& m) {
+  m.def("canonical_tag", [](const std::string& tag) { return canonical_tag(tag); });
+  m.def("activation_name", [](const std::string& tag) { return activation_name(parse_tag(tag)); });
+  m.def("blocked_activation_tag", [](int ndims, std::int64_t block) {
+    return activation_name(blocked_activation_tag(ndims, block));
+  });
+  m.def("activation_block",
+        [](const std::string& tag) { return activation_block(parse_tag(tag)); });
+  m.def("physical_shape", [](const Dims& dims, const std::string& tag) {
+    return to_tuple(physical_shape(dims, parse_tag(tag)));
+  });
+}
+
+}  // namespace
+
+void bind_descriptor(py::module_& m) {
+  bind_tags(m);
+  using namespace py::literals;
+  py::class_<Descriptor>(m, "Descriptor")
+      .def(py::init<>())
+      .def(py::init(&make_descriptor), "dims"_a, "data_type"_a, "tag"_a, "strides"_a,
+           "inner_blks"_a, "inner_idxs"_a, "allow_empty"_a)
+      .def("ndims", &Descriptor::ndims)
+      .def("dims", [](const Descriptor& d) { return to_tuple(d.dims()); })
+      .def("data_type",
+           [](const Descriptor& d) { return std::string(data_type_name(d.data_type())); })
+      .def("format_kind", [](const Descriptor& d) { return format_kind_name(d.format_kind()); })
+      .def("strides", [](const Descriptor& d) { return to_tuple(d.strides()); })
+      .def("padded_dims", [](const Descriptor& d) { return to_tuple(d.padded_dims()); })
+      .def("padded_offsets", [](const Descriptor& d) { return to_tuple(d.padded_offsets()); })
+      .def("submemory_offset", &Descriptor::submemory_offset)
+      .def("inner_blks",
+           [](const Descriptor& d) {
+             Dims sizes;
+             for (const InnerBlock& inner : d.inner_blocks()) sizes.push_back(inner.size);
+             return to_tuple(sizes);
+           })
+      .def("inner_idxs",
+           [](const Descriptor& d) {
+             Dims dims;
+             for (const InnerBlock& inner : d.inner_blocks()) dims.push_back(inner.dim);
+             return to_tuple(dims);
+           })
+      .def("get_size", &Descriptor::size_bytes)
+      .def("is_zero", &Descriptor::is_zero)
+      .def("offset", &Descriptor::offset, "index"_a, "padded"_a)
+      .def("submemory_desc", &Descriptor::submemory_desc, "dims"_a, "offsets"_a, "allow_empty"_a)
+      .def("reshape", &Descriptor::reshape, "dims"_a, "allow_empty"_a)
+      .def("permute_axes", &Descriptor::permute_axes, "permutation"_a, "allow_empty"_a)
+      .def("tag",
+           [](const Descriptor& d) -> std::optional<std::string> {
+             const auto tag = d.tag();
+             return tag ? std::optional(tag->name()) : std::nullopt;
+           })
+      .def("matches_tag", [](const Descriptor& d,
+                             const std::string& tag) { return d.matches_tag(parse_tag(tag)); })
+      .def("physical_shape", [](const Descriptor& d) { return to_tuple(d.physical_shape()); })
+      .def("equals", [](const Descriptor& a, const Descriptor& b) { return a == b; })
+      .def("hash", &Descriptor::hash)
+      .def("to_string", &Descriptor::to_string);
+}
+
+}  // namespace torch_blocked

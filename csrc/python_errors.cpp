@@ -1,0 +1,26 @@
+// Maps the error types of format/errors.h onto Python exceptions.
+#include <pybind11/pybind11.h>
+
+#include <exception>
+
+#include "format/errors.h"
+
+namespace torch_blocked {
+
+void bind_errors(pybind11::module_& /*m*/) {
+  pybind11::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const ValueError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const TypeError& e) {
+      PyErr_SetString(PyExc_TypeError, e.what());
+    } catch (const NotImplementedError& e) {
+      PyErr_SetString(PyExc_NotImplementedError, e.what());
+    } catch (const OneDnnError& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+  });
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,20 @@
+#include "runtime/engine.h"
+
+#include "runtime/isa.h"
+
+namespace torch_blocked {
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu = [] {
+    isa();  // sets oneDNN's ISA limit, which must come before its first primitive
+    return dnnl::engine(dnnl::engine::kind::cpu, 0);
+  }();
+  return cpu;
+}
+
+dnnl::stream& stream() {
+  static thread_local dnnl::stream cpu(engine());
+  return cpu;
+}
+
+}  // namespace torch_blocked

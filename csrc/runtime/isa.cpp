@@ -1,0 +1,77 @@
+#include "runtime/isa.h"
+
+#include <array>
+#include <cstdlib>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <string_view>
+
+#include "format/errors.h"
+
+namespace torch_blocked {
+namespace {
+
+struct IsaRow {
+  Isa isa;
+  const char* name;
+  dnnl::cpu_isa onednn;  // the least oneDNN ISA that runs this set
+};
+
+constexpr std::array<IsaRow, 3> kIsas{{
+    {Isa::kDefault, "default", dnnl::cpu_isa::sse41},
+    {Isa::kAvx2, "avx2", dnnl::cpu_isa::avx2},
+    {Isa::kAvx512, "avx512", dnnl::cpu_isa::avx512_core},
+}};
+
+Isa of_cpu() {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return Isa::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
+  return Isa::kDefault;
+}
+
+// oneDNN's ISAs are sets of bits: a covers b if it has all of b's.
+bool covers(dnnl::cpu_isa a, dnnl::cpu_isa b) {
+  const auto bits_a = static_cast<unsigned>(a), bits_b = static_cast<unsigned>(b);
+  return (bits_a & bits_b) == bits_b;
+}
+
+Isa choose() {
+  Isa chosen = of_cpu();
+  if (const char* limit = std::getenv("TORCH_BLOCKED_MAX_ISA")) {
+    const IsaRow* row = nullptr;
+    for (const IsaRow& candidate : kIsas) {
+      if (std::string_view(limit) == candidate.name) row = &candidate;
+    }
+    if (!row) {
+      fail_value("TORCH_BLOCKED_MAX_ISA", "default, avx2 or avx512", limit,
+                 "correct or unset the variable");
+    }
+    if (row->isa < chosen) {
+      chosen = row->isa;
+      // Only lowers: ONEDNN_MAX_CPU_ISA may already ask for less.
+      if (covers(dnnl::get_effective_cpu_isa(), row->onednn)) dnnl::set_max_cpu_isa(row->onednn);
+    }
+  }
+  while (chosen > Isa::kDefault &&
+         !covers(dnnl::get_effective_cpu_isa(), kIsas[static_cast<int>(chosen)].onednn)) {
+    chosen = static_cast<Isa>(static_cast<int>(chosen) - 1);
+  }
+  return chosen;
+}
+
+}  // namespace
+
+Isa isa() {
+  static const Isa chosen = choose();
+  return chosen;
+}
+
+const char* isa_name(Isa isa) { return kIsas[static_cast<int>(isa)].name; }
+
+std::vector<std::int64_t> native_blocks() {
+  return isa() == Isa::kAvx512 ? std::vector<std::int64_t>{16, 8} : std::vector<std::int64_t>{8};
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,113 @@
+"""The wheel: what it holds, and that it works in an environment of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.any_isa
+
+ROOT = Path(__file__).parent.parent
+
+ROUND_TRIP = """
+import json, torch, torch_blocked
+x = torch.randn(2, 17, 5, 7)
+y = x.to_blocked("nChw8c")
+z = torch.nn.functional.conv2d(y, torch.ones(3, 17, 1, 1)).to_dense()
+print(json.dumps({
+    "file": torch_blocked.__file__,
+    "version": torch_blocked.__version__,
+    "physical_shape": list(y.physical_shape),
+    "same": torch.equal(y.to_dense(), x),
+    "close": torch.allclose(z, x.sum(1, keepdim=True).expand(2, 3, 5, 7), atol=1e-4),
+    "env": torch_blocked.env(),
+}))
+"""
+
+
+def run(*command, **keywords) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, **keywords)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, from the objects of the build in place; only the run path is another."""
+    folder = tmp_path_factory.mktemp("wheel")
+    config = folder / "distutils.cfg"
+    config.write_text(f"[build]\nbuild_base = {folder}/build\n")
+    variables = {"TORCH_BLOCKED_BUILD_DIR": str(ROOT / "build"), "DIST_EXTRA_CONFIG": str(config)}
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+    run(*pip, "--wheel-dir", folder, ROOT, env=os.environ | variables)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The interpreter of a new environment with the wheel and what it requires, no more."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", f"torch=={version('torch')}", wheel)
+    return python
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(n for n in names if n.endswith("/METADATA"))).decode()
+    sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("torch_blocked/**/*.py")}
+    package = {name for name in names if not re.match(r"torch_blocked-[\d.]+\.dist-info/", name)}
+    assert {name for name in package if name.endswith(".py")} == sources
+    (extension,) = [name for name in package if name.endswith(".so")]
+    assert re.fullmatch(r"torch_blocked/_C\.cpython-3\d+-x86_64-linux-gnu\.so", extension)
+    assert package == sources | {extension, "torch_blocked/py.typed"}
+    assert "Requires-Dist: torch==2.13.*\n" in metadata
+    assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
+
+
+def test_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = json.loads(
+        run(installed, "-W", "ignore", "-c", ROUND_TRIP, cwd=tmp_path, env=variables)
+    )
+    prefix = installed.parent.parent
+    assert answer["file"].startswith(str(prefix))
+    assert answer["version"] == answer["env"]["torch_blocked"] == "0.1.0"
+    assert answer["physical_shape"] == [2, 3, 5, 7, 8]
+    assert answer["same"] and answer["close"]
+    assert answer["env"]["libdnnl"] == str(prefix / "lib" / "libdnnl.so.3")
+    (libgomp,) = answer["env"]["openmp"]
+    assert libgomp.startswith(str(prefix)) and libgomp.endswith("/torch/lib/libgomp.so.1")
+
+
+def test_installed_module_looks_for_libraries_beside_itself_only(installed):
+    (module,) = installed.parent.parent.glob("lib/python*/site-packages/torch_blocked/_C.*.so")
+    (run_path,) = re.findall(r"runpath: \[(.*)\]", run("readelf", "-dW", module))
+    folders = run_path.split(":")
+    assert all(folder.startswith("$ORIGIN/../") for folder in folders)
+    found = {
+        name
+        for folder in folders
+        for name in ("libtorch_cpu.so", "libgomp.so.1", "libdnnl.so.3")
+        if (Path(folder.replace("$ORIGIN", str(module.parent))) / name).exists()
+    }
+    assert found == {"libtorch_cpu.so", "libgomp.so.1", "libdnnl.so.3"}
+
+
+def test_source_distribution_holds_all_that_the_build_needs(tmp_path):
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", code, tmp_path, cwd=ROOT)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    build = {"setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"}
+    sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*") if path.is_file()}
+    assert names >= build | sources

@@ -1,0 +1,50 @@
+"""Blocked (nChw8c, nChw16c) and channels-last CPU tensors for PyTorch."""
+
+from torch_blocked import environment
+
+environment.check()  # imports torch, then the C++ library, or says in one sentence why not
+
+import torch  # noqa: E402
+
+from torch_blocked import ops as _ops  # noqa: E402, F401  fills the ops table
+from torch_blocked._C import native_blocks  # noqa: E402
+from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
+from torch_blocked.environment import env  # noqa: E402
+from torch_blocked.formats import (  # noqa: E402
+    empty,
+    format_of,
+    is_blocked,
+    ones,
+    randn,
+    to_blocked,
+    to_dense,
+    to_format,
+    zeros,
+)
+from torch_blocked.profile import profile, strict  # noqa: E402
+from torch_blocked.tensor import BlockedTensor  # noqa: E402
+
+# The one thing added to torch; BlockedTensor brings its own to_dense.
+torch.Tensor.to_blocked = to_blocked
+
+__version__ = env()["torch_blocked"]
+
+__all__ = [
+    "BlockedTensor",
+    "Descriptor",
+    "canonical_tag",
+    "empty",
+    "env",
+    "format_of",
+    "is_blocked",
+    "native_blocks",
+    "ones",
+    "physical_shape",
+    "profile",
+    "randn",
+    "strict",
+    "to_blocked",
+    "to_dense",
+    "to_format",
+    "zeros",
+]

@@ -1,0 +1,58 @@
+"""The command line: `python -m torch_blocked {bench, env}`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch_blocked
+
+from .bench import inference
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong argument with one sentence, without the usage lines."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line `arguments` (default: sys.argv) and returns the exit code.
+
+    Raises SystemExit with code 2 for arguments that do not parse."""
+    parser = Parser(
+        prog="torch_blocked", description="Blocked and channels-last CPU tensors for PyTorch."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+    inference.add_arguments(commands.add_parser("bench", help="time models in each format"))
+    env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
+    env.set_defaults(run=print_env)
+    args = parser.parse_args(arguments)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    return args.run(args)
+
+
+def print_env(args: argparse.Namespace) -> int:
+    environment = torch_blocked.env()
+    width = max(map(len, environment))
+    for key, value in environment.items():
+        print(f"{key:<{width}}  {text(value)}")
+    return 0
+
+
+def text(value: object) -> str:
+    """A list or dict as words; what is empty or None as "none"."""
+    if isinstance(value, dict):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value))
+    return "none" if value in (None, "") else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

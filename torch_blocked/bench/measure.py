@@ -1,0 +1,74 @@
+"""Interleaved timing: the rivals take turns, so that a disturbance of the machine hits them all."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+# One sample of a rival is the mean of as many calls as fit into this time, at most MAX_CALLS.
+SAMPLE_MS = 20.0
+MAX_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds per call, one for each round."""
+
+    rounds_ms: tuple[float, ...]
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.rounds_ms)
+
+    @property
+    def iqr_ms(self) -> float:
+        """Third less first quartile; 0 where there is only one round."""
+        if len(self.rounds_ms) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.rounds_ms, n=4, method="inclusive")
+        return third - first
+
+    @property
+    def min_ms(self) -> float:
+        return min(self.rounds_ms)
+
+
+def time_interleaved(
+    rivals: Mapping[str, Callable[[], object]], rounds: int, warmups: int = 2
+) -> dict[str, Timing]:
+    """Times each rival once a round.
+
+    The order is rotated by one each round, so that each rival is first in turn. A sample starts
+    with one call that is not timed: it brings the caches back to what the rival left in them.
+    """
+    for call in rivals.values():
+        for _ in range(warmups):
+            call()
+    fastest_ms = min(sample_ms(call, 1) for call in rivals.values())
+    calls = max(1, min(MAX_CALLS, int(SAMPLE_MS / fastest_ms)))
+    names = list(rivals)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                rivals[name]()
+                samples[name].append(sample_ms(rivals[name], calls))
+    finally:
+        if collects:
+            gc.enable()
+    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+def sample_ms(call: Callable[[], object], calls: int) -> float:
+    """Mean milliseconds of `calls` calls in a row."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) * 1e3 / calls

@@ -1,0 +1,203 @@
+"""What torch_blocked runs on: checked at import, and told by `env()`."""
+
+import importlib
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+# The wheel that brings libdnnl.so.3. Other wheels put other builds into a file of the same name.
+ONEDNN_WHEEL = "onednn-cpu-gomp==2023.2.0"
+_REINSTALL_ONEDNN = (
+    f"pip uninstall -y onednn && pip install --force-reinstall --no-deps {ONEDNN_WHEEL}"
+)
+_REBUILD = (
+    "rebuild it against the installed torch: pip install --no-build-isolation "
+    "--force-reinstall --no-deps torch_blocked (or `-e .` in a checkout)"
+)
+
+# Instruction sets with kernels of their own, best first, and the CPU flags each needs.
+ISA_FLAGS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx2": {"avx2", "fma"},
+    "default": {"sse4_1"},
+}
+ISA_LIMITS = ("TORCH_BLOCKED_MAX_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+_OPENMP_RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.]")
+
+
+def check() -> None:
+    """Loads torch and the C++ extension; returns only if they fit together and fit this machine.
+
+    Raises ImportError of one sentence (what was expected, what was found, what to do) if torch, the
+    CPU, the extension or oneDNN's libdnnl.so.3 is missing or is another than it was built for."""
+    try:
+        torch = importlib.import_module("torch")  # first: its libgomp is then the one all bind to
+    except ModuleNotFoundError:
+        _refuse("torch 2.13", "none", 'pip install "torch==2.13.*"')
+    _check_cpu()
+    build = _check_torch(torch.__version__)
+    before = set(openmp_runtimes())
+    extension = _load_extension()
+    _check_onednn(extension.onednn_version(), build.DNNL_VERSION)
+    _check_openmp(sorted(set(openmp_runtimes()) - before))
+
+
+def env() -> dict[str, Any]:
+    """The versions, libraries, CPU and settings in use, for bug reports and benchmark tables."""
+    torch = importlib.import_module("torch")
+    extension = importlib.import_module("torch_blocked._C")
+    onednn = extension.onednn_version()
+    return {
+        "torch_blocked": _version_of_package(),
+        "torch": torch.__version__,
+        "onednn": onednn["version"],
+        "onednn_hash": onednn["hash"],
+        "onednn_runtime": onednn["cpu_runtime"],
+        "libdnnl": next(iter(loaded_libraries(r"libdnnl\.so")), None),
+        "openmp": openmp_runtimes(),
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cpu_isa": cpu_isas()[0],
+        "isa": extension.isa(),
+        "isa_limits": {name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
+        "native_blocks": extension.native_blocks(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cpu_isas() -> list[str]:
+    """The instruction sets of ISA_FLAGS that this CPU has, best first; empty without SSE4.1."""
+    flags = set(_cpuinfo("flags").split())
+    return [isa for isa, needed in ISA_FLAGS.items() if needed <= flags]
+
+
+def cpu_name() -> str:
+    """The CPU's name as the kernel tells it."""
+    return _cpuinfo("model name") or platform.machine()
+
+
+def loaded_libraries(pattern: str) -> list[str]:
+    """Paths of the libraries in this process whose file names match the pattern at their start."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6}
+    return sorted(path for path in paths if re.match(pattern, os.path.basename(path)))
+
+
+def openmp_runtimes() -> list[str]:
+    """Paths of the OpenMP runtimes in this process: torch's libgomp, and none that we bring."""
+    return loaded_libraries(_OPENMP_RUNTIME.pattern)
+
+
+def _refuse(rule: str, value: str, remedy: str) -> NoReturn:
+    raise ImportError(f"torch_blocked: expected {rule}, got {value}; {remedy}") from None
+
+
+def _cpuinfo(field: str) -> str:
+    """The field of the first CPU in /proc/cpuinfo, "" if there is none."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
+
+
+def _check_cpu() -> None:
+    if platform.machine() != "x86_64" or not cpu_isas():
+        _refuse(
+            "an x86-64 CPU with SSE4.1",
+            f"{cpu_name()} ({platform.machine()})",
+            "run on another machine, there are no kernels for this one",
+        )
+
+
+def _check_torch(installed: str) -> ModuleType:
+    """Refuses a torch of another minor version than the build's; returns the build's record."""
+    try:
+        build = importlib.import_module("torch_blocked._build")
+    except ModuleNotFoundError:
+        _refuse_unbuilt()
+    if _major_minor(installed) != _major_minor(build.TORCH_VERSION):
+        built = ".".join(map(str, _major_minor(build.TORCH_VERSION)))
+        _refuse(
+            f"torch {built}, which its C++ extension was built for",
+            f"torch {installed}",
+            f'pip install "torch=={built}.*", or {_REBUILD}',
+        )
+    return build
+
+
+def _load_extension() -> ModuleType:
+    try:
+        return importlib.import_module("torch_blocked._C")
+    except ModuleNotFoundError:
+        _refuse_unbuilt()
+    except ImportError as error:
+        _explain_load_failure(str(error))
+
+
+def _explain_load_failure(text: str) -> NoReturn:
+    """Puts into our words what the dynamic loader said."""
+    if text.startswith("torch_blocked"):  # the extension's own, such as a bad TORCH_BLOCKED_MAX_ISA
+        raise ImportError(text) from None
+    absent = re.match(r"(\S+): cannot open shared object file", text)
+    library = absent[1] if absent else ""
+    if library.startswith("libdnnl."):
+        _refuse("oneDNN's libdnnl.so.3", "none", f"pip install --force-reinstall {ONEDNN_WHEEL}")
+    if library and not library.startswith(("libtorch", "libc10")):
+        value = f"a libdnnl.so.3 that needs {library}, which is missing"
+        _refuse("the OpenMP build of oneDNN", value, _REINSTALL_ONEDNN)
+    if "libdnnl.so" in text or "undefined symbol: dnnl_" in text:
+        value = f"a libdnnl.so.3 that does not load ({text})"
+        _refuse("the OpenMP build of oneDNN", value, _REINSTALL_ONEDNN)
+    _refuse("a C++ extension that loads", text, _REBUILD)
+
+
+def _refuse_unbuilt() -> NoReturn:
+    _refuse(
+        "its C++ extension torch_blocked._C",
+        f"none for Python {platform.python_version()}",
+        "run `make extension` or `pip install --no-build-isolation -e .` in the checkout",
+    )
+
+
+def _check_onednn(found: dict[str, str], built: str) -> None:
+    least = max((3, 2), _major_minor(built))
+    if not least <= _major_minor(found["version"]) < (4, 0):
+        _refuse(
+            f"oneDNN {least[0]}.{least[1]} or newer, below 4.0",
+            f"oneDNN {found['version']}",
+            _REINSTALL_ONEDNN,
+        )
+    if found["cpu_runtime"] != "omp":
+        _refuse(
+            "the OpenMP build of oneDNN",
+            f"a libdnnl.so.3 with the CPU runtime {found['cpu_runtime']}",
+            _REINSTALL_ONEDNN,
+        )
+
+
+def _check_openmp(brought: list[str]) -> None:
+    """Refuses a second OpenMP runtime: torch.set_num_threads would not govern it."""
+    if brought:
+        _refuse(
+            "an oneDNN that runs on torch's libgomp",
+            f"a libdnnl.so.3 that brings {', '.join(brought)}",
+            _REINSTALL_ONEDNN,
+        )
+
+
+def _major_minor(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _version_of_package() -> str:
+    try:
+        return version("torch_blocked")
+    except PackageNotFoundError:  # used from a checkout's folder, not installed
+        return "not installed"

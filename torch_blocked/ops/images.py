@@ -1,0 +1,51 @@
+"""Ops that treat each channel alike run on the physical tensor seen as channels-last images.
+
+A blocked tensor [N, C/b, *spatial, b] is, byte for byte, a channels-last batch of N * C/b images of
+b channels. ATen's channels-last kernels then need no copy, and lanes beyond C stay 0 as long as the
+op makes 0 of zeros."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_blocked.ops.table import clear_tail, to_blocked_like
+from torch_blocked.tensor import BlockedTensor
+
+
+def as_images(physical: Tensor) -> Tensor:
+    """[N, C/b, *spatial, b] -> [N * C/b, b, *spatial], the same memory."""
+    return physical.flatten(0, 1).movedim(-1, 1)
+
+
+def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
+    """[N * C/b, b, *spatial] -> blocked; no copy if the images are channels-last."""
+    blocks = -(-channels // images.shape[1])
+    physical = images.movedim(1, -1).contiguous().unflatten(0, (batch, blocks))
+    if images.dtype.is_floating_point:
+        return BlockedTensor(physical, channels)
+    return clear_tail(physical, channels)  # indices of zeros need not be 0
+
+
+def per_image(func, *args, **kwargs):
+    """Runs `func` on images. Its tensor arguments are activations of one N and C; `input_size`,
+    which the backward formulas carry, becomes the images' own."""
+    like = next((a for a in args if isinstance(a, BlockedTensor)), None)
+    if like is None or kwargs.get("out") is not None or "grad_input" in kwargs:
+        return NotImplemented
+    batch, channels, block = like.shape[0], like._channels, like.block
+    if any(isinstance(a, Tensor) and a.shape[:2] != like.shape[:2] for a in args):
+        return NotImplemented
+
+    def image(name, value):
+        if isinstance(value, Tensor):
+            return as_images(to_blocked_like(value, like)._physical)
+        if name == "input_size":
+            return [batch * like._physical.shape[1], block, *value[2:]]
+        return value
+
+    names = [argument.name for argument in func._schema.arguments]
+    out = func(*map(image, names, args), **kwargs)
+    if isinstance(out, tuple):
+        return tuple(from_images(value, batch, channels) for value in out)
+    return from_images(out, batch, channels)

@@ -1,0 +1,31 @@
+"""Shapes of the reorder ops, for tracing."""
+
+from __future__ import annotations
+
+import torch
+
+
+@torch.library.register_fake("torch_blocked::to_blocked")
+def _(input, block, *, dtype=None):
+    n, c, *spatial = input.shape
+    return input.new_empty(n, -(-c // block), *spatial, block, dtype=dtype)
+
+
+@torch.library.register_fake("torch_blocked::to_dense")
+def _(input, channels, *, channels_last=False, dtype=None):
+    n, _, *spatial, _ = input.shape
+    if channels_last:
+        out = input.new_empty(n, *spatial, channels, dtype=dtype)
+        return out.movedim(-1, 1)
+    return input.new_empty(n, channels, *spatial, dtype=dtype)
+
+
+@torch.library.register_fake("torch_blocked::reblock")
+def _(input, channels, block, *, dtype=None):
+    n, _, *spatial, _ = input.shape
+    return input.new_empty(n, -(-channels // block), *spatial, block, dtype=dtype)
+
+
+@torch.library.register_fake("torch_blocked::clear_tail_")
+def _(input, channels):
+    pass

@@ -1,0 +1,250 @@
+"""The table of problems, and the one check that every result passes.
+
+A row says how to run an op on a tensor of any N and C; tests expand it over channels, batches and
+blocks, benchmarks over large sizes. Adding an op is adding its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_blocked.formats import to_blocked
+from torch_blocked.profile import profile
+from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
+
+Dims = tuple[int, ...]
+
+# Around every block: alone, below, at and above 8 and 16, and two blocks and one lane.
+CHANNELS = (1, 3, 7, 8, 9, 15, 16, 17, 33)
+BATCHES = (0, 1, 3)
+SPATIAL = {3: (11,), 4: (9, 7), 5: (5, 6, 7)}
+LARGE_SPATIAL = {3: (3136,), 4: (56, 56), 5: (16, 28, 28)}
+
+# A direct kernel may be this much further from float64 than ATen's float32 is ...
+ERROR_FACTOR = 2.0
+# ... or this far, relative to the largest value: both round differently where ATen happens to be exact.
+RELATIVE_FLOOR = 2e-6
+
+
+@dataclass(frozen=True)
+class Problem:
+    """run(input, *operands) with input [N, C, *spatial]; operand_dims gives the dense operands."""
+
+    family: str  # stem of the files that implement it
+    name: str
+    ndim: int
+    run: Callable[..., Tensor]
+    operand_dims: Callable[[Dims], tuple[Dims, ...]] = lambda dims: ()
+    keeps_format: bool = True  # the result is blocked
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}-{self.name}"
+
+
+def _weight(out: int | None, *kernel: int, groups: int = 1):
+    """Weight and bias for C input channels; out=None keeps C."""
+    return lambda dims: ((out or dims[1], dims[1] // groups, *kernel), (out or dims[1],))
+
+
+def _depthwise(*kernel: int):
+    return lambda dims: ((dims[1], 1, *kernel), (dims[1],))
+
+
+def _transposed(out: int, *kernel: int):
+    return lambda dims: ((dims[1], out, *kernel), (out,))
+
+
+def _per_channel(count: int):
+    return lambda dims: ((dims[1],),) * count
+
+
+def _batch_norm(x, weight, bias, mean, var):
+    return F.batch_norm(x, mean, var.abs() + 0.5, weight, bias, training=False)
+
+
+def _convolution(name, ndim, operand_dims, transposed=False, **arguments):
+    function = {
+        (3, False): F.conv1d,
+        (4, False): F.conv2d,
+        (5, False): F.conv3d,
+        (3, True): F.conv_transpose1d,
+        (4, True): F.conv_transpose2d,
+        (5, True): F.conv_transpose3d,
+    }[ndim, transposed]
+
+    def run(x, weight, bias):
+        groups = x.shape[1] if arguments.get("groups") == "depthwise" else 1
+        return function(x, weight, bias, **{**arguments, "groups": groups})
+
+    return Problem("convolution", name, ndim, run, operand_dims)
+
+
+PROBLEMS: tuple[Problem, ...] = (
+    _convolution("1x1", 4, _weight(24, 1, 1)),
+    _convolution("3x3p1", 4, _weight(17, 3, 3), padding=1),
+    _convolution("3x3s2p1", 4, _weight(16, 3, 3), padding=1, stride=2),
+    _convolution("5x3s2x1p2x1", 4, _weight(8, 5, 3), padding=(2, 1), stride=(2, 1)),
+    _convolution("3x3d2p2", 4, _weight(9, 3, 3), padding=2, dilation=2),
+    _convolution("3x3d4p4", 4, _weight(9, 3, 3), padding=4, dilation=4),
+    _convolution("7x7s2p3", 4, _weight(33, 7, 7), padding=3, stride=2),
+    _convolution("depthwise3x3", 4, _depthwise(3, 3), padding=1, groups="depthwise"),
+    _convolution("depthwise5x5s2", 4, _depthwise(5, 5), padding=2, stride=2, groups="depthwise"),
+    _convolution("1d-k3p1", 3, _weight(17, 3), padding=1),
+    _convolution("1d-k9p4", 3, _weight(8, 9), padding=4),
+    _convolution("1d-depthwise", 3, _depthwise(3), padding=1, groups="depthwise"),
+    _convolution("3d-k3p1", 5, _weight(9, 3, 3, 3), padding=1),
+    _convolution("3d-k1x2x2s1x2x2", 5, _weight(16, 1, 2, 2), stride=(1, 2, 2)),
+    _convolution("transposed2x2s2", 4, _transposed(17, 2, 2), True, stride=2),
+    _convolution(
+        "transposed4x4s2p1op1", 4, _transposed(8, 4, 4), True, stride=2, padding=1, output_padding=1
+    ),
+    _convolution("1d-transposed-k4s2p1", 3, _transposed(9, 4), True, stride=2, padding=1),
+    _convolution("3d-transposed-k2s2", 5, _transposed(8, 2, 2, 2), True, stride=2),
+    Problem("batch_norm", "inference", 4, _batch_norm, _per_channel(4)),
+    Problem("batch_norm", "1d", 3, _batch_norm, _per_channel(4)),
+    Problem("batch_norm", "3d", 5, _batch_norm, _per_channel(4)),
+    Problem("pointwise", "relu", 4, F.relu),
+    Problem("pointwise", "relu_", 4, lambda x: x.clone().relu_()),
+    Problem("pointwise", "relu6", 4, F.relu6),
+    Problem("pointwise", "sigmoid", 4, torch.sigmoid),
+    Problem("pointwise", "exp", 5, torch.exp),
+    Problem("pointwise", "silu", 4, F.silu),
+    Problem("pointwise", "gelu", 3, F.gelu),
+    Problem("pointwise", "hardswish", 4, F.hardswish),
+    Problem("pointwise", "hardsigmoid", 4, F.hardsigmoid),
+    Problem("pointwise", "mish", 4, F.mish),
+    Problem("pointwise", "clamp", 4, lambda x: x.clamp(0.25, 2.0)),
+    Problem("pointwise", "prelu", 4, F.prelu, _per_channel(1)),
+    Problem("pointwise", "add-scalar", 4, lambda x: x + 1.5),
+    Problem("pointwise", "rsub-scalar", 4, lambda x: 1.0 - x),
+    Problem("pointwise", "add", 4, lambda x: x + x.abs()),
+    Problem("pointwise", "add_-alpha", 4, lambda x: x.clone().add_(x, alpha=0.5)),
+    Problem("pointwise", "div", 4, lambda x: x / (x.abs() + 1.0)),
+    Problem("pointwise", "reciprocal", 4, lambda x: (x * x + 1.0).reciprocal()),
+    Problem("pointwise", "pow", 4, lambda x: (x * x) ** 1.5),
+    Problem("pointwise", "add-dense", 4, lambda x, y: x + y, lambda dims: (dims,)),
+    Problem("pointwise", "dense-sub", 4, lambda x, y: y - x, lambda dims: (dims,)),
+    Problem("pointwise", "mul-nc11", 4, lambda x, y: x * y, lambda d: ((d[0], d[1], 1, 1),)),
+    Problem("pointwise", "add-c11", 4, lambda x, y: x + y, lambda d: ((d[1], 1, 1),)),
+    Problem("pointwise", "mul-hw", 4, lambda x, y: x * y, lambda d: (d[2:],)),
+    Problem("pointwise", "add-n1hw", 4, lambda x, y: x + y, lambda d: ((d[0], 1, *d[2:]),)),
+    Problem("pointwise", "gt", 4, lambda x: x > 0.5),
+    Problem("pointwise", "where", 4, lambda x: torch.where(x > 0, x, x * 0.1)),
+    Problem("pointwise", "masked_fill", 4, lambda x: x.masked_fill(x > 0, 3.0)),
+    Problem("pointwise", "squeeze-excite", 4, lambda x: x * x.mean((2, 3), keepdim=True).sigmoid()),
+    Problem("pooling", "max3x3s2p1", 4, lambda x: F.max_pool2d(x, 3, 2, 1)),
+    Problem("pooling", "max2x2-ceil", 4, lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True)),
+    Problem("pooling", "max3x3d2", 4, lambda x: F.max_pool2d(x, 3, 1, 0, dilation=2)),
+    Problem("pooling", "max-1d", 3, lambda x: F.max_pool1d(x, 3, 2, 1)),
+    Problem("pooling", "max-3d", 5, lambda x: F.max_pool3d(x, 2)),
+    Problem("pooling", "avg3x3s2p1", 4, lambda x: F.avg_pool2d(x, 3, 2, 1)),
+    Problem(
+        "pooling", "avg-nopad", 4, lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+    ),
+    Problem("pooling", "avg-1d", 3, lambda x: F.avg_pool1d(x, 2)),
+    Problem("pooling", "avg-3d", 5, lambda x: F.avg_pool3d(x, 2, ceil_mode=True)),
+    Problem("pooling", "adaptive-avg3x2", 4, lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
+    Problem("pooling", "adaptive-avg1", 4, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    Problem("pooling", "adaptive-avg-1d", 3, lambda x: F.adaptive_avg_pool1d(x, 3)),
+    Problem("pooling", "adaptive-avg-3d", 5, lambda x: F.adaptive_avg_pool3d(x, 2)),
+    Problem("pooling", "adaptive-max3", 4, lambda x: F.adaptive_max_pool2d(x, 3)),
+    Problem("resampling", "nearest2d", 4, lambda x: F.interpolate(x, scale_factor=2)),
+    Problem("resampling", "nearest-exact", 4, lambda x: F.interpolate(x, (5, 9), mode="nearest-exact")),
+    Problem("resampling", "bilinear", 4, lambda x: F.interpolate(x, (13, 5), mode="bilinear")),
+    Problem(
+        "resampling",
+        "bilinear-corners",
+        4,
+        lambda x: F.interpolate(x, (13, 5), mode="bilinear", align_corners=True),
+    ),
+    Problem("resampling", "bicubic", 4, lambda x: F.interpolate(x, (13, 5), mode="bicubic")),
+    Problem("resampling", "nearest1d", 3, lambda x: F.interpolate(x, scale_factor=2)),
+    Problem("resampling", "linear1d", 3, lambda x: F.interpolate(x, 17, mode="linear")),
+    Problem("resampling", "nearest3d", 5, lambda x: F.interpolate(x, scale_factor=2)),
+    Problem("resampling", "trilinear", 5, lambda x: F.interpolate(x, (7, 3, 9), mode="trilinear")),
+    Problem("padding", "constant0", 4, lambda x: F.pad(x, (1, 2, 0, 3))),
+    Problem("padding", "constant-crop", 4, lambda x: F.pad(x, (1, -2, -1, 3), value=2.0)),
+    Problem("padding", "reflect", 4, lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect")),
+    Problem("padding", "replicate1d", 3, lambda x: F.pad(x, (3, 2), mode="replicate")),
+    Problem("padding", "replicate3d", 5, lambda x: F.pad(x, (1,) * 6, mode="replicate")),
+    Problem("concat", "channels", 4, lambda x: torch.cat([x, x * 2, x.relu()], 1)),
+    Problem("concat", "dense", 4, lambda x, y: torch.cat([y, x], 1), lambda d: ((d[0], 5, *d[2:]),)),
+    Problem("concat", "height", 4, lambda x: torch.cat([x, x * 2], 2)),
+    Problem("concat", "batch-3d", 5, lambda x: torch.cat([x, -x], 0)),
+    Problem("concat", "channels-1d", 3, lambda x: torch.cat([x, x + 1], -2)),
+    Problem("reduction", "mean-hw-keepdim", 4, lambda x: x.mean((2, 3), keepdim=True)),
+    Problem("reduction", "mean-hw", 4, lambda x: x.mean((2, 3)), keeps_format=False),
+    Problem("reduction", "sum-w", 4, lambda x: x.sum(-1), keeps_format=False),
+    Problem("reduction", "amax-h", 4, lambda x: x.amax(2, keepdim=True)),
+    Problem("view", "flatten-pooled", 4, lambda x: x.mean((2, 3), keepdim=True).flatten(1), keeps_format=False),
+    Problem("view", "unsqueeze-squeeze", 3, lambda x: x.unsqueeze(2).squeeze(2)),
+    Problem("copy", "clone", 4, torch.clone),
+    Problem("copy", "to-double", 4, lambda x: x.to(torch.float64)),
+)  # fmt: skip
+
+
+def problems(family: str | None = None) -> Iterator[Problem]:
+    return (p for p in PROBLEMS if family in (None, p.family))
+
+
+def dims_of(problem: Problem, batch: int, channels: int, large: bool = False) -> Dims:
+    return (batch, channels, *(LARGE_SPATIAL if large else SPATIAL)[problem.ndim])
+
+
+def make_tensors(problem: Problem, dims: Dims, seed: int = 0) -> tuple[Tensor, ...]:
+    """The input and its operands, dense float32, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (dims, *problem.operand_dims(dims))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def assert_matches_dense(problem: Problem, dims: Dims, block: int, fallbacks: int = 0) -> None:
+    """Runs the problem blocked and asserts: values near ATen's in float64, dims, dtype, format, zero
+    tail, the same bits again and on one thread, untouched input, and no more fallbacks than given."""
+    dense, *operands = make_tensors(problem, dims)
+    blocked = to_blocked(dense, format_name(len(dims), block))
+    with torch.no_grad(), profile() as p:
+        result = problem.run(blocked, *operands)
+        again = _on_one_thread(lambda: problem.run(blocked, *operands))
+    assert p.fallbacks <= fallbacks, p.table()
+    assert isinstance(result, BlockedTensor) == problem.keeps_format
+    if problem.keeps_format:
+        assert result.block == block
+        assert tail_is_zero(result)
+    assert torch.equal(blocked.to_dense(), dense), "the input was written"
+    with torch.no_grad():
+        expected = problem.run(dense, *operands)
+        exact = problem.run(dense.double(), *(operand.double() for operand in operands))
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    values = result.to_dense() if problem.keeps_format else result
+    same = again.to_dense() if problem.keeps_format else again
+    assert torch.equal(values, same), "a second run gave other bits"
+    assert_close(values, expected, exact)
+
+
+def assert_close(values: Tensor, expected: Tensor, exact: Tensor) -> None:
+    """values: ours; expected: ATen's float32; exact: ATen's float64."""
+    if not expected.dtype.is_floating_point:
+        assert torch.equal(values, expected)
+        return
+    if not expected.numel():
+        return
+    error = (values.double() - exact).abs().max()
+    dense_error = (expected.double() - exact).abs().max()
+    allowed = max(ERROR_FACTOR * dense_error, RELATIVE_FLOOR * exact.abs().max())
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}, ATen's {dense_error:.3g}"
+
+
+def _on_one_thread(run: Callable[[], Tensor]) -> Tensor:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run()
+    finally:
+        torch.set_num_threads(threads)
