@@ -46,12 +46,18 @@ void bind_trace(py::module_& m) {
 py::dict onednn_version() {
   static const auto runtime_name = [](unsigned runtime) {
     switch (runtime) {
-      case DNNL_RUNTIME_SEQ: return "sequential";
-      case DNNL_RUNTIME_OMP: return "omp";
-      case DNNL_RUNTIME_TBB: return "tbb";
-      case DNNL_RUNTIME_THREADPOOL: return "threadpool";
-      case DNNL_RUNTIME_SYCL: return "sycl";
-      default: return "unknown";
+      case DNNL_RUNTIME_SEQ:
+        return "sequential";
+      case DNNL_RUNTIME_OMP:
+        return "omp";
+      case DNNL_RUNTIME_TBB:
+        return "tbb";
+      case DNNL_RUNTIME_THREADPOOL:
+        return "threadpool";
+      case DNNL_RUNTIME_SYCL:
+        return "sycl";
+      default:
+        return "unknown";
     }
   };
   const dnnl_version_t* version = dnnl_version();

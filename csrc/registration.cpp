@@ -13,20 +13,40 @@ namespace torch_blocked {
 TORCH_LIBRARY(torch_blocked, m) {
   // reorder
   m.def("to_blocked(Tensor input, int block, *, ScalarType? dtype=None) -> Tensor");
-  m.def("to_dense(Tensor input, SymInt channels, *, bool channels_last=False, ScalarType? dtype=None) -> Tensor");
+  m.def(
+      "to_dense(Tensor input, SymInt channels, *, bool channels_last=False, ScalarType? "
+      "dtype=None) -> Tensor");
   m.def("reblock(Tensor input, SymInt channels, int block, *, ScalarType? dtype=None) -> Tensor");
   // pointwise: the zero tail; (a!) is written in place
   m.def("clear_tail_(Tensor(a!) input, SymInt channels) -> ()");
   m.def("tail_is_zero(Tensor input, SymInt channels) -> bool");
   // convolution, also transposed; weight and bias are dense
-  m.def("convolution(Tensor input, SymInt channels, Tensor weight, Tensor? bias, SymInt[] stride, "
-        "SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
-        "SymInt groups) -> Tensor");
+  m.def(
+      "convolution(Tensor input, SymInt channels, Tensor weight, Tensor? bias, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
+      "SymInt groups) -> Tensor");
+  // gradients of input, weight and bias; empty where the mask says no
+  m.def(
+      "convolution_backward(Tensor grad_output, Tensor input, SymInt channels, Tensor weight, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
+      "SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)");
   // batch_norm
-  m.def("batch_norm_inference(Tensor input, SymInt channels, Tensor? weight, Tensor? bias, "
-        "Tensor running_mean, Tensor running_var, float eps) -> Tensor");
+  m.def(
+      "batch_norm_inference(Tensor input, SymInt channels, Tensor? weight, Tensor? bias, "
+      "Tensor running_mean, Tensor running_var, float eps) -> Tensor");
+  // output, mean and 1 / sqrt(var + eps) of the batch; writes the running statistics
+  m.def(
+      "batch_norm_training(Tensor input, SymInt channels, Tensor? weight, Tensor? bias, "
+      "Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum, float eps) -> "
+      "(Tensor, Tensor, Tensor)");
+  // mean and invstd are those of the batch in training, the running ones otherwise
+  m.def(
+      "batch_norm_backward(Tensor grad_output, Tensor input, SymInt channels, Tensor? weight, "
+      "Tensor mean, Tensor invstd, bool training, bool[3] output_mask) -> "
+      "(Tensor, Tensor, Tensor)");
   // concat
   m.def("concat_channels(Tensor[] inputs, SymInt[] channels) -> Tensor");
+  m.def("slice_channels(Tensor input, SymInt channels, SymInt start, SymInt length) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
@@ -36,8 +56,12 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("clear_tail_", kernel<&clear_tail_>);
   m.impl("tail_is_zero", kernel<&tail_is_zero>);
   m.impl("convolution", kernel<&convolution>);
+  m.impl("convolution_backward", kernel<&convolution_backward>);
   m.impl("batch_norm_inference", kernel<&batch_norm_inference>);
+  m.impl("batch_norm_training", kernel<&batch_norm_training>);
+  m.impl("batch_norm_backward", kernel<&batch_norm_backward>);
   m.impl("concat_channels", kernel<&concat_channels>);
+  m.impl("slice_channels", kernel<&slice_channels>);
 }
 
 }  // namespace torch_blocked

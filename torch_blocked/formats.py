@@ -38,12 +38,18 @@ def to_blocked(
     dtype: of the result; conversion follows `Tensor.to`.
     Returns a BlockedTensor of physical shape [N, ceil(C/b), *spatial, b], or `input` itself if it
     has that format and dtype already.
-    Raises ValueError for a tag that is not blocked over the channels or has another rank.
+    Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
+    for a sparse or mkldnn tensor.
     Source: oneDNN, "Understanding Memory Formats"."""
     block = default_block() if format is None else _block_of(format, input.dim())
     dtype = dtype or input.dtype
     if isinstance(input, BlockedTensor) and input.block == block and input.dtype == dtype:
         return input
+    if input.layout != torch.strided:
+        raise TypeError(
+            f"torch_blocked::to_blocked: expected a strided tensor, got layout {input.layout}; "
+            "call .to_dense() first"
+        )
     return _ToBlocked.apply(input, block, dtype)
 
 
@@ -132,7 +138,7 @@ class _ToBlocked(torch.autograd.Function):
         ctx.dtype = input.dtype
         ctx.block = input.block if isinstance(input, BlockedTensor) else None
         if isinstance(input, BlockedTensor):
-            physical = _ops.reblock(input._physical, input._channels, block, dtype=dtype)
+            physical = _ops.reblock(input._read(), input._channels, block, dtype=dtype)
         else:
             physical = _ops.to_blocked(input, block, dtype=dtype)
         return BlockedTensor(physical, input.shape[1])
@@ -149,7 +155,7 @@ class _ToDense(torch.autograd.Function):
     def forward(ctx, input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
         ctx.format, ctx.dtype = input.format, input.dtype
         return _ops.to_dense(
-            input._physical, input._channels, channels_last=channels_last, dtype=dtype
+            input._read(), input._channels, channels_last=channels_last, dtype=dtype
         )
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch_blocked import _C
 
 # TORCH_BLOCKED_CHECK=1: verify the zero tail of every blocked result.
 CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
+
+# Set by torch_blocked.ops.table, which needs BlockedTensor first.
+dispatch: Callable[..., Any] = NotImplemented
 
 _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
 
@@ -55,6 +59,10 @@ class BlockedTensor(Tensor):
         """Channels in a block: 4, 8, 16 or 32."""
         return self._physical.shape[-1]
 
+    def _read(self) -> Tensor:
+        """The physical tensor for a reader outside the dispatcher; views may renew it first."""
+        return self._physical
+
     @property
     def physical_shape(self) -> torch.Size:
         """Sizes in memory: [N, ceil(C/block), *spatial, block]."""
@@ -82,8 +90,6 @@ class BlockedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
-        from torch_blocked.ops.table import dispatch
-
         return dispatch(func, types, args, kwargs or {})
 
     # What torch.compile needs: the inner tensors by name, and the way back.
@@ -101,7 +107,7 @@ def format_name(ndim: int, block: int) -> str:
 
 def _values_text(tensor: BlockedTensor) -> str:
     with torch.no_grad():
-        dense = torch.ops.torch_blocked.to_dense(tensor._physical, tensor._channels)
+        dense = torch.ops.torch_blocked.to_dense(tensor._read(), tensor._channels)
     text = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
     if tensor.requires_grad:
         text += f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True"

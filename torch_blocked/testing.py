@@ -26,7 +26,7 @@ LARGE_SPATIAL = {3: (3136,), 4: (56, 56), 5: (16, 28, 28)}
 
 # A direct kernel may be this much further from float64 than ATen's float32 is ...
 ERROR_FACTOR = 2.0
-# ... or this far, relative to the largest value: both round differently where ATen happens to be exact.
+# ... or this far, relative to the largest value, where ATen happens to be nearly exact.
 RELATIVE_FLOOR = 2e-6
 
 
@@ -64,7 +64,12 @@ def _per_channel(count: int):
 
 
 def _batch_norm(x, weight, bias, mean, var):
-    return F.batch_norm(x, mean, var.abs() + 0.5, weight, bias, training=False)
+    mean, var = mean.detach(), var.detach().abs() + 0.5
+    return F.batch_norm(x, mean, var, weight, bias, training=False)
+
+
+def _batch_norm_training(x, weight, bias):
+    return F.batch_norm(x, None, None, weight, bias, training=True)
 
 
 def _convolution(name, ndim, operand_dims, transposed=False, **arguments):
@@ -108,6 +113,9 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("batch_norm", "inference", 4, _batch_norm, _per_channel(4)),
     Problem("batch_norm", "1d", 3, _batch_norm, _per_channel(4)),
     Problem("batch_norm", "3d", 5, _batch_norm, _per_channel(4)),
+    Problem("batch_norm", "training", 4, _batch_norm_training, _per_channel(2)),
+    Problem("batch_norm", "training-1d", 3, _batch_norm_training, _per_channel(2)),
+    Problem("batch_norm", "training-3d", 5, _batch_norm_training, _per_channel(2)),
     Problem("pointwise", "relu", 4, F.relu),
     Problem("pointwise", "relu_", 4, lambda x: x.clone().relu_()),
     Problem("pointwise", "relu6", 4, F.relu6),
@@ -143,9 +151,7 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("pooling", "max-1d", 3, lambda x: F.max_pool1d(x, 3, 2, 1)),
     Problem("pooling", "max-3d", 5, lambda x: F.max_pool3d(x, 2)),
     Problem("pooling", "avg3x3s2p1", 4, lambda x: F.avg_pool2d(x, 3, 2, 1)),
-    Problem(
-        "pooling", "avg-nopad", 4, lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
-    ),
+    Problem("pooling", "avg-nopad", 4, lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)),
     Problem("pooling", "avg-1d", 3, lambda x: F.avg_pool1d(x, 2)),
     Problem("pooling", "avg-3d", 5, lambda x: F.avg_pool3d(x, 2, ceil_mode=True)),
     Problem("pooling", "adaptive-avg3x2", 4, lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
@@ -154,7 +160,9 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("pooling", "adaptive-avg-3d", 5, lambda x: F.adaptive_avg_pool3d(x, 2)),
     Problem("pooling", "adaptive-max3", 4, lambda x: F.adaptive_max_pool2d(x, 3)),
     Problem("resampling", "nearest2d", 4, lambda x: F.interpolate(x, scale_factor=2)),
-    Problem("resampling", "nearest-exact", 4, lambda x: F.interpolate(x, (5, 9), mode="nearest-exact")),
+    Problem(
+        "resampling", "nearest-exact", 4, lambda x: F.interpolate(x, (5, 9), mode="nearest-exact")
+    ),
     Problem("resampling", "bilinear", 4, lambda x: F.interpolate(x, (13, 5), mode="bilinear")),
     Problem(
         "resampling",
@@ -173,19 +181,31 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("padding", "replicate1d", 3, lambda x: F.pad(x, (3, 2), mode="replicate")),
     Problem("padding", "replicate3d", 5, lambda x: F.pad(x, (1,) * 6, mode="replicate")),
     Problem("concat", "channels", 4, lambda x: torch.cat([x, x * 2, x.relu()], 1)),
-    Problem("concat", "dense", 4, lambda x, y: torch.cat([y, x], 1), lambda d: ((d[0], 5, *d[2:]),)),
+    Problem(
+        "concat", "dense", 4, lambda x, y: torch.cat([y, x], 1), lambda d: ((d[0], 5, *d[2:]),)
+    ),
     Problem("concat", "height", 4, lambda x: torch.cat([x, x * 2], 2)),
     Problem("concat", "batch-3d", 5, lambda x: torch.cat([x, -x], 0)),
+    Problem("concat", "slice", 4, lambda x: x[:, x.shape[1] // 3 :]),
+    Problem("concat", "slice-height", 4, lambda x: x[:, :, 1:7:2]),
+    Problem("concat", "shuffled", 4, lambda x: torch.cat(x.split([1, x.shape[1] - 1], 1)[::-1], 1)),
     Problem("concat", "channels-1d", 3, lambda x: torch.cat([x, x + 1], -2)),
     Problem("reduction", "mean-hw-keepdim", 4, lambda x: x.mean((2, 3), keepdim=True)),
     Problem("reduction", "mean-hw", 4, lambda x: x.mean((2, 3)), keeps_format=False),
+    Problem("reduction", "centred", 4, lambda x: x - x.mean((2, 3), keepdim=True).expand(x.shape)),
     Problem("reduction", "sum-w", 4, lambda x: x.sum(-1), keeps_format=False),
     Problem("reduction", "amax-h", 4, lambda x: x.amax(2, keepdim=True)),
-    Problem("view", "flatten-pooled", 4, lambda x: x.mean((2, 3), keepdim=True).flatten(1), keeps_format=False),
+    Problem(
+        "view",
+        "flatten-pooled",
+        4,
+        lambda x: x.mean((2, 3), keepdim=True).flatten(1),
+        keeps_format=False,
+    ),
     Problem("view", "unsqueeze-squeeze", 3, lambda x: x.unsqueeze(2).squeeze(2)),
     Problem("copy", "clone", 4, torch.clone),
     Problem("copy", "to-double", 4, lambda x: x.to(torch.float64)),
-)  # fmt: skip
+)
 
 
 def problems(family: str | None = None) -> Iterator[Problem]:
@@ -204,8 +224,9 @@ def make_tensors(problem: Problem, dims: Dims, seed: int = 0) -> tuple[Tensor, .
 
 
 def assert_matches_dense(problem: Problem, dims: Dims, block: int, fallbacks: int = 0) -> None:
-    """Runs the problem blocked and asserts: values near ATen's in float64, dims, dtype, format, zero
-    tail, the same bits again and on one thread, untouched input, and no more fallbacks than given."""
+    """Runs the problem blocked and asserts: values near ATen's in float64, dims, dtype, format,
+    zero tail, the same bits again and on one thread, untouched input, no more fallbacks than given.
+    """
     dense, *operands = make_tensors(problem, dims)
     blocked = to_blocked(dense, format_name(len(dims), block))
     with torch.no_grad(), profile() as p:
@@ -226,6 +247,53 @@ def assert_matches_dense(problem: Problem, dims: Dims, block: int, fallbacks: in
     same = again.to_dense() if problem.keeps_format else again
     assert torch.equal(values, same), "a second run gave other bits"
     assert_close(values, expected, exact)
+
+
+def assert_gradients_match_dense(
+    problem: Problem, dims: Dims, block: int, fallbacks: int = 0
+) -> None:
+    """Differentiates the problem blocked and asserts of the gradients of the input and of every
+    operand what assert_matches_dense asserts of results; that of the input is blocked with a zero
+    tail, those of dense operands are dense."""
+    tensors = make_tensors(problem, dims)
+    expected = _gradients(problem, tensors)
+    exact = _gradients(problem, [tensor.double() for tensor in tensors])
+    inputs = [to_blocked(tensors[0], format_name(len(dims), block)), *tensors[1:]]
+    with profile() as p:
+        gradients = _gradients(problem, inputs)
+        again = _gradients(problem, inputs)
+    assert p.fallbacks <= fallbacks, p.table()
+    assert len(gradients) == len(expected)
+    for index, gradient in enumerate(gradients):
+        if index == 0 and isinstance(gradient, BlockedTensor):
+            assert gradient.block == block
+            assert tail_is_zero(gradient)
+        elif index > 0:
+            assert type(gradient) is Tensor
+        assert gradient.shape == expected[index].shape
+        assert gradient.dtype == expected[index].dtype
+        values = _dense(gradient)
+        assert torch.equal(values, _dense(again[index])), "a second run gave other bits"
+        assert_close(values, expected[index], exact[index])
+
+
+def _gradients(problem: Problem, tensors) -> list[Tensor]:
+    """Gradients of a fixed weighted sum of the result; none if it is not differentiable."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    result = problem.run(*leaves)
+    if not result.requires_grad:
+        return []
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(result.shape, generator=generator, dtype=torch.float32)
+    weights = weights.to(result.dtype)
+    if isinstance(result, BlockedTensor):
+        weights = to_blocked(weights, result.format)
+    used = torch.autograd.grad(result, leaves, weights, allow_unused=True)
+    return [gradient for gradient in used if gradient is not None]
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if isinstance(tensor, BlockedTensor) else tensor
 
 
 def assert_close(values: Tensor, expected: Tensor, exact: Tensor) -> None:

@@ -9,7 +9,8 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
 // Accumulators: pixels x 2 vectors of output channels, plus 2 weights and 1 broadcast, in 32
-// registers of AVX-512 or 16 of AVX2. 24 (12) independent FMAs hide their latency of 4 at 2 a cycle.
+// registers of AVX-512 or 16 of AVX2. 24 (12) independent FMAs hide their latency of 4 at 2 a
+// cycle.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int kTilePixels = 12;
 #else
@@ -17,8 +18,8 @@ constexpr int kTilePixels = 6;
 #endif
 constexpr std::int64_t kChannels = 2 * kWidth;
 
-// The 2 vectors of one output pixel to its channel blocks: a vector may be part of a block (AVX2 and
-// 16c) or several blocks (AVX-512 and 8c).
+// The 2 vectors of one output pixel to its channel blocks: a vector may be part of a block (AVX2
+// and 16c) or several blocks (AVX-512 and 8c).
 inline void store_pixel(const Vec* acc, const DirectRow& row, std::int64_t pixel) {
   for (std::int64_t channel = 0; channel < row.channels; channel += std::min(row.block, kWidth)) {
     float* dst = row.dst + channel / row.block * row.dst_block_stride + pixel * row.block +

@@ -5,15 +5,23 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-void block_channels(const float* src, float* dst, std::int64_t channels, std::int64_t block,
-                    std::int64_t pixels, std::int64_t begin, std::int64_t end);
-void unblock_channels(const float* src, float* dst, std::int64_t channels, std::int64_t block,
-                      std::int64_t pixels, std::int64_t begin, std::int64_t end);
+void block_channels(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+void unblock_channels(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+void block_planes(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+void unblock_planes(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
 void affine(const float* src, const float* scale, const float* shift, float* dst,
             std::int64_t block, std::int64_t pixels, std::int64_t periods, std::int64_t begin,
             std::int64_t end);
 void copy_lanes(const float* src, float* dst, std::int64_t block, std::int64_t pixels,
                 std::int64_t src_lane, std::int64_t dst_lane, std::int64_t count);
+void sum_pixels(const float* src, std::int64_t block, std::int64_t pixels, float* sum);
+void moments(const float* src, std::int64_t block, std::int64_t pixels, float* sum, float* squares);
+void gradient_sums(const float* diff_dst, const float* src, const float* mean, std::int64_t block,
+                   std::int64_t pixels, float* sum, float* dot);
+void normalisation_gradient(const float* diff_dst, const float* src, const float* mean,
+                            const float* diff_scale, const float* src_scale, const float* shift,
+                            float* diff_src, std::int64_t block, std::int64_t pixels,
+                            std::int64_t periods, std::int64_t begin, std::int64_t end);
 void direct_row(const DirectRow& row);
 std::int64_t direct_channels();
 

@@ -1,8 +1,9 @@
-// Our SIMD kernels: raw pointers and sizes, no tensors, no threads. Each source here is compiled once
-// per instruction set into the namespace of that set; kernels() gives the table of the one in use.
+// Our SIMD kernels: raw pointers and sizes, no tensors, no threads. Each source here is compiled
+// once per instruction set into the namespace of that set; kernels() gives the table of the one in
+// use.
 //
-// A kernel works on the range [begin, end) of its outermost unit, so that the caller shares the work
-// among threads. `block` is the channel block b; lanes are the b channels of one pixel.
+// A kernel works on the range [begin, end) of its outermost unit, so that the caller shares the
+// work among threads. `block` is the channel block b; lanes are the b channels of one pixel.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace torch_blocked::kernels {
 
 // One output row of a direct convolution, for one group of direct_channels() output channels.
 struct DirectRow {
-  const float* rows;     // [taps, row_pixels, ic]: the input rows under the kernel, padding included
+  const float* rows;  // [taps, row_pixels, ic]: the input rows under the kernel, padding included
   const float* weights;  // [taps, kw, ic, direct_channels()]
   const float* bias;     // [direct_channels()]
   float* dst;            // the row in the group's first channel block: [pixels, block]
@@ -22,15 +23,22 @@ struct DirectRow {
   std::int64_t dst_block_stride;  // elements from a channel block of dst to the next
 };
 
-struct Kernels {
-  // One image: src [pixels, channels] (nhwc) -> dst [blocks, pixels, block], for pixels [begin, end).
-  // 4-byte elements. Writes the zero tail.
-  void (*block_channels)(const float* src, float* dst, std::int64_t channels, std::int64_t block,
-                         std::int64_t pixels, std::int64_t begin, std::int64_t end);
+// A reorder of one image between dense and blocked [blocks, pixels, block], 4-byte elements.
+struct ImageReorder {
+  const float* src;
+  float* dst;
+  std::int64_t channels, block, pixels;
+  bool stream;  // write past the cache
+};
 
-  // The reverse: src [blocks, pixels, block] -> dst [pixels, channels].
-  void (*unblock_channels)(const float* src, float* dst, std::int64_t channels, std::int64_t block,
-                           std::int64_t pixels, std::int64_t begin, std::int64_t end);
+struct Kernels {
+  // nhwc [pixels, channels] -> blocked for pixels [begin, end), zero tail included; and back.
+  void (*block_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+  void (*unblock_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+
+  // nchw [channels, pixels] -> blocked, likewise.
+  void (*block_planes)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
+  void (*unblock_planes)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
 
   // dst[row, pixel, lane] = src[row, pixel, lane] * scale[row, lane] + shift[row, lane] for rows
   // [begin, end); a row is one channel block of one image; scale and shift have `periods` rows and
@@ -44,11 +52,31 @@ struct Kernels {
   void (*copy_lanes)(const float* src, float* dst, std::int64_t block, std::int64_t pixels,
                      std::int64_t src_lane, std::int64_t dst_lane, std::int64_t count);
 
+  // Of one channel block, src [pixels, block]: the sum of every lane; with the sum of squared
+  // deviations from the mean of these pixels; the sums of diff_dst and of diff_dst * (src - mean).
+  void (*sum_pixels)(const float* src, std::int64_t block, std::int64_t pixels, float* sum);
+  void (*moments)(const float* src, std::int64_t block, std::int64_t pixels, float* sum,
+                  float* squares);
+  void (*gradient_sums)(const float* diff_dst, const float* src, const float* mean,
+                        std::int64_t block, std::int64_t pixels, float* sum, float* dot);
+
+  // diff_src = diff_dst * diff_scale + (src - mean) * src_scale + shift, rows and periods as in
+  // affine.
+  void (*normalisation_gradient)(const float* diff_dst, const float* src, const float* mean,
+                                 const float* diff_scale, const float* src_scale,
+                                 const float* shift, float* diff_src, std::int64_t block,
+                                 std::int64_t pixels, std::int64_t periods, std::int64_t begin,
+                                 std::int64_t end);
+
   void (*direct_row)(const DirectRow& row);
   std::int64_t (*direct_channels)();  // output channels of a group: 2 vectors
 };
 
 // The table of the instruction set in use (runtime/isa.h).
 const Kernels& kernels();
+
+// The same, or that of a lesser set whose vectors are no wider than a block: half-filled AVX-512
+// vectors move 8c at a third of the speed of AVX2's.
+const Kernels& kernels_for(std::int64_t block);
 
 }  // namespace torch_blocked::kernels

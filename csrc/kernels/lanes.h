@@ -27,4 +27,26 @@ inline void store(const Vec& value, float* dst, std::int64_t count) {
   count == kWidth ? value.store(dst) : value.store(dst, static_cast<int>(count));
 }
 
+// Streaming stores, which at::vec lacks: the only intrinsics of the project.
+inline bool is_aligned(const float* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % sizeof(Vec) == 0;
+}
+
+// Writes past the cache; `dst` must be aligned. stream_fence() before another thread reads it.
+inline void stream(const Vec& value, float* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  _mm512_stream_ps(dst, value);
+#elif defined(CPU_CAPABILITY_AVX2)
+  _mm256_stream_ps(dst, value);
+#else
+  value.store(dst);
+#endif
+}
+
+inline void stream_fence() {
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  _mm_sfence();
+#endif
+}
+
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -6,8 +6,14 @@ extern const Kernels table;
 const Kernels table{
     .block_channels = block_channels,
     .unblock_channels = unblock_channels,
+    .block_planes = block_planes,
+    .unblock_planes = unblock_planes,
     .affine = affine,
     .copy_lanes = copy_lanes,
+    .sum_pixels = sum_pixels,
+    .moments = moments,
+    .gradient_sums = gradient_sums,
+    .normalisation_gradient = normalisation_gradient,
     .direct_row = direct_row,
     .direct_channels = direct_channels,
 };

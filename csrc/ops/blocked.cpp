@@ -65,12 +65,16 @@ dnnl::memory::desc Blocked::md() const {
 
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
   if (physical.dim() < 4 || physical.dim() > 6 || !find_tag(physical.size(-1))) {
-    fail_value(op, "a physical tensor [N, ceil(C/b), *spatial, b] with 1 to 3 spatial dims and b = 4, 8, 16 or 32",
+    fail_value(op,
+               "a physical tensor [N, ceil(C/b), *spatial, b] with 1 to 3 spatial dims and b = 4, "
+               "8, 16 or 32",
                text(physical.sizes()), "make it with to_blocked");
   }
   if (channels < 0 || physical.size(1) != ceil_div(channels, physical.size(-1))) {
-    fail_value(op, text("ceil(C/b) = ", ceil_div(channels, physical.size(-1)), " blocks for C = ", channels),
-               text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
+    fail_value(
+        op,
+        text("ceil(C/b) = ", ceil_div(channels, physical.size(-1)), " blocks for C = ", channels),
+        text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
   }
   return {physical.contiguous(), channels};
 }
@@ -87,20 +91,28 @@ dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::Scal
 }
 
 dnnl::memory::desc strided_md(const at::Tensor& tensor) {
-  return {tensor.sizes().vec(), onednn_type(tensor.scalar_type()), tensor.strides().vec()};
+  return {tensor.sizes().vec(), onednn_type(tensor.scalar_type()), tensor.strides().vec(),
+          /*allow_empty=*/true};
 }
 
 bool has_onednn_type(at::ScalarType dtype) { return onednn_type(dtype) != Type::undef; }
 
 Type onednn_type(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kFloat: return Type::f32;
-    case at::kBFloat16: return Type::bf16;
-    case at::kHalf: return Type::f16;
-    case at::kInt: return Type::s32;
-    case at::kChar: return Type::s8;
-    case at::kByte: return Type::u8;
-    default: return Type::undef;
+    case at::kFloat:
+      return Type::f32;
+    case at::kBFloat16:
+      return Type::bf16;
+    case at::kHalf:
+      return Type::f16;
+    case at::kInt:
+      return Type::s32;
+    case at::kChar:
+      return Type::s8;
+    case at::kByte:
+      return Type::u8;
+    default:
+      return Type::undef;
   }
 }
 

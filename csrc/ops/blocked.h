@@ -23,9 +23,11 @@ struct Blocked {
   std::int64_t block() const { return physical.size(-1); }
   std::int64_t blocks() const { return physical.size(1); }  // ceil(C / block)
   std::int64_t batch() const { return physical.size(0); }
-  std::int64_t tail() const { return channels % block(); }  // lanes in use in the last block, 0: all
-  std::int64_t pixels() const;                              // product of the spatial dims
-  Dims dims() const;                                        // [N, C, *spatial]
+  std::int64_t tail() const {
+    return channels % block();
+  }                             // lanes in use in the last block, 0: all
+  std::int64_t pixels() const;  // product of the spatial dims
+  Dims dims() const;            // [N, C, *spatial]
   dnnl::memory::desc md() const;
 };
 
@@ -39,7 +41,7 @@ Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::Tensor
 // The descriptor of [N, C, *spatial] in nC*<block>c.
 dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype);
 
-// The descriptor of a strided tensor.
+// The descriptor of a strided tensor; empty if its elements overlap: oneDNN has no such.
 dnnl::memory::desc strided_md(const at::Tensor& tensor);
 
 // True if oneDNN has the type: f32 bf16 f16 s32 s8 u8.

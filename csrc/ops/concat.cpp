@@ -20,19 +20,45 @@ struct Run {
   std::int64_t src_block, src_lane, dst_block, dst_lane, count;
 };
 
-std::vector<Run> runs_of(at::IntArrayRef channels, std::int64_t block) {
-  std::vector<Run> runs;
-  std::int64_t offset = 0;  // channel of dst at which the input starts
-  for (std::size_t input = 0; input < channels.size(); offset += channels[input++]) {
-    for (std::int64_t c = 0; c < channels[input];) {
-      const std::int64_t src_lane = c % block, dst_lane = (offset + c) % block;
-      const std::int64_t count =
-          std::min({block - src_lane, block - dst_lane, channels[input] - c});
-      runs.push_back({input, c / block, src_lane, (offset + c) / block, dst_lane, count});
-      c += count;
-    }
+// The runs of channels [src_channel, src_channel + channels) of an input, which become those from
+// dst_channel on.
+void add_runs(std::vector<Run>& runs, std::size_t input, std::int64_t src_channel,
+              std::int64_t dst_channel, std::int64_t channels, std::int64_t block) {
+  while (channels > 0) {
+    const std::int64_t src_lane = src_channel % block, dst_lane = dst_channel % block;
+    const std::int64_t count = std::min({block - src_lane, block - dst_lane, channels});
+    runs.push_back({input, src_channel / block, src_lane, dst_channel / block, dst_lane, count});
+    src_channel += count, dst_channel += count, channels -= count;
   }
-  return runs;
+}
+
+// Fills dst, whose channels the runs cover.
+void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, const Blocked& dst) {
+  if (dst.physical.numel() == 0) return;
+  if (dst.tail()) dst.physical.select(1, -1).zero_();
+  const std::int64_t block = dst.block(), pixels = dst.pixels(), row = pixels * block;
+  const auto kernel = kernels::kernels_for(block).copy_lanes;
+  auto* out = static_cast<float*>(dst.physical.mutable_data_ptr());
+  // A thread takes whole blocks of dst, and the runs that fill them: [N * blocks].
+  parallel_units(dst.batch() * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t image = unit / dst.blocks(), dst_block = unit % dst.blocks();
+      for (const Run& run : runs) {
+        if (run.dst_block != dst_block) continue;
+        const Blocked& src = srcs[run.input];
+        const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
+        kernel(in + (image * src.blocks() + run.src_block) * row, out + unit * row, block, pixels,
+               run.src_lane, run.dst_lane, run.count);
+      }
+    }
+  });
+}
+
+void check_itemsize(const char* op, const at::Tensor& input) {
+  if (input.itemsize() != sizeof(float)) {
+    fail_not_implemented(op, "4-byte elements where channels are not whole blocks",
+                         text(input.dtype().name()), "use a dense tensor");
+  }
 }
 
 std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channels) {
@@ -63,34 +89,34 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
   const bool aligned = std::all_of(channels.begin(), channels.end() - 1,
                                    [&](std::int64_t count) { return count % block == 0; });
   if (aligned) return at::cat(inputs, 1);  // whole blocks follow each other
-  if (inputs[0].itemsize() != sizeof(float)) {
-    fail_not_implemented("concat_channels", "4-byte elements where channels are not whole blocks",
-                         text(inputs[0].dtype().name()), "concatenate dense tensors");
-  }
-
+  check_itemsize("concat_channels", inputs[0]);
   Dims dims = srcs[0].dims();
   dims[1] = std::accumulate(channels.begin(), channels.end(), std::int64_t{0});
   const Blocked dst = empty_blocked(dims, block, inputs[0].options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  if (dst.tail()) dst.physical.select(1, -1).zero_();
+  std::vector<Run> runs;
+  std::int64_t offset = 0;  // channel of dst at which the input starts
+  for (std::size_t input = 0; input < srcs.size(); offset += channels[input++]) {
+    add_runs(runs, input, 0, offset, channels[input], block);
+  }
+  copy_runs(runs, srcs, dst);
+  return dst.physical;
+}
 
-  const std::vector<Run> runs = runs_of(channels, block);
-  const std::int64_t pixels = dst.pixels(), row = pixels * block;
-  const auto kernel = kernels::kernels().copy_lanes;
-  auto* out = static_cast<float*>(dst.physical.mutable_data_ptr());
-  // A thread takes whole blocks of dst, and the runs that fill them: [N * blocks].
-  parallel_units(dims[0] * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t image = unit / dst.blocks(), dst_block = unit % dst.blocks();
-      for (const Run& run : runs) {
-        if (run.dst_block != dst_block) continue;
-        const Blocked& src = srcs[run.input];
-        const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
-        kernel(in + (image * src.blocks() + run.src_block) * row, out + unit * row, block, pixels,
-               run.src_lane, run.dst_lane, run.count);
-      }
-    }
-  });
+at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::int64_t start,
+                          std::int64_t length) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Blocked src = blocked_argument("slice_channels", input, channels);
+  if (start < 0 || length < 0 || start + length > channels) {
+    fail_value("slice_channels", text("a range within ", channels, " channels"),
+               text(length, " from ", start), "");
+  }
+  check_itemsize("slice_channels", input);
+  Dims dims = src.dims();
+  dims[1] = length;
+  const Blocked dst = empty_blocked(dims, src.block(), input.options());
+  std::vector<Run> runs;
+  add_runs(runs, 0, start, 0, length, src.block());
+  copy_runs(runs, {src}, dst);
   return dst.physical;
 }
 

@@ -43,7 +43,8 @@ void check_weight(const Problem& p, const at::Tensor& weight, const at::Tensor& 
   }
   const std::int64_t channels = p.transposed ? p.weight_dims[0] : p.weight_dims[1] * p.groups;
   if (channels != p.src_dims[1] || p.weight_dims[0] % p.groups != 0) {
-    fail_value("convolution", text("a weight for ", p.src_dims[1], " input channels in ", p.groups, " groups"),
+    fail_value("convolution",
+               text("a weight for ", p.src_dims[1], " input channels in ", p.groups, " groups"),
                text(p.weight_dims), "");
   }
   if (weight.scalar_type() != p.dtype || (bias.defined() && bias.scalar_type() != p.dtype)) {
@@ -67,10 +68,12 @@ Dims output_dims(const Problem& p) {
     const bool fits = p.transposed ? out > 0 : in + 2 * p.padding[i] > reach;
     if (!fits || in < 1) {
       fail_value("convolution", "a kernel that fits the padded input",
-                 text("kernel ", p.weight_dims, " on input ", p.src_dims), "pad more or use a smaller kernel");
+                 text("kernel ", p.weight_dims, " on input ", p.src_dims),
+                 "pad more or use a smaller kernel");
     }
     if (p.transposed && p.output_padding[i] >= std::max(p.stride[i], p.dilation[i])) {
-      fail_value("convolution", "output_padding below stride or dilation", text(p.output_padding), "");
+      fail_value("convolution", "output_padding below stride or dilation", text(p.output_padding),
+                 "");
     }
     dims.push_back(out);
   }
@@ -81,10 +84,10 @@ std::optional<RunConvolution> plan_aten(const Problem& p) {
   return [p](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
-    const at::Tensor dst = at::convolution(
-        reorder_to_dense("convolution", src, false), weight,
-        bias.defined() ? std::optional(bias) : std::nullopt, p.stride, p.padding, p.dilation,
-        p.transposed, p.output_padding, p.groups);
+    const at::Tensor dst =
+        at::convolution(reorder_to_dense("convolution", src, false), weight,
+                        bias.defined() ? std::optional(bias) : std::nullopt, p.stride, p.padding,
+                        p.dilation, p.transposed, p.output_padding, p.groups);
     return reorder_to_blocked("convolution", dst, p.block).physical;
   };
 }
@@ -97,32 +100,13 @@ constexpr std::array<ConvolutionImplementation, 4> kImplementations{{
     {"aten", plan_aten},
 }};
 
-const RunConvolution& find_plan(const Problem& p) {
-  Key key("convolution");
-  for (const Dims* dims :
-       {&p.src_dims, &p.weight_dims, &p.stride, &p.padding, &p.dilation, &p.output_padding}) {
-    key.add(*dims);
-  }
-  key.add(p.groups).add(p.block).add(p.transposed).add(p.has_bias);
-  key.add(static_cast<std::int64_t>(p.dtype));
-  static thread_local LruCache<RunConvolution> cache(kPrimitiveCacheCapacity);
-  return cache.get(std::move(key).finish(), [&]() -> RunConvolution {
-    for (const ConvolutionImplementation& implementation : kImplementations) {
-      if (auto run = implementation.plan(p)) return std::move(*run);
-    }
-    __builtin_unreachable();  // plan_aten takes everything
-  });
-}
-
 }  // namespace
 
-at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,
-                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                       at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
-                       at::IntArrayRef output_padding, std::int64_t groups) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Blocked src = blocked_argument("convolution", input, channels);
-  const at::Tensor bias_tensor = bias.value_or(at::Tensor());
+ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& weight,
+                                       const at::Tensor& bias, at::IntArrayRef stride,
+                                       at::IntArrayRef padding, at::IntArrayRef dilation,
+                                       bool transposed, at::IntArrayRef output_padding,
+                                       std::int64_t groups) {
   const std::size_t spatial = src.ndims() - 2;
   Problem p{.src_dims = src.dims(),
             .dst_dims = {},
@@ -134,13 +118,47 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
             .groups = groups,
             .block = src.block(),
             .transposed = transposed,
-            .has_bias = bias_tensor.defined(),
-            .dtype = input.scalar_type()};
-  if (p.weight_dims.size() >= 2) p.dst_dims = {0, transposed ? p.weight_dims[1] * groups : p.weight_dims[0]};
-  check_weight(p, weight, bias_tensor);
+            .has_bias = bias.defined(),
+            .dtype = src.physical.scalar_type()};
+  if (p.weight_dims.size() >= 2)
+    p.dst_dims = {0, transposed ? p.weight_dims[1] * groups : p.weight_dims[0]};
+  check_weight(p, weight, bias);
   p.dst_dims = output_dims(p);
+  return p;
+}
+
+Key convolution_key(const char* name, const Problem& p) {
+  Key key(name);
+  for (const Dims* dims :
+       {&p.src_dims, &p.weight_dims, &p.stride, &p.padding, &p.dilation, &p.output_padding}) {
+    key.add(*dims);
+  }
+  key.add(p.groups).add(p.block).add(p.transposed).add(p.has_bias);
+  key.add(static_cast<std::int64_t>(p.dtype));
+  return key;
+}
+
+const RunConvolution& convolution_plan(const Problem& p) {
+  static thread_local LruCache<RunConvolution> cache(kPrimitiveCacheCapacity);
+  return cache.get(convolution_key("convolution", p).finish(), [&]() -> RunConvolution {
+    for (const ConvolutionImplementation& implementation : kImplementations) {
+      if (auto run = implementation.plan(p)) return std::move(*run);
+    }
+    __builtin_unreachable();  // plan_aten takes everything
+  });
+}
+
+at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, std::int64_t groups) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Blocked src = blocked_argument("convolution", input, channels);
+  const at::Tensor bias_tensor = bias.value_or(at::Tensor());
+  const Problem p = convolution_problem(src, weight, bias_tensor, stride, padding, dilation,
+                                        transposed, output_padding, groups);
   if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.block, input.options()).physical;
-  return find_plan(p)(src, weight, bias_tensor);
+  return convolution_plan(p)(src, weight, bias_tensor);
 }
 
 }  // namespace torch_blocked

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/blocked.h"
+#include "runtime/primitive.h"
 
 namespace torch_blocked {
 
@@ -22,14 +23,35 @@ struct ConvolutionProblem {
 
 // A problem made ready to run: it owns primitives and sizes, and takes the tensors. Returns the
 // physical dst.
-using RunConvolution = std::function<at::Tensor(const Blocked& src, const at::Tensor& weight,
-                                                const at::Tensor& bias)>;
+using RunConvolution =
+    std::function<at::Tensor(const Blocked& src, const at::Tensor& weight, const at::Tensor& bias)>;
 
 struct ConvolutionImplementation {
   const char* name;
   // Nothing if the problem is not for it.
   std::optional<RunConvolution> (*plan)(const ConvolutionProblem& problem);
 };
+
+// The problem that these arguments pose, checked; sizes that ATen lets be given once are spread
+// over the spatial dims. Raises ValueError or TypeError.
+ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& weight,
+                                       const at::Tensor& bias, at::IntArrayRef stride,
+                                       at::IntArrayRef padding, at::IntArrayRef dilation,
+                                       bool transposed, at::IntArrayRef output_padding,
+                                       std::int64_t groups);
+
+// How the problem runs: the first implementation that takes it, chosen once and cached.
+const RunConvolution& convolution_plan(const ConvolutionProblem& problem);
+
+// A key of all that decides; `name` tells its users apart.
+Key convolution_key(const char* name, const ConvolutionProblem& problem);
+
+// Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
+Dims onednn_weight_dims(const ConvolutionProblem& problem);
+// The descriptor of dense weights with those of `weight`'s strides.
+dnnl::memory::desc dense_weights_md(const ConvolutionProblem& problem, const at::Tensor& weight);
+// nwc, nhwc or ndhwc.
+dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
 
 // convolution_onednn.cpp: primitives on blocked activations; the same in nhwc between two reorders.
 std::optional<RunConvolution> plan_onednn_blocked(const ConvolutionProblem& problem);

@@ -1,5 +1,5 @@
-// A direct convolution of ours for what oneDNN's blocked kernels refuse: fewer input channels than a
-// block (the first layer), kernels wider and dilations larger than theirs. float32, groups = 1.
+// A direct convolution of ours for what oneDNN's blocked kernels refuse: fewer input channels than
+// a block (the first layer), kernels wider and dilations larger than theirs. float32, groups = 1.
 //
 // Each output row first gathers the input rows under the kernel, padding included, as
 // [KD * KH, IW + padding, IC] without the block's unused lanes, so that the kernel has no borders.
@@ -35,7 +35,8 @@ struct Direct {
 
 std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing) {
   std::array<std::int64_t, 3> result{missing, missing, missing};
-  std::copy(values.begin(), values.end(), result.end() - static_cast<std::ptrdiff_t>(values.size()));
+  std::copy(values.begin(), values.end(),
+            result.end() - static_cast<std::ptrdiff_t>(values.size()));
   return result;
 }
 
@@ -61,8 +62,10 @@ Direct direct_of(const Problem& p) {
 
 // weight [OC, IC, *kernel] -> [groups, KD * KH, KW, IC, width], zeros beyond OC.
 at::Tensor pack(const Direct& d, const at::Tensor& weight) {
-  trace::Timed timed(trace::Kind::kPack, "convolution", 2 * static_cast<std::int64_t>(weight.nbytes()));
-  at::Tensor padded = at::zeros({d.groups * d.width, d.ic, d.taps(), d.kernel[2]}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     2 * static_cast<std::int64_t>(weight.nbytes()));
+  at::Tensor padded =
+      at::zeros({d.groups * d.width, d.ic, d.taps(), d.kernel[2]}, weight.options());
   padded.narrow(0, 0, d.oc).copy_(weight.reshape({d.oc, d.ic, d.taps(), d.kernel[2]}));
   return padded.view({d.groups, d.width, d.ic, d.taps(), d.kernel[2]})
       .permute({0, 3, 4, 2, 1})
@@ -120,7 +123,8 @@ void run_rows(const Direct& d, const float* src, const float* weights, const flo
       kernel({.rows = rows.data(),
               .weights = weights + group * d.group_weights(),
               .bias = bias + group * d.width,
-              .dst = dst + (image * blocks + first_block) * dst_block_stride + row * d.out[2] * d.block,
+              .dst = dst + (image * blocks + first_block) * dst_block_stride +
+                     row * d.out[2] * d.block,
               .taps = d.taps(),
               .kw = d.kernel[2],
               .ic = d.ic,

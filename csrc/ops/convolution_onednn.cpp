@@ -12,11 +12,9 @@
 #include "runtime/trace.h"
 
 namespace torch_blocked {
-namespace {
 
 using Problem = ConvolutionProblem;
 
-// Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
 Dims onednn_weight_dims(const Problem& p) {
   Dims dims = p.weight_dims;
   if (p.transposed) std::swap(dims[0], dims[1]);  // [OC/G, IC, ...]
@@ -35,6 +33,13 @@ dnnl::memory::desc dense_weights_md(const Problem& p, const at::Tensor& weight) 
   return {onednn_weight_dims(p), onednn_type(p.dtype), strides};
 }
 
+dnnl::memory::format_tag channels_last_tag(const Problem& p) {
+  using Tag = dnnl::memory::format_tag;
+  return std::array{Tag::nwc, Tag::nhwc, Tag::ndhwc}[p.spatial() - 1];
+}
+
+namespace {
+
 // A primitive and the weights format it chose.
 struct Convolution {
   Primitive primitive;
@@ -42,9 +47,10 @@ struct Convolution {
   std::string weights_format;  // the key of packed weights
 };
 
-std::string name_of(const dnnl::memory::desc& md) {
+// `transposed` because the gradient of a convolution packs the same weights with O and I exchanged.
+std::string name_of(const dnnl::memory::desc& md, bool transposed) {
   Key key("onednn");
-  key.add(md.get_padded_dims()).add(md.get_strides()).add(md.get_inner_blks());
+  key.add(transposed).add(md.get_padded_dims()).add(md.get_strides()).add(md.get_inner_blks());
   return std::move(key.add(md.get_inner_idxs())).text();
 }
 
@@ -74,7 +80,7 @@ std::shared_ptr<Convolution> make(const Problem& p, const dnnl::memory::desc& sr
   if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, bias_md});
   return std::make_shared<Convolution>(
       Convolution{Primitive(Forward(pd), arguments, pd.scratchpad_desc()), pd.weights_desc(),
-                  name_of(pd.weights_desc())});
+                  name_of(pd.weights_desc(), p.transposed)});
 }
 
 std::shared_ptr<Convolution> make(const Problem& p, const dnnl::memory::desc& src_md,
@@ -114,24 +120,41 @@ void execute(const Problem& p, Convolution& convolution, const at::Tensor& src,
   }
 }
 
+// A 1-D problem as a 2-D one of height 1, the same memory: oneDNN has more kernels for it (1-D
+// transposed in 8c is `ref` on AVX-512). At height 1 any stride means the same; equal ones are taken
+// by the kernel that wants them equal.
+Problem as_2d(Problem p) {
+  if (p.spatial() != 1) return p;
+  for (Dims* dims : {&p.src_dims, &p.dst_dims, &p.weight_dims}) dims->insert(dims->begin() + 2, 1);
+  p.stride.insert(p.stride.begin(), p.stride[0]);
+  p.dilation.insert(p.dilation.begin(), 1);
+  for (Dims* values : {&p.padding, &p.output_padding}) values->insert(values->begin(), 0);
+  return p;
+}
+
 }  // namespace
 
-std::optional<RunConvolution> plan_onednn_blocked(const Problem& p) {
-  if (!has_onednn_type(p.dtype)) return std::nullopt;
+std::optional<RunConvolution> plan_onednn_blocked(const Problem& problem) {
+  if (!has_onednn_type(problem.dtype)) return std::nullopt;
+  // oneDNN 3.2 adds the bias of a transposed convolution into the tail of 4c and 32c.
+  if (problem.transposed && problem.block != 8 && problem.block != 16) return std::nullopt;
+  const Problem p = as_2d(problem);
   const auto convolution = make(p, blocked_md(p.src_dims, p.block, p.dtype),
                                 blocked_md(p.dst_dims, p.block, p.dtype));
   if (!convolution) return std::nullopt;
-  return [p, convolution](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
-    const Blocked dst = empty_blocked(p.dst_dims, p.block, src.physical.options());
-    execute(p, *convolution, src.physical, weight, bias, dst.physical);
+  return [dims = problem.dst_dims, p, convolution](const Blocked& src, const at::Tensor& weight,
+                                                   const at::Tensor& bias) {
+    const Blocked dst = empty_blocked(dims, p.block, src.physical.options());
+    const bool lifted = p.dst_dims.size() > dims.size();
+    execute(p, *convolution, src.physical, lifted ? weight.unsqueeze(2) : weight, bias,
+            dst.physical);
     return dst.physical;
   };
 }
 
 std::optional<RunConvolution> plan_onednn_channels_last(const Problem& p) {
   if (!has_onednn_type(p.dtype)) return std::nullopt;
-  const auto tag = std::array{dnnl::memory::format_tag::nwc, dnnl::memory::format_tag::nhwc,
-                              dnnl::memory::format_tag::ndhwc}[p.spatial() - 1];
+  const dnnl::memory::format_tag tag = channels_last_tag(p);
   const dnnl::memory::data_type type = onednn_type(p.dtype);
   const auto convolution = make(p, {p.src_dims, type, tag}, {p.dst_dims, type, tag});
   if (!convolution) return std::nullopt;

@@ -18,7 +18,8 @@ at::Tensor tail_of(const char* op, const at::Tensor& physical, std::int64_t chan
 
 void clear_tail_(at::Tensor& physical, std::int64_t channels) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (const at::Tensor tail = tail_of("clear_tail_", physical, channels); tail.defined()) tail.zero_();
+  if (const at::Tensor tail = tail_of("clear_tail_", physical, channels); tail.defined())
+    tail.zero_();
 }
 
 bool tail_is_zero(const at::Tensor& physical, std::int64_t channels) {

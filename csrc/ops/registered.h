@@ -4,8 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <tuple>
 
 namespace torch_blocked {
 
@@ -27,6 +29,15 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
                        at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                        at::IntArrayRef output_padding, std::int64_t groups);
 
+// convolution_backward.cpp; gradients not asked for are empty
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of input, weight and bias
+Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                               std::int64_t channels, const at::Tensor& weight,
+                               at::IntArrayRef stride, at::IntArrayRef padding,
+                               at::IntArrayRef dilation, bool transposed,
+                               at::IntArrayRef output_padding, std::int64_t groups,
+                               std::array<bool, 3> output_mask);
+
 // batch_norm.cpp
 at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
                                 const std::optional<at::Tensor>& weight,
@@ -34,7 +45,19 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
                                 const at::Tensor& running_mean, const at::Tensor& running_var,
                                 double eps);
 
+// -> output, mean, 1 / sqrt(var + eps); writes the running statistics
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
+    const at::Tensor& input, std::int64_t channels, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+    const std::optional<at::Tensor>& running_var, double momentum, double eps);
+Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                              std::int64_t channels, const std::optional<at::Tensor>& weight,
+                              const at::Tensor& mean, const at::Tensor& invstd, bool training,
+                              std::array<bool, 3> output_mask);
+
 // concat.cpp
 at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels);
+at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::int64_t start,
+                          std::int64_t length);
 
 }  // namespace torch_blocked

@@ -44,7 +44,7 @@ class Primitive {
 // Attributes every primitive here is made with: the scratchpad is ours.
 dnnl::primitive_attr user_scratchpad();
 
-// oneDNN's slow implementations: "ref..." everywhere, "simple..." among the reorders.
+// oneDNN's slow implementations: "ref:any", "conv:any+ref:any", among the reorders "simple:any".
 bool is_ref(std::string_view impl_name);
 
 // The words that tell two problems apart. A key starts with a name; that of a primitive ends with
@@ -54,7 +54,7 @@ class Key {
   explicit Key(const char* name) : bytes_(name) {}
   Key& add(std::int64_t value);
   Key& add(std::span<const std::int64_t> values);
-  std::string finish() &&;             // with the thread count
+  std::string finish() &&;                             // with the thread count
   std::string text() && { return std::move(bytes_); }  // without it
 
  private:

@@ -1,4 +1,4 @@
-"""Handlers of torch ops on blocked tensors: one file per family, filled into ops.table on import."""
+"""Handlers of torch ops on blocked tensors: a file per family; importing fills ops.table."""
 
 from torch_blocked.ops import (
     batch_norm,
@@ -8,6 +8,7 @@ from torch_blocked.ops import (
     padding,
     pointwise,
     pooling,
+    random,
     reduction,
     reorder,
     resampling,
@@ -22,6 +23,7 @@ __all__ = [
     "padding",
     "pointwise",
     "pooling",
+    "random",
     "reduction",
     "reorder",
     "resampling",

@@ -1,25 +1,48 @@
-"""Batch norm with running statistics: one pass x * scale + shift per channel."""
+"""Batch norm: one pass x * scale + shift per channel, with running statistics or the batch's."""
 
 from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import implements
+from torch_blocked.ops.table import asked_for, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
 
 
-@implements(aten.native_batch_norm.default)
+@implements(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps):
-    """-> output in the format of input, and the empty statistics ATen gives in inference."""
-    if training or not isinstance(input, BlockedTensor) or mean is None or var is None:
+    """-> output in the format of input, and mean and 1 / sqrt(var + eps) of the batch, dense.
+
+    In inference the statistics are empty, as ATen's are. In training mean and var are updated in
+    place; the same bits for any number of threads."""
+    if not isinstance(input, BlockedTensor):
         return NotImplemented
-    out = torch.ops.torch_blocked.batch_norm_inference(
-        input._physical, input._channels, weight, bias, mean, var, eps
-    )
+    physical, channels = input._physical, input._channels
+    if training:
+        out, *statistics = _tb.batch_norm_training(
+            physical, channels, weight, bias, mean, var, momentum, eps
+        )
+        return BlockedTensor(out, channels), *statistics
+    if mean is None or var is None:
+        return NotImplemented
+    out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
-    return BlockedTensor(out, input._channels), empty, empty.clone()
+    return BlockedTensor(out, channels), empty, empty.clone()
+
+
+@implements(aten._native_batch_norm_legit.no_stats)
+def native_batch_norm_no_stats(func, input, weight, bias, training, momentum, eps):
+    return native_batch_norm(func, input, weight, bias, None, None, training, momentum, eps)
+
+
+@implements(aten._native_batch_norm_legit_functional.default)
+def native_batch_norm_functional(func, input, weight, bias, mean, var, training, momentum, eps):
+    """As above, with the new running statistics returned and the old ones kept."""
+    mean, var = mean.clone(), var.clone()
+    result = native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps)
+    return result if result is NotImplemented else (*result, mean, var)
 
 
 @implements(aten._native_batch_norm_legit_no_training.default)
@@ -27,12 +50,84 @@ def native_batch_norm_no_training(func, input, weight, bias, mean, var, momentum
     return native_batch_norm(func, input, weight, bias, mean, var, False, momentum, eps)
 
 
+def _with_reserve(result):
+    """The fourth result of the ops that leave a choice to the backend: nothing to reserve here."""
+    return result if result is NotImplemented else (*result, torch.empty(0, dtype=torch.uint8))
+
+
 @implements(aten._batch_norm_no_update.default)
 def batch_norm_no_update(func, input, weight, bias, mean, var, momentum, eps):
-    result = native_batch_norm(func, input, weight, bias, mean, var, False, momentum, eps)
-    return result if result is NotImplemented else (*result, torch.empty(0, dtype=torch.uint8))
+    return _with_reserve(
+        native_batch_norm(func, input, weight, bias, mean, var, False, momentum, eps)
+    )
+
+
+@implements(aten._batch_norm_with_update.default)
+def batch_norm_with_update(func, input, weight, bias, mean, var, momentum, eps):
+    return _with_reserve(
+        native_batch_norm(func, input, weight, bias, mean, var, True, momentum, eps)
+    )
+
+
+@implements(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update_functional(func, input, weight, bias, mean, var, momentum, eps):
+    mean, var = mean.clone(), var.clone()
+    result = batch_norm_with_update(func, input, weight, bias, mean, var, momentum, eps)
+    return result if result is NotImplemented else (*result, mean, var)
+
+
+@implements(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    func, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+    output_mask,
+):  # fmt: skip
+    """-> gradients of input (in its format), weight and bias (dense)."""
+    if not isinstance(input, BlockedTensor):
+        return NotImplemented
+    if train:
+        mean, invstd = save_mean, save_invstd
+    else:
+        mean, invstd = running_mean, (running_var + eps).rsqrt()
+    gradients = _tb.batch_norm_backward(
+        to_blocked_like(grad_out, input)._physical,
+        input._physical,
+        input._channels,
+        weight,
+        mean,
+        invstd,
+        train,
+        output_mask,
+    )
+    return asked_for(gradients, output_mask, input._channels)
+
+
+@implements(aten.batch_norm_backward.default)
+def batch_norm_backward(
+    func, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps,
+    output_mask, reserve,
+):  # fmt: skip
+    """save_var is 1 / sqrt(var + eps) on this backend, as ATen's CPU kernel has it."""
+    return native_batch_norm_backward(
+        func, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps,
+        output_mask,
+    )  # fmt: skip
 
 
 @torch.library.register_fake("torch_blocked::batch_norm_inference")
 def _(input, channels, weight, bias, running_mean, running_var, eps):
     return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch_blocked::batch_norm_training")
+def _(input, channels, weight, bias, running_mean, running_var, momentum, eps):
+    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return out, input.new_empty(channels), input.new_empty(channels)
+
+
+@torch.library.register_fake("torch_blocked::batch_norm_backward")
+def _(grad_output, input, channels, weight, mean, invstd, training, output_mask):
+    none = input.new_empty(0)
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else none,
+        *(input.new_empty(channels) if asked else none.clone() for asked in output_mask[1:]),
+    )

@@ -1,13 +1,17 @@
-"""Concatenation over any dim; over the channels at any offset."""
+"""Concatenation over any dim, and its reverse, slices; over the channels at any offset."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 
 from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.shadow import channel_view
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
 
 
 @implements(aten.cat.default)
@@ -34,3 +38,73 @@ def cat(func, tensors, dim=0):
 def _(inputs, channels):
     n, _, *rest = inputs[0].shape
     return inputs[0].new_empty(n, -(-sum(channels) // rest[-1]), *rest)
+
+
+@implements(aten.slice.Tensor)
+def slice_(func, input, dim=0, start=None, end=None, step=1):
+    """A view, except for channels that are not whole blocks: those are copied."""
+    if not -input.dim() <= dim < input.dim():
+        return NotImplemented  # ATen says what is wrong
+    dim %= input.dim()
+    if dim != 1:  # [N, C/b, *spatial, b]: N and the spatial dims are where they were
+        return BlockedTensor(func(input._physical, dim, start, end, step), input._channels)
+    first, last, _ = slice(start, end).indices(input._channels)
+    if step != 1:
+        return NotImplemented
+    return _channels(input, first, max(last - first, 0))
+
+
+@implements(aten.split.Tensor)
+def split(func, input, size, dim=0):
+    total = input.shape[dim]
+    if size <= 0:
+        return NotImplemented
+    sizes = [min(size, total - start) for start in range(0, max(total, 1), size)]
+    return split_with_sizes(func, input, sizes, dim)
+
+
+@implements(aten.split_with_sizes.default)
+def split_with_sizes(func, input, sizes, dim=0):
+    if sum(sizes) != input.shape[dim]:
+        return NotImplemented
+    starts = [0, *itertools.accumulate(sizes)][:-1]
+    return [
+        slice_(aten.slice.Tensor, input, dim, start, start + size)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def _channels(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
+    """Channels [start, start + length) of `input`."""
+    block = input.block
+    if start % block == 0 and (length % block == 0 or start + length == input._channels):
+        physical = input._physical.narrow(1, start // block, -(-length // block))
+        return BlockedTensor(physical, length)
+    return channel_view(input, start, length)
+
+
+@implements(aten.slice_backward.default)
+def slice_backward(func, grad_output, input_sizes, dim, start, end, step):
+    """The gradient of a slice: zeros around it."""
+    dim %= len(input_sizes)
+    if not isinstance(grad_output, BlockedTensor):
+        return NotImplemented
+    physical, channels = grad_output._physical, grad_output._channels
+    if dim != 1:
+        sizes = [*physical.shape]
+        sizes[dim] = input_sizes[dim]
+        return BlockedTensor(func(physical, sizes, dim, start, end, step), channels)
+    if step != 1:
+        return NotImplemented
+    first, _, _ = slice(start, end).indices(input_sizes[1])
+    counts = [first, channels, input_sizes[1] - first - channels]
+    n, _, *rest = physical.shape
+    parts = [physical.new_zeros(n, -(-count // rest[-1]), *rest) for count in counts]
+    parts[1] = physical
+    return BlockedTensor(_tb.concat_channels(parts, counts), input_sizes[1])
+
+
+@torch.library.register_fake("torch_blocked::slice_channels")
+def _(input, channels, start, length):
+    n, _, *rest = input.shape
+    return input.new_empty(n, -(-length // rest[-1]), *rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import implements
+from torch_blocked.ops.table import asked_for, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 def convolution(
     func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 ):
-    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] dense -> [N, OC, *out] blocked."""
+    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] dense -> [N, OC, *out]."""
     if not isinstance(input, BlockedTensor) or isinstance(weight, BlockedTensor):
         return NotImplemented
     out = torch.ops.torch_blocked.convolution(
@@ -33,9 +33,7 @@ def convolution(
 
 
 @torch.library.register_fake("torch_blocked::convolution")
-def _(
-    input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-):
+def _(input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n, _, *spatial, block = input.shape
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     per_dim = [
@@ -57,3 +55,45 @@ def _extent(size, kernel, stride, padding, dilation, _output_padding):
 def _transposed_extent(size, kernel, stride, padding, dilation, output_padding):
     """Source: torch.nn.ConvTranspose2d shape formula."""
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
+
+
+@implements(aten.convolution_backward.default)
+def convolution_backward(
+    func, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
+    output_padding, groups, output_mask,
+):  # fmt: skip
+    """grad_output [N, OC, *out] blocked or dense, input [N, IC, *in] blocked, weight dense
+    -> gradients of input (blocked), weight (dense, strides of weight) and bias (dense).
+
+    Equal runs give equal bits. The gradient of the weight may differ in the last bits between
+    numbers of threads: oneDNN shares the sum over N among them."""
+    if not isinstance(input, BlockedTensor) or isinstance(weight, BlockedTensor):
+        return NotImplemented
+    gradients = torch.ops.torch_blocked.convolution_backward(
+        to_blocked_like(grad_output, input)._physical,
+        input._physical,
+        input._channels,
+        weight,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        output_mask,
+    )
+    return asked_for(gradients, output_mask, input._channels)
+
+
+@torch.library.register_fake("torch_blocked::convolution_backward")
+def _(
+    grad_output, input, channels, weight, stride, padding, dilation, transposed, output_padding,
+    groups, output_mask,
+):  # fmt: skip
+    none = input.new_empty(0)
+    out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else none,
+        torch.empty_like(weight) if output_mask[1] else none.clone(),
+        input.new_empty(out_channels) if output_mask[2] else none.clone(),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -63,3 +63,10 @@ def zeros_like(func, input, *, memory_format=None, **options):
         return NotImplemented
     dtype = options.get("dtype")
     return BlockedTensor(torch.zeros_like(input._physical, dtype=dtype), input._channels)
+
+
+@implements(aten.ones_like.default, aten.full_like.default)
+def full_like(func, input, *value, memory_format=None, **options):
+    if memory_format not in _KEEP or options.get("device") not in (None, torch.device("cpu")):
+        return NotImplemented
+    return clear_tail(func(input._physical, *value, dtype=options.get("dtype")), input._channels)

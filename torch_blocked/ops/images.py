@@ -6,7 +6,9 @@ op makes 0 of zeros."""
 
 from __future__ import annotations
 
-import torch
+import re
+from functools import cache
+
 from torch import Tensor
 
 from torch_blocked.ops.table import clear_tail, to_blocked_like
@@ -14,8 +16,8 @@ from torch_blocked.tensor import BlockedTensor
 
 
 def as_images(physical: Tensor) -> Tensor:
-    """[N, C/b, *spatial, b] -> [N * C/b, b, *spatial], the same memory."""
-    return physical.flatten(0, 1).movedim(-1, 1)
+    """[N, C/b, *spatial, b] -> [N * C/b, b, *spatial], the same memory unless it is a slice."""
+    return physical.contiguous().flatten(0, 1).movedim(-1, 1)
 
 
 def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
@@ -33,6 +35,8 @@ def per_image(func, *args, **kwargs):
     like = next((a for a in args if isinstance(a, BlockedTensor)), None)
     if like is None or kwargs.get("out") is not None or "grad_input" in kwargs:
         return NotImplemented
+    if like.dim() != _rank(func):
+        return NotImplemented  # to ATen it is one image, [C, *spatial]
     batch, channels, block = like.shape[0], like._channels, like.block
     if any(isinstance(a, Tensor) and a.shape[:2] != like.shape[:2] for a in args):
         return NotImplemented
@@ -49,3 +53,9 @@ def per_image(func, *args, **kwargs):
     if isinstance(out, tuple):
         return tuple(from_images(value, batch, channels) for value in out)
     return from_images(out, batch, channels)
+
+
+@cache
+def _rank(func) -> int:
+    """Dims of a batch: 4 for upsample_nearest2d."""
+    return int(re.search(r"([123])d", func._schema.name)[1]) + 2

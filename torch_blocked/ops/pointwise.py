@@ -1,4 +1,4 @@
-"""Pointwise ops run as ATen's on the physical tensor: same values, same dtypes, one contiguous pass.
+"""Pointwise ops run as ATen's on the physical tensor: the same values and dtypes, in one pass.
 
 Operands that broadcast are seen in physical dims first: [C, 1, 1] becomes [C/b, 1, 1, b], and
 [H, W] becomes [H, W, 1]. Lanes beyond C are set to 0 again unless the op keeps zeros by itself."""
@@ -8,7 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import (
+    Handler,
+    clear_tail,
+    implements,
+    to_blocked_like,
+    wants_dense_gradient,
+)
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -19,6 +25,11 @@ _tb = torch.ops.torch_blocked
 _KEEPS_ZERO = {
     "abs", "gelu", "gelu_", "hardswish", "hardswish_", "leaky_relu", "leaky_relu_", "neg", "neg_",
     "relu", "relu_", "silu", "silu_", "sqrt", "square", "tanh", "tanh_", "threshold_backward",
+}  # fmt: skip
+
+_DIVIDES = {
+    aten.div.Tensor_mode, aten.div_.Tensor_mode, aten.fmod.Tensor, aten.fmod_.Tensor,
+    aten.remainder.Tensor, aten.remainder_.Tensor, aten.remainder.Scalar_Tensor,
 }  # fmt: skip
 
 # Pointwise in fact, though not tagged so.
@@ -36,50 +47,68 @@ _UNTAGGED = (
     aten.gelu_.default,
     aten.masked_fill_.Scalar,
     aten._prelu_kernel.default,
+    aten._prelu_kernel_backward.default,
+    aten.rrelu_with_noise.default,
 )
 
 
-@implements(*_UNTAGGED)
-def pointwise(func, *args, **kwargs):
-    """Any op whose result at an index depends on its operands at that index only."""
-    operands = [a for a in args if isinstance(a, Tensor)]
-    operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
-    if torch.Tag.nondeterministic_seeded in func.tags or "out" in kwargs:
-        return NotImplemented  # random streams follow the logical order
-    if len(operands) == 1:
-        like = operands[0]
+def pointwise_handler(func) -> Handler:
+    """The handler of an op whose result at an index depends on its operands at that index only.
+
+    What the schema says is read here, once per op: reading it costs more than a small relu."""
+    writes = func._schema.is_mutable
+    keeps_zero = func._schema.name.removeprefix("aten::") in _KEEPS_ZERO
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    divides = func in _DIVIDES
+    many = len(func._schema.returns) > 1
+
+    def pointwise(func, *args, **kwargs):
+        if random:
+            return NotImplemented  # random streams follow the logical order
+        if len(args) == 1 and not kwargs:
+            like = args[0]
+            out = func(like._physical)
+        else:
+            operands = [a for a in args if isinstance(a, Tensor)]
+            operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
+            if divides and not any(operand.is_floating_point() for operand in operands):
+                return NotImplemented  # integers: dividing by the tail's zeros is an error
+            like = operands[0] if len(operands) == 1 else _result_like(operands)
+            if like is None or (writes and not _can_write(args[0], like, operands)):
+                return NotImplemented
+            args = [_physical(a, like) if isinstance(a, Tensor) else a for a in args]
+            kwargs = {
+                name: _physical(value, like) if isinstance(value, Tensor) else value
+                for name, value in kwargs.items()
+            }
+            out = func(*args, **kwargs)
+        channels = like._channels
+        if writes:
+            out = like
+            if not keeps_zero and channels % like._physical.shape[-1]:
+                _tb.clear_tail_(like._physical, channels)
+        elif many:
+            out = tuple(clear_tail(value, channels) for value in out)
+        elif keeps_zero:
+            out = BlockedTensor(out, channels)
+        else:
+            out = clear_tail(out, channels)
+        return out
+
+    return pointwise
+
+
+for _op in _UNTAGGED:
+    implements(_op)(pointwise_handler(_op))
+
+
+def _result_like(operands: list[Tensor]) -> BlockedTensor | None:
+    """The blocked operand that has the result's rank and channels, if all others can follow it."""
+    shape = operands[0].shape
+    if all(operand.shape == shape for operand in operands):
+        dims = shape
     else:
         dims = torch.broadcast_shapes(*(operand.shape for operand in operands))
-        like = _blocked_with(operands, dims)
-        if like is None or not all(_fits(operand, like) for operand in operands):
-            return NotImplemented
-
-    written = args[0] if func._schema.is_mutable else None
-    if written is not None and (
-        not isinstance(written, BlockedTensor)
-        or written.block != like.block
-        or (len(operands) > 1 and written.shape != dims)
-    ):
-        return NotImplemented
-
-    def physical(value):
-        return _physical(value, like) if isinstance(value, Tensor) else value
-
-    out = func(*map(physical, args), **{key: physical(value) for key, value in kwargs.items()})
-    keeps_zero = len(operands) == 1 and func._schema.name[6:] in _KEEPS_ZERO
-    if written is not None:
-        if not keeps_zero:
-            clear_tail(written._physical, written._channels)
-        return written
-    if isinstance(out, tuple):
-        return tuple(clear_tail(value, like._channels) for value in out)
-    if keeps_zero:
-        return BlockedTensor(out, like._channels)
-    return clear_tail(out, like._channels)
-
-
-def _blocked_with(operands, dims) -> BlockedTensor | None:
-    """The blocked operand that has the result's rank and channels."""
     for operand in operands:
         if isinstance(operand, BlockedTensor) and operand.dim() == len(dims):
             if operand._channels == dims[1]:
@@ -87,12 +116,24 @@ def _blocked_with(operands, dims) -> BlockedTensor | None:
     return None
 
 
-def _fits(operand: Tensor, like: BlockedTensor) -> bool:
-    return operand.dim() <= like.dim()
+def _can_write(written: Tensor, like: BlockedTensor, operands: list[Tensor]) -> bool:
+    """Whether an in-place op may run on the physical tensor of its first argument."""
+    if written is like:
+        return all(_broadcasts_to(operand.shape, like.shape) for operand in operands)
+    return False
+
+
+def _broadcasts_to(shape, dims) -> bool:
+    if shape == dims:
+        return True
+    aligned = zip(reversed(shape), reversed(dims), strict=False)
+    return len(shape) <= len(dims) and all(size in (1, to) for size, to in aligned)
 
 
 def _physical(operand: Tensor, like: BlockedTensor) -> Tensor:
     """`operand` in dims that broadcast against `like`'s physical tensor."""
+    if not isinstance(operand, BlockedTensor):
+        wants_dense_gradient(operand)
     if operand.dim() == 0:
         return operand
     if operand.dim() < like.dim():

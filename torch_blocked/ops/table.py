@@ -14,16 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import unserializable_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_blocked import _C, tensor
 from torch_blocked.profile import is_strict
+from torch_blocked.shadow import BlockedCopy, DenseView, dense_view, is_view_op, written_arguments
 from torch_blocked.tensor import BlockedTensor
 
 Handler = Callable[..., Any]
 
 OPS_TABLE: dict[torch._ops.OpOverload, Handler] = {}
 
-_PLAIN_TYPES = (BlockedTensor, Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = {BlockedTensor, Tensor, torch.nn.Parameter}
 _warned: set[str] = set()
 
 
@@ -40,8 +43,11 @@ def implements(*overloads: torch._ops.OpOverload) -> Callable[[Handler], Handler
 
 def dispatch(func, types, args, kwargs) -> Any:
     """Runs `func`: by its handler, or on dense copies."""
-    if any(not issubclass(t, _PLAIN_TYPES) for t in types):
-        return NotImplemented  # another subclass: let it take its turn
+    for t in types:
+        if t is BlockedCopy:
+            return _dispatch_copies(func, args, kwargs)
+        if t not in _PLAIN_TYPES:
+            return NotImplemented  # another subclass: let it take its turn
     handler = OPS_TABLE.get(func) or _pointwise_handler(func)
     reason = "no blocked kernel for this op"
     if handler is not None:
@@ -57,16 +63,37 @@ def dispatch(func, types, args, kwargs) -> Any:
             if tensor.CHECK_TAIL:
                 _check_tails(func, result)
             return result
+    if is_view_op(func) and isinstance(args[0], BlockedTensor):
+        return dense_view(func, *args, **kwargs)
     return _fallback(func, args, kwargs, reason, keeps_format=handler is not None)
 
 
-def _pointwise_handler(func) -> Handler | None:
-    """PyTorch tags its pointwise ops, so that a whole family is one rule."""
-    if torch.Tag.pointwise in func.tags and _returns_tensors(func):
-        from torch_blocked.ops.pointwise import pointwise
+tensor.dispatch = dispatch  # BlockedTensor.__torch_dispatch__ calls it; tensor.py cannot import us
 
-        OPS_TABLE[func] = pointwise
-        return pointwise
+
+def _dispatch_copies(func, args, kwargs) -> Any:
+    """Runs `func` with each copied view up to date before, and its base after."""
+    leaves = pytree.arg_tree_leaves(*args, **kwargs)
+    for copy in (leaf for leaf in leaves if isinstance(leaf, BlockedCopy)):
+        copy._shadow.follow()
+    types = {type(leaf) for leaf in leaves if isinstance(leaf, Tensor)} - {BlockedCopy}
+    result = dispatch(func, types, args, kwargs)
+    if func._schema.is_mutable:
+        for argument in written_arguments(func, args, kwargs):
+            if isinstance(argument, BlockedCopy):
+                argument._shadow.push()
+    return result
+
+
+def _pointwise_handler(func) -> Handler | None:
+    """PyTorch tags its pointwise ops, so that a whole family is one rule. What is written into
+    `out` goes the way of the fallback."""
+    has_out = any(argument.is_out for argument in func._schema.arguments)
+    if torch.Tag.pointwise in func.tags and _returns_tensors(func) and not has_out:
+        from torch_blocked.ops.pointwise import pointwise_handler
+
+        OPS_TABLE[func] = pointwise_handler(func)
+        return OPS_TABLE[func]
     return None
 
 
@@ -86,7 +113,7 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
 
     out = func(*pytree.tree_map(to_dense, args), **pytree.tree_map(to_dense, kwargs))
 
-    written = {id(dense[id(a)]): a for a in _written(func, args, kwargs)}
+    written = {id(dense[id(a)]): a for a in written_arguments(func, args, kwargs) if id(a) in dense}
     for copy_id, original in written.items():
         _write_back(func, original, next(d for d in dense.values() if id(d) == copy_id))
     like = blocked[0]
@@ -119,17 +146,6 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
         )
 
 
-def _written(func, args, kwargs) -> list[BlockedTensor]:
-    """The blocked arguments that the op's schema says it writes."""
-    values = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values += [v for v in pytree.tree_leaves(value) if isinstance(v, BlockedTensor)]
-    return values
-
-
 def _write_back(func, original: BlockedTensor, dense: Tensor) -> None:
     if dense.shape != original.shape or dense.dtype != original.dtype:
         raise RuntimeError(
@@ -146,8 +162,35 @@ def to_blocked_like(value: Tensor, like: BlockedTensor) -> BlockedTensor:
             return value
         physical = torch.ops.torch_blocked.reblock(value._physical, value._channels, like.block)
     else:
+        wants_dense_gradient(value)
         physical = torch.ops.torch_blocked.to_blocked(value, like.block)
     return BlockedTensor(physical, value.shape[1])
+
+
+_has_hook = WeakTensorKeyDictionary()
+
+
+def wants_dense_gradient(operand: Tensor) -> None:
+    """Makes the gradient of a dense operand dense: autograd passes on that of the blocked result as
+    it is, and parameters and optimizers are to see nothing new."""
+    if operand.requires_grad and torch.is_grad_enabled() and operand not in _has_hook:
+        _has_hook[operand] = operand.register_hook(_dense_gradient)
+
+
+@unserializable_hook
+def _dense_gradient(gradient: Tensor) -> Tensor:
+    if isinstance(gradient, BlockedTensor):
+        return gradient.to_dense()
+    return gradient.clone() if isinstance(gradient, DenseView) else gradient
+
+
+def asked_for(gradients, output_mask, channels: int) -> tuple:
+    """The gradients of input (physical), weight and bias with None for those not asked for."""
+    input, *others = gradients
+    return (
+        BlockedTensor(input, channels) if output_mask[0] else None,
+        *(value if asked else None for value, asked in zip(others, output_mask[1:], strict=True)),
+    )
 
 
 def clear_tail(physical: Tensor, channels: int) -> BlockedTensor:

@@ -1,0 +1,199 @@
+"""torch.library.opcheck on every op of the library: schema, fake kernels, autograd registration and
+tracing with symbolic sizes. An op without examples fails."""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.any_isa
+
+OPS = torch.ops.torch_blocked
+ALL_TESTS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+# A bool that depends on values, not sizes: no fake kernel can give it.
+DATA_DEPENDENT = {"tail_is_zero"}
+
+
+def blocked(channels, block, *spatial, batch=2, dtype=torch.float32):
+    """A physical tensor [N, ceil(C/b), *spatial, b] with a zero tail."""
+    dense = torch.arange(batch * channels * torch.Size(spatial).numel()).to(dtype) % 7
+    return OPS.to_blocked(dense.reshape(batch, channels, *spatial), block)
+
+
+def convolution(x, channels, weight, bias=True, transposed=False, groups=1, **arguments):
+    spatial = len(weight) - 2
+    out = weight[1] * groups if transposed else weight[0]
+    defaults = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0} | arguments
+    stride, padding, dilation, output_padding = (
+        [value] * spatial if isinstance(value, int) else value for value in defaults.values()
+    )
+    bias = torch.randn(out) if bias else None
+    return (x, channels, torch.randn(weight), bias, stride, padding, dilation, transposed,
+            output_padding, groups)  # fmt: skip
+
+
+def backward(input, channels, weight, bias, *arguments, mask=(True, True, True)):
+    """Arguments of convolution_backward from those of convolution."""
+    output = OPS.convolution(input, channels, weight, bias, *arguments)
+    return (torch.ones_like(output), input, channels, weight, *arguments, list(mask))
+
+
+def normed(input, channels=9):
+    """grad_output, input and channels."""
+    return torch.ones_like(input), input, channels
+
+
+def example(*args, **kwargs):
+    return args, kwargs
+
+
+def examples():
+    """{op: [(args, kwargs), ...]}"""
+    dense = torch.randn(2, 9, 5, 7)
+    vectors = [torch.rand(9) + 0.5 for _ in range(4)]
+    return {
+        "to_blocked": [
+            example(dense, 8),
+            example(dense.to(memory_format=torch.channels_last), 16),
+            example(dense[:, :, ::2, 1:], 4, dtype=torch.float64),
+            example(dense[:1].expand(3, 9, 5, 7), 32, dtype=torch.bfloat16),
+            example(torch.randn(3, 17, 11), 16),
+            example(torch.randn(1, 3, 2, 4, 5), 8),
+            example(torch.randn(0, 9, 5, 7), 8),
+            example(torch.ones(2, 9, 5, dtype=torch.int64), 8),
+        ],
+        "to_dense": [
+            example(blocked(9, 8, 5, 7), 9),
+            example(blocked(9, 8, 5, 7), 9, channels_last=True),
+            example(blocked(17, 16, 11), 17, channels_last=True, dtype=torch.float64),
+            example(blocked(3, 4, 2, 4, 5), 3),
+            example(blocked(3, 4, 2, 4, 5), 3, channels_last=True),
+            example(blocked(9, 8, 5, 7, batch=0), 9),
+        ],
+        "reblock": [
+            example(blocked(9, 8, 5, 7), 9, 16),
+            example(blocked(33, 32, 11), 33, 4, dtype=torch.float16),
+            example(blocked(17, 16, 2, 4, 5), 17, 8, dtype=torch.int32),
+            example(blocked(9, 8, 5, 7, batch=0), 9, 32),
+        ],
+        "clear_tail_": [
+            example(torch.ones(2, 2, 5, 7, 8), 9),
+            example(torch.ones(2, 2, 5, 7, 8), 16),
+            example(torch.ones(2, 1, 5, 16, dtype=torch.int64), 3),
+        ],
+        "tail_is_zero": [
+            example(blocked(9, 8, 5, 7), 9),
+            example(torch.ones(2, 2, 5, 7, 8), 9),
+            example(torch.ones(2, 1, 5, 16), 3),
+        ],
+        "convolution": [
+            example(*convolution(blocked(9, 8, 5, 7), 9, (17, 9, 3, 3), padding=1)),
+            example(*convolution(blocked(16, 16, 5, 7), 16, (8, 16, 1, 1), bias=False)),
+            example(*convolution(blocked(9, 8, 5, 7), 9, (9, 1, 3, 3), groups=9, stride=2)),
+            example(
+                *convolution(
+                    blocked(16, 8, 9, 9), 16, (4, 16, 3, 3), dilation=[2, 1], padding=[0, 2]
+                )
+            ),
+            example(*convolution(blocked(17, 16, 11), 17, (8, 17, 3), stride=2)),
+            example(*convolution(blocked(3, 8, 4, 5, 6), 3, (9, 3, 3, 3, 3), padding=1)),
+            example(
+                *convolution(
+                    blocked(9, 8, 5, 7), 9, (9, 4, 4, 4), transposed=True, stride=2, padding=1,
+                    output_padding=1,
+                )
+            ),
+            example(*convolution(blocked(9, 8, 5, 7, batch=0), 9, (17, 9, 3, 3), padding=1)),
+        ],
+        "batch_norm_inference": [
+            example(blocked(9, 8, 5, 7), 9, *vectors, 1e-5),
+            example(blocked(9, 16, 11), 9, None, None, *vectors[2:], 1e-3),
+            example(blocked(9, 4, 2, 4, 5), 9, vectors[0], None, *vectors[2:], 1e-5),
+            example(blocked(9, 8, 5, 7, batch=0), 9, *vectors, 1e-5),
+        ],
+        "convolution_backward": [
+            example(*backward(*convolution(blocked(9, 8, 5, 7), 9, (17, 9, 3, 3), padding=1))),
+            example(
+                *backward(
+                    *convolution(blocked(9, 8, 5, 7), 9, (9, 1, 3, 3), groups=9, stride=2),
+                    mask=(True, False, True),
+                )
+            ),
+            example(
+                *backward(
+                    *convolution(blocked(17, 16, 11), 17, (17, 4, 4), transposed=True, stride=2),
+                    mask=(True, True, False),
+                )
+            ),
+            example(
+                *backward(
+                    *convolution(blocked(3, 8, 4, 5, 6), 3, (9, 3, 3, 3, 3)),
+                    mask=(False, True, True),
+                )
+            ),
+        ],
+        "batch_norm_training": [
+            example(blocked(9, 8, 5, 7), 9, *vectors, 0.1, 1e-5),
+            example(blocked(9, 16, 11), 9, None, None, None, None, 0.1, 1e-3),
+            example(blocked(9, 4, 2, 4, 5), 9, vectors[0], None, *vectors[2:], 1.0, 1e-5),
+        ],
+        "batch_norm_backward": [
+            example(*normed(blocked(9, 8, 5, 7)), vectors[0], *vectors[2:], True, [True] * 3),
+            example(*normed(blocked(9, 16, 11)), None, *vectors[2:], False, [True, False, False]),
+            example(
+                *normed(blocked(9, 4, 2, 4, 5)), vectors[0], *vectors[2:], True, [False, True, True]
+            ),
+        ],
+        "slice_channels": [
+            example(blocked(17, 8, 5, 7), 17, 3, 9),
+            example(blocked(17, 16, 11), 17, 16, 1),
+            example(blocked(9, 4, 2, 4, 5), 9, 0, 9),
+            example(blocked(9, 8, 5, 7), 9, 5, 0),
+        ],
+        "concat_channels": [
+            example([blocked(9, 8, 5, 7), blocked(3, 8, 5, 7)], [9, 3]),
+            example([blocked(16, 16, 11), blocked(17, 16, 11), blocked(1, 16, 11)], [16, 17, 1]),
+            example([blocked(9, 8, 5, 7)], [9]),
+        ],
+    }  # fmt: skip
+
+
+EXAMPLES = examples()
+CASES = [(op, index) for op, rows in EXAMPLES.items() for index in range(len(rows))]
+
+
+def test_every_op_has_examples():
+    names = torch._C._dispatch_get_all_op_names()
+    registered = {n.partition("::")[2] for n in names if n.startswith("torch_blocked::")}
+    assert registered == set(EXAMPLES)
+    assert all(len(rows) >= 3 for rows in EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_opcheck(op, index):
+    args, kwargs = EXAMPLES[op][index]
+    tests = ALL_TESTS[:2] if op in DATA_DEPENDENT else ALL_TESTS
+    torch.library.opcheck(getattr(OPS, op).default, args, kwargs, test_utils=tests)
+
+
+RETURNING = [case for case in CASES if case[0] not in {"clear_tail_", *DATA_DEPENDENT}]
+
+
+@pytest.mark.parametrize(("op", "index"), RETURNING)
+def test_fake_result_is_the_real_one(op, index):
+    """Sizes, strides and dtypes: opcheck compares them too, but not the strides of every kernel."""
+    args, kwargs = EXAMPLES[op][index]
+    function = getattr(OPS, op).default
+    args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args)
+    real = function(*args, **kwargs)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake_args = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
+        fake = function(*fake_args, **kwargs)
+    results = zip(*map(torch.utils._pytree.tree_leaves, (fake, real)), strict=True)
+    for fake_result, real_result in results:
+        assert fake_result.shape == real_result.shape
+        assert fake_result.dtype == real_result.dtype
+        assert real_result.numel() == 0 or fake_result.stride() == real_result.stride()

@@ -1,0 +1,608 @@
+"""Bad arguments: one sentence and the right exception from our ops, ATen's own exception through
+ATen's API, and never a signal. Many rows are inputs that crash other libraries."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked
+from torch_blocked.tensor import format_name, tail_is_zero
+
+pytestmark = [pytest.mark.any_isa, pytest.mark.filterwarnings("ignore:torch_blocked")]
+
+OPS = torch.ops.torch_blocked
+HUGE = 2**62
+
+
+def random(*dims, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(dims, generator=generator, dtype=dtype)
+
+
+X = random(2, 16, 9, 9)
+PHYSICAL = X.to_blocked("nChw8c")._physical
+WEIGHT = random(8, 16, 3, 3)
+TRANSPOSED = random(16, 8, 3, 3)
+
+
+# --- direct calls of our ops
+
+
+def convolution(
+    input=PHYSICAL, channels=16, weight=WEIGHT, bias=None, stride=(1, 1), padding=(0, 0),
+    dilation=(1, 1), transposed=False, output_padding=(0, 0), groups=1,
+):  # fmt: skip
+    return OPS.convolution(
+        input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
+
+
+def batch_norm(input=PHYSICAL, channels=16, weight=None, bias=None, mean=None, var=None):
+    mean = torch.zeros(16) if mean is None else mean
+    var = torch.ones(16) if var is None else var
+    return OPS.batch_norm_inference(input, channels, weight, bias, mean, var, 1e-5)
+
+
+GRAD = convolution()
+
+
+def batch_norm_training(input=PHYSICAL, channels=16, weight=None, bias=None, mean=None, var=None):
+    return OPS.batch_norm_training(input, channels, weight, bias, mean, var, 0.1, 1e-5)
+
+
+def batch_norm_backward(input=PHYSICAL, grad=PHYSICAL, channels=16, weight=None, mean=None):
+    mean = torch.zeros(16) if mean is None else mean
+    return OPS.batch_norm_backward(
+        grad, input, channels, weight, mean, torch.ones(16), True, [True] * 3
+    )
+
+
+def convolution_backward(
+    grad=GRAD, input=PHYSICAL, channels=16, weight=WEIGHT, stride=(1, 1), padding=(0, 0),
+    dilation=(1, 1), groups=1,
+):  # fmt: skip
+    return OPS.convolution_backward(
+        grad, input, channels, weight, stride, padding, dilation, False, (0, 0), groups, [True] * 3
+    )
+
+
+DIRECT = {
+    "convolution": {
+        "stride-0": (ValueError, lambda: convolution(stride=(0, 0))),
+        "stride-negative": (ValueError, lambda: convolution(stride=(1, -1))),
+        "stride-of-3-dims": (ValueError, lambda: convolution(stride=(1, 1, 1))),
+        "stride-missing": (ValueError, lambda: convolution(stride=())),
+        "padding-negative": (ValueError, lambda: convolution(padding=(-1, 0))),
+        "dilation-0": (ValueError, lambda: convolution(dilation=(0, 1))),
+        "dilation-beyond-input": (ValueError, lambda: convolution(dilation=(5, 1))),
+        "output-padding-negative": (
+            ValueError,
+            lambda: convolution(weight=TRANSPOSED, transposed=True, output_padding=(-1, 0)),
+        ),
+        "output-padding-large": (
+            ValueError,
+            lambda: convolution(weight=TRANSPOSED, transposed=True, output_padding=(1, 1)),
+        ),
+        "groups-0": (ValueError, lambda: convolution(groups=0)),
+        "groups-negative": (ValueError, lambda: convolution(groups=-1)),
+        "groups-3": (ValueError, lambda: convolution(groups=3)),
+        "groups-huge": (ValueError, lambda: convolution(groups=HUGE)),
+        "groups-3-transposed": (
+            ValueError,
+            lambda: convolution(weight=TRANSPOSED, transposed=True, groups=3),
+        ),
+        "channels-negative": (ValueError, lambda: convolution(channels=-1)),
+        "channels-0": (ValueError, lambda: convolution(channels=0)),
+        "channels-too-many": (ValueError, lambda: convolution(channels=17)),
+        "channels-huge": (ValueError, lambda: convolution(channels=2**63 - 1)),
+        "channels-not-the-weight's": (ValueError, lambda: convolution(channels=9)),
+        "weight-of-3-dims": (ValueError, lambda: convolution(weight=WEIGHT[0])),
+        "weight-scalar": (ValueError, lambda: convolution(weight=torch.tensor(1.0))),
+        "weight-without-output": (ValueError, lambda: convolution(weight=WEIGHT[:0])),
+        "weight-without-input": (ValueError, lambda: convolution(weight=WEIGHT[:, :0])),
+        "weight-without-kernel": (ValueError, lambda: convolution(weight=WEIGHT[:, :, :0])),
+        "weight-too-large": (ValueError, lambda: convolution(weight=random(8, 16, 11, 3))),
+        "weight-double": (TypeError, lambda: convolution(weight=WEIGHT.double())),
+        "weight-int": (TypeError, lambda: convolution(weight=WEIGHT.int())),
+        "bias-size": (ValueError, lambda: convolution(bias=torch.ones(7))),
+        "bias-2-dims": (ValueError, lambda: convolution(bias=torch.ones(8, 1))),
+        "bias-double": (TypeError, lambda: convolution(bias=torch.ones(8).double())),
+        "input-dense": (ValueError, lambda: convolution(input=X)),
+        "input-1-dim": (ValueError, lambda: convolution(input=PHYSICAL.flatten())),
+        "input-block-7": (ValueError, lambda: convolution(input=random(2, 2, 9, 9, 7))),
+        "input-without-width": (ValueError, lambda: convolution(input=PHYSICAL[:, :, :, :0])),
+    },
+    "to_blocked": {
+        "block-0": (ValueError, lambda: OPS.to_blocked(X, 0)),
+        "block-7": (ValueError, lambda: OPS.to_blocked(X, 7)),
+        "block-negative": (ValueError, lambda: OPS.to_blocked(X, -8)),
+        "block-huge": (ValueError, lambda: OPS.to_blocked(X, HUGE)),
+        "2-dims": (ValueError, lambda: OPS.to_blocked(X[0, 0], 8)),
+        "6-dims": (ValueError, lambda: OPS.to_blocked(X[None, None], 8)),
+    },
+    "to_dense": {
+        "channels-too-many": (ValueError, lambda: OPS.to_dense(PHYSICAL, 17)),
+        "channels-too-few": (ValueError, lambda: OPS.to_dense(PHYSICAL, 8)),
+        "channels-negative": (ValueError, lambda: OPS.to_dense(PHYSICAL, -5)),
+        "channels-huge": (ValueError, lambda: OPS.to_dense(PHYSICAL, HUGE)),
+        "dense": (ValueError, lambda: OPS.to_dense(X, 16)),
+    },
+    "reblock": {
+        "block-5": (ValueError, lambda: OPS.reblock(PHYSICAL, 16, 5)),
+        "channels": (ValueError, lambda: OPS.reblock(PHYSICAL, 99, 8)),
+    },
+    "clear_tail_": {
+        "channels": (ValueError, lambda: OPS.clear_tail_(PHYSICAL, 99)),
+        "dense": (ValueError, lambda: OPS.clear_tail_(X, 16)),
+    },
+    "tail_is_zero": {
+        "channels": (ValueError, lambda: OPS.tail_is_zero(PHYSICAL, 99)),
+        "dense": (ValueError, lambda: OPS.tail_is_zero(X, 16)),
+    },
+    "batch_norm_inference": {
+        "mean-size": (ValueError, lambda: batch_norm(mean=torch.ones(15))),
+        "var-2-dims": (ValueError, lambda: batch_norm(var=torch.ones(16, 1))),
+        "weight-size": (ValueError, lambda: batch_norm(weight=torch.ones(1))),
+        "bias-empty": (ValueError, lambda: batch_norm(bias=torch.ones(0))),
+        "weight-double": (NotImplementedError, lambda: batch_norm(weight=torch.ones(16).double())),
+        "input-double": (NotImplementedError, lambda: batch_norm(input=PHYSICAL.double())),
+        "channels": (ValueError, lambda: batch_norm(channels=99)),
+    },
+    "batch_norm_training": {
+        "mean-size": (ValueError, lambda: batch_norm_training(mean=torch.ones(15))),
+        "var-2-dims": (ValueError, lambda: batch_norm_training(var=torch.ones(16, 1))),
+        "weight-size": (ValueError, lambda: batch_norm_training(weight=torch.ones(1))),
+        "input-double": (
+            NotImplementedError, lambda: batch_norm_training(input=PHYSICAL.double()),
+        ),
+        "channels": (ValueError, lambda: batch_norm_training(channels=99)),
+        "dense": (ValueError, lambda: batch_norm_training(input=X)),
+    },
+    "batch_norm_backward": {
+        "grad-dims": (ValueError, lambda: batch_norm_backward(grad=PHYSICAL[:1])),
+        "grad-block": (
+            ValueError, lambda: batch_norm_backward(grad=X.to_blocked("nChw16c")._physical),
+        ),
+        "mean-size": (ValueError, lambda: batch_norm_backward(mean=torch.ones(15))),
+        "weight-size": (ValueError, lambda: batch_norm_backward(weight=torch.ones(1))),
+        "channels": (ValueError, lambda: batch_norm_backward(channels=99)),
+        "dense": (ValueError, lambda: batch_norm_backward(input=X, grad=X)),
+    },
+    "convolution_backward": {
+        "grad-channels": (ValueError, lambda: convolution_backward(grad=GRAD[:, :0])),
+        "grad-width": (ValueError, lambda: convolution_backward(grad=GRAD[:, :, :, :6])),
+        "grad-batch": (ValueError, lambda: convolution_backward(grad=GRAD[:1])),
+        "grad-block": (ValueError, lambda: convolution_backward(grad=GRAD.reshape(2, -1, 7, 7, 4))),
+        "grad-double": (TypeError, lambda: convolution_backward(grad=GRAD.double())),
+        "grad-dense": (ValueError, lambda: convolution_backward(grad=X)),
+        "weight-double": (TypeError, lambda: convolution_backward(weight=WEIGHT.double())),
+        "weight-channels": (ValueError, lambda: convolution_backward(weight=WEIGHT[:, :9])),
+        "stride-0": (ValueError, lambda: convolution_backward(stride=(0, 0))),
+        "padding-negative": (ValueError, lambda: convolution_backward(padding=(-1, 0))),
+        "dilation-0": (ValueError, lambda: convolution_backward(dilation=(0, 1))),
+        "groups-0": (ValueError, lambda: convolution_backward(groups=0)),
+        "channels": (ValueError, lambda: convolution_backward(channels=99)),
+    },
+    "slice_channels": {
+        "start-negative": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, -1, 3)),
+        "length-negative": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, 3, -1)),
+        "beyond": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, 10, 7)),
+        "start-beyond": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, 17, 0)),
+        "huge": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, HUGE, HUGE)),
+        "overflow": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 16, 2**63 - 8, 16)),
+        "channels": (ValueError, lambda: OPS.slice_channels(PHYSICAL, 99, 0, 1)),
+        "dense": (ValueError, lambda: OPS.slice_channels(X, 16, 0, 1)),
+    },
+    "concat_channels": {
+        "counts": (ValueError, lambda: OPS.concat_channels([PHYSICAL], [16, 16])),
+        "batch": (ValueError, lambda: OPS.concat_channels([PHYSICAL, PHYSICAL[:1]], [16, 16])),
+        "channels": (ValueError, lambda: OPS.concat_channels([PHYSICAL], [99])),
+        "negative": (ValueError, lambda: OPS.concat_channels([PHYSICAL, PHYSICAL], [16, -16])),
+        "dense": (ValueError, lambda: OPS.concat_channels([X, X], [16, 16])),
+        "blocks": (
+            ValueError,
+            lambda: OPS.concat_channels([PHYSICAL, X.to_blocked("nChw16c")._physical], [16, 16]),
+        ),
+    },
+}  # fmt: skip
+DIRECT_CASES = [(op, name) for op, rows in DIRECT.items() for name in rows]
+
+
+@pytest.mark.parametrize(("op", "name"), DIRECT_CASES)
+def test_direct_calls_say_what_is_wrong(op, name):
+    """torch_blocked::<op or its family>: expected <rule>, got <value>[; <what to do>]."""
+    error, call = DIRECT[op][name]
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error
+    sentence = str(caught.value)
+    match = re.fullmatch(r"torch_blocked::(\w+): expected ([^\n]+), got ([^\n]+)", sentence)
+    assert match, sentence
+    family, expected, got = match.groups()
+    assert op.startswith(family)
+    assert expected != got.partition(";")[0], "it says nothing"
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    (
+        (
+            lambda: convolution(stride=(0, 0)),
+            "torch_blocked::convolution: expected stride >= 1, got [0, 0]",
+        ),
+        (
+            lambda: convolution(groups=3),
+            "torch_blocked::convolution: expected a weight for 16 input channels in 3 groups, got "
+            "[8, 16, 3, 3]",
+        ),
+        (
+            lambda: OPS.to_dense(PHYSICAL, 17),
+            "torch_blocked::to_dense: expected ceil(C/b) = 3 blocks for C = 17, got 2 in "
+            "[2, 2, 9, 9, 8]; pass the logical channel count",
+        ),
+        (
+            lambda: batch_norm(mean=torch.ones(15)),
+            "torch_blocked::batch_norm: expected running_mean of size [16], got [15]; one value "
+            "per channel",
+        ),
+    ),
+)
+def test_whole_sentences(call, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        call()
+
+
+def test_every_op_has_rows():
+    names = torch._C._dispatch_get_all_op_names()
+    registered = {n.partition("::")[2] for n in names if n.startswith("torch_blocked::")}
+    assert registered == set(DIRECT)
+
+
+# --- through ATen's API: what dense refuses, blocked refuses in the same way
+
+
+ATEN = {
+    "conv-stride-0": lambda x: F.conv2d(x, WEIGHT, stride=0),
+    "conv-stride-negative": lambda x: F.conv2d(x, WEIGHT, stride=-1),
+    "conv-padding-negative": lambda x: F.conv2d(x, WEIGHT, padding=-1),
+    "conv-padding-word": lambda x: F.conv2d(x, WEIGHT, padding="sane"),
+    "conv-same-strided": lambda x: F.conv2d(x, WEIGHT, padding="same", stride=2),
+    "conv-same": lambda x: F.conv2d(x, random(8, 16, 4, 4), padding="same"),
+    "conv-dilation-0": lambda x: F.conv2d(x, WEIGHT, dilation=0),
+    "conv-dilation-large": lambda x: F.conv2d(x, WEIGHT, dilation=9),
+    "conv-groups-0": lambda x: F.conv2d(x, WEIGHT, groups=0),
+    "conv-groups-negative": lambda x: F.conv2d(x, WEIGHT, groups=-2),
+    "conv-groups-3": lambda x: F.conv2d(x, WEIGHT, groups=3),
+    "conv-channels": lambda x: F.conv2d(x, WEIGHT[:, :15]),
+    "conv-no-channels": lambda x: F.conv2d(x, WEIGHT[:, :0]),
+    "conv-no-output": lambda x: F.conv2d(x, WEIGHT[:0]),
+    "conv-no-kernel": lambda x: F.conv2d(x, WEIGHT[..., :0]),
+    "conv-kernel-large": lambda x: F.conv2d(x, random(8, 16, 3, 10)),
+    "conv-weight-rank": lambda x: F.conv2d(x, WEIGHT[0]),
+    "conv-weight-double": lambda x: F.conv2d(x, WEIGHT.double()),
+    "conv-weight-int": lambda x: F.conv2d(x, WEIGHT.int()),
+    "conv-bias-size": lambda x: F.conv2d(x, WEIGHT, torch.ones(7)),
+    "conv-bias-double": lambda x: F.conv2d(x, WEIGHT, torch.ones(8).double()),
+    "conv-of-ints": lambda x: F.conv2d(x.int(), WEIGHT.int()),
+    "conv-of-empty-images": lambda x: F.conv2d(x[:, :, :0], WEIGHT),
+    "conv-of-no-channels": lambda x: F.conv2d(x[:, :0], WEIGHT[:, :0]),
+    "conv1d-of-4-dims": lambda x: F.conv1d(x, WEIGHT[..., 0]),
+    "conv3d-of-4-dims": lambda x: F.conv3d(x, WEIGHT[None]),
+    "transposed-output-padding": lambda x: F.conv_transpose2d(x, TRANSPOSED, output_padding=1),
+    "transposed-stride-0": lambda x: F.conv_transpose2d(x, TRANSPOSED, stride=0),
+    "transposed-padding": lambda x: F.conv_transpose2d(x, TRANSPOSED, padding=9),
+    "transposed-groups": lambda x: F.conv_transpose2d(x, TRANSPOSED, groups=3),
+    "transposed-channels": lambda x: F.conv_transpose2d(x, TRANSPOSED[:15]),
+    "max-stride-0": lambda x: F.max_pool2d(x, 2, 0),
+    "max-stride-negative": lambda x: F.max_pool2d(x, 2, -1),
+    "max-kernel-0": lambda x: F.max_pool2d(x, 0),
+    "max-kernel-negative": lambda x: F.max_pool2d(x, -2),
+    "max-kernel-large": lambda x: F.max_pool2d(x, 10),
+    "max-kernel-of-3": lambda x: F.max_pool2d(x, (2, 2, 2)),
+    "max-padding-large": lambda x: F.max_pool2d(x, 2, 2, 2),
+    "max-padding-negative": lambda x: F.max_pool2d(x, 2, 2, -1),
+    "max-dilation-0": lambda x: F.max_pool2d(x, 2, 2, 0, 0),
+    "max-of-empty-images": lambda x: F.max_pool2d(x[:, :, :0], 2),
+    "max-of-bool": lambda x: F.max_pool2d(x > 0, 2),
+    "max-1d": lambda x: F.max_pool1d(x, 2),
+    "avg-stride-0": lambda x: F.avg_pool2d(x, 2, 0),
+    "avg-kernel-0": lambda x: F.avg_pool2d(x, 0),
+    "avg-kernel-large": lambda x: F.avg_pool2d(x, 99),
+    "avg-padding-negative": lambda x: F.avg_pool2d(x, 2, 2, -1),
+    "avg-divisor-0": lambda x: F.avg_pool2d(x, 2, divisor_override=0),
+    "avg-of-ints": lambda x: F.avg_pool2d(x.int(), 2),
+    "adaptive-negative": lambda x: F.adaptive_avg_pool2d(x, (-1, 2)),
+    "adaptive-of-3": lambda x: F.adaptive_avg_pool2d(x, (2, 2, 2)),
+    "adaptive-0": lambda x: F.adaptive_avg_pool2d(x, 0),
+    "adaptive-max-of-empty": lambda x: F.adaptive_max_pool2d(x[..., :0], 2),
+    "unpool-sizes": lambda x: F.max_unpool2d(x, torch.zeros(1, dtype=torch.long), 2),
+    "interpolate-0": lambda x: F.interpolate(x, (0, 4)),
+    "interpolate-negative": lambda x: F.interpolate(x, scale_factor=-1),
+    "interpolate-of-3": lambda x: F.interpolate(x, (2, 2, 2)),
+    "interpolate-1d": lambda x: F.interpolate(x, 4, mode="linear"),
+    "interpolate-ints": lambda x: F.interpolate(x.long(), scale_factor=2, mode="bilinear"),
+    "pad-crop-all": lambda x: F.pad(x, (-5, -5)),
+    "pad-odd": lambda x: F.pad(x, (1, 2, 3)),
+    "pad-too-many": lambda x: F.pad(x, (1,) * 10),
+    "pad-reflect-large": lambda x: F.pad(x, (9, 0, 0, 0), mode="reflect"),
+    "pad-reflect-rank": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect"),
+    "pad-circular-large": lambda x: F.pad(x, (10, 0, 0, 0), mode="circular"),
+    "batch-norm-mean": lambda x: F.batch_norm(x, torch.ones(15), torch.ones(16)),
+    "batch-norm-weight": lambda x: F.batch_norm(
+        x, torch.ones(16), torch.ones(16), torch.ones(15), torch.ones(15)
+    ),
+    "batch-norm-no-statistics": lambda x: F.batch_norm(x, None, None),
+    "batch-norm-one-value": lambda x: F.batch_norm(
+        x[:1, :, :1, :1], torch.ones(16), torch.ones(16), training=True
+    ),
+    "prelu-size": lambda x: F.prelu(x, torch.ones(3)),
+    "add-sizes": lambda x: x + torch.ones(16),
+    "add-in-place-grows": lambda x: x.add_(torch.ones(3, 1, 1, 1, 1)),
+    "add-channels": lambda x: x + x[:, :3],
+    "in-place-float-to-int": lambda x: x.int().add_(0.5),
+    "in-place-broadcast": lambda x: x[:1].clone().add_(x),
+    "clamp-nothing": lambda x: x.clamp(),
+    "bitwise-of-floats": lambda x: x & x,
+    "where-of-float": lambda x: torch.where(x, x, x),
+    "cat-sizes": lambda x: torch.cat([x, x[:, :, :3]], 1),
+    "cat-ranks": lambda x: torch.cat([x, x[0]], 1),
+    "cat-dim": lambda x: torch.cat([x, x], 4),
+    "cat-batch": lambda x: torch.cat([x, x[:, :3]], 0),
+    "mean-dim": lambda x: x.mean(4),
+    "mean-twice": lambda x: x.mean((2, 2)),
+    "mean-of-ints": lambda x: x.int().mean((2, 3)),
+    "amax-of-empty": lambda x: x[:, :, :0].amax(2),
+    "squeeze-dim": lambda x: x.squeeze(7),
+    "unsqueeze-dim": lambda x: x.unsqueeze(6),
+    "view-size": lambda x: x.view(5, 5),
+    "view-two-unknown": lambda x: x.view(-1, -1),
+    "permute-twice": lambda x: x.permute(0, 0, 1, 2),
+    "transpose-dim": lambda x: x.transpose(1, 1250999896764),
+    "select-beyond": lambda x: x[:, 16],
+    "narrow-beyond": lambda x: x.narrow(1, 10, 10),
+    "index-beyond": lambda x: x[torch.tensor([5])],
+    "matmul-sizes": lambda x: x @ torch.ones(3, 3),
+    "copy-sizes": lambda x: x.clone().copy_(torch.ones(3)),
+    "zeros-like-sparse": lambda x: torch.zeros_like(x, layout=torch.sparse_coo).to_dense(),
+    "gelu-word": lambda x: F.gelu(x, approximate="tan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATEN)
+def test_blocked_refuses_what_dense_refuses(name):
+    """The same type of exception, or the same values where ATen has an answer."""
+    x = X.to_blocked("nChw8c")
+    try:
+        expected = ATEN[name](X.clone())
+    except Exception as error:
+        with pytest.raises(type(error)) as caught:
+            ATEN[name](x)
+        assert type(caught.value) is type(error)
+        assert "torch_blocked::" not in str(caught.value), "ATen's API speaks in ATen's words"
+    else:
+        result = ATEN[name](x)
+        if torch_blocked.is_blocked(result):
+            assert tail_is_zero(result)
+            result = result.to_dense()
+        assert result.dtype == expected.dtype
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert torch.equal(x.to_dense(), X), "the input was written"
+
+
+UNBATCHED = {
+    "max2d": lambda x: F.max_pool2d(x, 2),
+    "max3d": lambda x: F.max_pool3d(x, 2),
+    "avg2d": lambda x: F.avg_pool2d(x, 2),
+    "avg3d": lambda x: F.avg_pool3d(x, 2),
+    "adaptive-avg2d": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "adaptive-avg3d": lambda x: F.adaptive_avg_pool3d(x, 2),
+    "adaptive-max2d": lambda x: F.adaptive_max_pool2d(x, 2),
+    "reflect2d": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "replicate3d": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate"),
+    "conv2d": lambda x: F.conv2d(x, torch.ones(3, 2, 3, 3)),
+    "conv3d": lambda x: F.conv3d(x, torch.ones(3, 2, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("block", (8, 16))
+@pytest.mark.parametrize("name", UNBATCHED)
+def test_one_image_instead_of_a_batch(name, block):
+    """[C, *spatial] to ATen, though to us its first dims are [N, C]."""
+    dense = random(2, 16, 8) if "2d" in name else random(2, 16, 8, 6)
+    expected = UNBATCHED[name](dense)
+    result = UNBATCHED[name](dense.to_blocked(format_name(dense.dim(), block)))
+    torch.testing.assert_close(torch_blocked.to_dense(result), expected, rtol=1e-5, atol=1e-5)
+
+
+# --- what other libraries compute wrongly or crash on
+
+
+def conv1d_of_transposed(x, weight):
+    return F.conv1d(x.transpose(1, 2), weight, padding=1, groups=24)
+
+
+def strided_14(x, weight):
+    return F.conv2d(x, weight, stride=14, padding=7)
+
+
+def grouped_3d(x, weight):
+    return F.conv3d(x, weight, groups=2, padding=1)
+
+
+def transposed_1d(x, weight):
+    return F.conv_transpose1d(x, weight, stride=2, padding=1, output_padding=1)
+
+
+# name: (function of (x, weight), dims of x, dims of weight)
+ELSEWHERE_WRONG = {
+    "6-channels": (lambda x, w: F.conv2d(x, w, padding=1), (2, 6, 7, 7), (6, 6, 3, 3)),
+    "groups-of-4": (lambda x, w: F.conv2d(x, w, groups=8), (2, 32, 9, 9), (32, 4, 3, 3)),
+    "groups-of-9": (lambda x, w: F.conv2d(x, w, groups=2), (2, 18, 7, 7), (34, 9, 3, 3)),
+    "groups-3d": (grouped_3d, (1, 8, 4, 5, 6), (6, 4, 3, 3, 3)),
+    "stride-3": (lambda x, w: F.conv2d(x, w, stride=3), (1, 16, 11, 11), (8, 16, 3, 3)),
+    "stride-14": (strided_14, (1, 105, 31, 29), (8, 105, 14, 14)),
+    "kernel-of-the-width": (lambda x, w: F.conv2d(x, w), (1, 1, 20, 16), (64, 1, 5, 16)),
+    "weight-permuted": (
+        lambda x, w: F.conv2d(x, w.permute(3, 2, 0, 1)), (2, 16, 9, 9), (3, 3, 16, 17),
+    ),
+    "weight-expanded": (
+        lambda x, w: F.conv2d(x, w.expand(8, 16, 3, 3)), (2, 16, 9, 9), (1, 16, 1, 1),
+    ),
+    "weight-sliced": (lambda x, w: F.conv2d(x, w[:, ::2, 1:]), (2, 16, 9, 9), (8, 32, 4, 3)),
+    "weight-channels-last": (
+        lambda x, w: F.conv2d(x, w.contiguous(memory_format=torch.channels_last)),
+        (2, 16, 9, 9), (8, 16, 3, 3),
+    ),
+    "depthwise-1d-transposed": (conv1d_of_transposed, (2, 11, 24), (24, 1, 3)),
+    "transposed-1d": (transposed_1d, (2, 9, 7), (9, 5, 3)),
+    "transposed-grouped": (
+        lambda x, w: F.conv_transpose2d(x, w, groups=4, stride=2), (2, 16, 9, 9), (16, 3, 2, 2),
+    ),
+    "dilated-grouped": (
+        lambda x, w: F.conv2d(x, w, groups=4, dilation=3), (2, 16, 9, 9), (8, 4, 3, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", (8, 16))
+@pytest.mark.parametrize("name", ELSEWHERE_WRONG)
+def test_values_and_gradients_against_double(name, block):
+    function, dims, weight_dims = ELSEWHERE_WRONG[name]
+    x, weight = random(*dims), random(*weight_dims, seed=1)
+    exact_x, exact_weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    exact = function(exact_x, exact_weight)
+    factors = torch.arange(exact.numel()).reshape(exact.shape) % 5 - 2
+    (exact * factors).sum().backward()
+    leaf, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    result = function(leaf.to_blocked(format_name(x.dim(), block)), weight)
+    result = torch_blocked.to_dense(result)
+    (result * factors).sum().backward()
+    for ours, theirs in (
+        (result, exact),
+        (leaf.grad, exact_x.grad),
+        (weight.grad, exact_weight.grad),
+    ):
+        assert not torch_blocked.is_blocked(ours)
+        error = (ours.double() - theirs).abs().max()
+        assert error <= 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("groups", (1, 2, 16))
+def test_empty_batches(groups):
+    x = X[:0].to_blocked("nChw8c").requires_grad_()
+    weight = random(32, 16 // groups, 3, 3).requires_grad_()
+    result = F.conv2d(x, weight, groups=groups)
+    assert result.shape == (0, 32, 7, 7)
+    result.sum().backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+    assert x.grad.shape == x.shape
+
+
+def test_new_is_not_silently_blocked():
+    made = X.to_blocked("nChw8c").new_zeros((2, 3))
+    assert not torch_blocked.is_blocked(made)
+    assert torch.equal(made, torch.zeros(2, 3))
+
+
+# --- in a process of its own: sizes that could crash. It may use 8 GiB of address space beyond what
+# importing took, so that what cannot be allocated fails at once.
+
+HUGE_CALLS = """
+    stride-huge: convolution(stride=(HUGE, HUGE))
+    padding-huge: convolution(padding=(HUGE, HUGE))
+    padding-2**40: convolution(padding=(2**40, 0))
+    padding-2**31: convolution(padding=(2**31, 0))
+    padding-2**20: convolution(padding=(2**20, 2**20))
+    dilation-huge: convolution(dilation=(HUGE, HUGE))
+    dilation-2**61: convolution(dilation=(2**61, 1))
+    dilation-and-padding-2**60: convolution(dilation=(2**60, 1), padding=(2**61, 1))
+    dilation-and-padding-2**31: convolution(dilation=(2**31, 1), padding=(2**31, 1))
+    transposed-stride-huge: convolution(weight=TRANSPOSED, transposed=True, stride=(HUGE, HUGE))
+    transposed-stride-2**40: convolution(weight=TRANSPOSED, transposed=True, stride=(2**40, 1))
+    transposed-dilation-huge: convolution(weight=TRANSPOSED, transposed=True, dilation=(HUGE, 1))
+    groups-huge-transposed: convolution(weight=TRANSPOSED, transposed=True, groups=HUGE)
+    expanded-to-2**47-bytes: ONE.expand(2**15, 2**15, 2**10, 2**5).to_blocked()
+    expanded-to-2**53-bytes: ONE.expand(2**31, 2**20, 1, 1).to_blocked()
+    expanded-beyond-int64: ONE.expand(2**31, 2**31, 2**31, 1).to_blocked()
+    blocks-beyond-memory: ONE.expand(2**20, 1, 2**10, 2**10).to_blocked("nChw32c")
+    factory: torch_blocked.zeros(2**20, 2**20, 2**10, 2**10)
+    factory-beyond-int64: torch_blocked.zeros(2**40, 2**40, 2**40, 1)
+    factory-negative: torch_blocked.zeros(2, -16, 9, 9)
+    adaptive-huge: F.adaptive_avg_pool2d(BLOCKED, 2**31)
+    interpolate-huge: F.interpolate(BLOCKED, scale_factor=2.0**40)
+    interpolate-2**24: F.interpolate(BLOCKED, (2**24, 2**24))
+    pad-huge: F.pad(BLOCKED, (HUGE, HUGE))
+    pad-2**40: F.pad(BLOCKED, (2**40, 0))
+    crop-huge: F.pad(BLOCKED, (-HUGE, -HUGE))
+    max-pool-huge: F.max_pool2d(BLOCKED, 2, stride=2**62)
+    max-pool-padding: F.max_pool2d(BLOCKED, 2**31, padding=2**30)
+    concat-many: torch.cat([BLOCKED] * 3000, 1).sum().item()
+    repeat-huge: BLOCKED.repeat(2**20, 2**20, 2**20, 1)
+    transpose-huge: BLOCKED.transpose(0, 1250999896764)
+    data-pointer: BLOCKED.data_ptr()
+    nan-strides: torch.full((2, 16, 3, 3), float("nan")).to_blocked().to(torch.uint8)
+    int8-of-inf: torch.full((2, 16, 3, 3), float("inf")).to_blocked("nChw8c", torch.int8)
+"""
+
+HARNESS = """
+import faulthandler, json, resource, sys, warnings
+
+faulthandler.enable()
+sys.path.insert(0, "test")
+from test_validation import *
+
+warnings.simplefilter("ignore")
+BLOCKED, ONE = X.to_blocked("nChw8c"), torch.ones(1, 1, 1, 1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = used + (8 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for name, call in json.loads(sys.stdin.read()):
+    print(name, end=" ", flush=True)
+    try:
+        eval(call)
+        print("computed", flush=True)
+    except Exception as error:
+        print(type(error).__name__, str(error).partition(chr(10))[0], flush=True)
+"""
+
+
+def run_apart(calls):
+    """{name: outcome}; a signal fails the test and names the call."""
+    result = subprocess.run(
+        [sys.executable, "-c", HARNESS],
+        input=json.dumps(calls),
+        env=os.environ | {"TORCH_BLOCKED_CHECK": "1"},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, f"ended in {lines[-1:]}: {result.stderr[-2000:]}"
+    return dict(line.partition(" ")[::2] for line in lines)
+
+
+def test_huge_sizes_are_refused_or_computed():
+    rows = [row.split(": ", 1) for row in textwrap.dedent(HUGE_CALLS).split("\n") if row]
+    outcomes = run_apart(rows)
+    assert set(outcomes) == {name for name, _ in rows}
+    kinds = {name: outcome.partition(" ")[0] for name, outcome in outcomes.items()}
+    allowed = {"computed", "ValueError", "RuntimeError", "TypeError", "IndexError", "OverflowError"}
+    assert set(kinds.values()) <= allowed, outcomes
+    assert not [o for o in outcomes.values() if "INTERNAL ASSERT" in o], outcomes
+    for name in ("padding-2**40", "expanded-to-2**47-bytes", "factory", "pad-2**40"):
+        assert kinds[name] == "RuntimeError", outcomes[name]
+    assert kinds["concat-many"] == "computed"
+
+
+def test_the_process_apart_notices_a_signal():
+    with pytest.raises(AssertionError, match="ended in .'death '"):
+        run_apart([("fine", "X + 1"), ("death", "os.kill(os.getpid(), 11)")])
