@@ -3,9 +3,12 @@ gradients, mixing, strict mode, and the packed weights behind it."""
 
 import copy
 import gc
+import io
+import pickle
 import threading
 import warnings
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -271,9 +274,68 @@ def test_iteration_and_python_values():
     assert [value.tolist() for value in x] == dense.tolist()
     assert float(x.sum()) == pytest.approx(float(dense.sum()), rel=1e-6)
     assert bool((x == dense).all())
-    with pytest.raises(RuntimeError, match="numpy"):
-        x.numpy()
-    assert x.to_dense().numpy().shape == (2, 3, 2, 2)
+    assert (x.numpy() == dense.numpy()).all()
+    assert (numpy.asarray(x, dtype="float64") == dense.double().numpy()).all()
+    assert x.tolist() == dense.tolist()
+    with pytest.raises(RuntimeError, match=r"^torch_blocked::numpy: expected .*require grad"):
+        x.requires_grad_().numpy()
+
+
+def test_python_functions_and_sharing():
+    """Paths of torch that end in a data pointer without passing the dispatcher."""
+    dense = random_dense()
+    x = dense.to_blocked(TAG)
+    assert torch.equal(x.apply_(lambda v: v + 1).to_dense(), dense + 1)
+    assert torch.equal(x.map_(dense, lambda a, b: a * b).to_dense(), (dense + 1) * dense)
+    assert tail_is_zero(x)
+    assert torch.equal(torch.from_dlpack(x), x.to_dense())
+    assert not x.is_shared()
+    assert x.share_memory_() is x
+    assert x.is_shared()
+
+
+@pytest.mark.parametrize("requires_grad", (False, True))
+def test_copies_and_files(requires_grad):
+    x = random_dense().to_blocked(TAG).requires_grad_(requires_grad)
+    file = io.BytesIO()
+    torch.save({"x": x}, file)
+    file.seek(0)
+    for same in (
+        copy.deepcopy(x),
+        pickle.loads(pickle.dumps(x)),
+        torch.load(file, weights_only=True)["x"],
+    ):
+        assert isinstance(same, BlockedTensor)
+        assert same.format == TAG and same.requires_grad == requires_grad
+        assert torch.equal(same.to_dense(), x.to_dense())
+        assert same._physical.data_ptr() != x._physical.data_ptr()
+    for refused in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(RuntimeError, match=r"^torch_blocked::\w+: expected a leaf"):
+            refused(x.detach().requires_grad_() * 2)
+
+
+def compiled_results(backend):
+    weight = random_dense(8, 17, 3, 3)
+
+    def function(dense):
+        y = torch.nn.functional.conv2d((dense.to_blocked(TAG) * 2).relu(), weight)
+        return torch.nn.functional.max_pool2d(y, 2).to_dense()
+
+    torch._dynamo.reset()
+    eager, compiled = random_dense().requires_grad_(), random_dense().requires_grad_()
+    return (
+        (function(eager), eager),
+        (torch.compile(function, backend=backend, fullgraph=True)(compiled), compiled),
+    )
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_compiles_without_a_graph_break(backend):
+    (expected, eager), (result, compiled) = compiled_results(backend)
+    torch.testing.assert_close(result, expected)
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    torch.testing.assert_close(compiled.grad, eager.grad)
 
 
 # --- writes

@@ -86,6 +86,74 @@ class BlockedTensor(Tensor):
             values = tensor_contents or _values_text(self)
         return f"BlockedTensor({values}, shape={tuple(self.shape)}, format={self.format})"
 
+    # Paths of torch that end in a data pointer without passing the dispatcher. On a wrapper they
+    # would crash or raise, so they go to the physical tensor or through a dense copy.
+
+    def data_ptr(self) -> int:
+        """The address of the physical tensor, whose first element is the logical first."""
+        return self._physical.data_ptr()
+
+    def share_memory_(self) -> BlockedTensor:
+        self._physical.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return self._physical.is_shared()
+
+    def numpy(self, *, force: bool = False):
+        """The values as a NumPy array: a copy, so writes to it do not come back."""
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "torch_blocked::numpy: expected a tensor that does not require grad, got one that "
+                "does; call .detach().numpy(), or .numpy(force=True)"
+            )
+        return self.detach().to_dense().numpy()
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def tolist(self) -> list:
+        return self.detach().to_dense().tolist()
+
+    def apply_(self, function: Callable) -> BlockedTensor:
+        return self._through_dense(lambda dense: dense.apply_(function))
+
+    def map_(self, other: Tensor, function: Callable) -> BlockedTensor:
+        other = other.to_dense() if isinstance(other, BlockedTensor) else other
+        return self._through_dense(lambda dense: dense.map_(other, function))
+
+    def _through_dense(self, write: Callable[[Tensor], Tensor]) -> BlockedTensor:
+        """Runs an in-place function on a dense copy and takes its values."""
+        with torch.no_grad():
+            return self.copy_(write(self.detach().to_dense()))
+
+    def __dlpack__(self, **arguments):
+        """The capsule of a dense copy."""
+        return self.detach().to_dense().__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self._physical.__dlpack_device__()
+
+    def __deepcopy__(self, memo: dict) -> BlockedTensor:
+        if not self.is_leaf:
+            raise RuntimeError(
+                "torch_blocked::deepcopy: expected a leaf tensor, got one with grad_fn; "
+                "detach it first"
+            )
+        if id(self) not in memo:
+            copy = BlockedTensor(self._physical.detach().clone(), self._channels)
+            memo[id(self)] = copy.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        """Saved as dense values and a tag, so that any block size, CPU or version can load them."""
+        if self.grad_fn is not None:
+            raise RuntimeError(
+                "torch_blocked::save: expected a leaf tensor, got one with grad_fn; detach it first"
+            )
+        return _rebuild, (self.detach().to_dense(), self.format, self.requires_grad)
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -99,6 +167,18 @@ class BlockedTensor(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner, _context, outer_size, _outer_stride) -> BlockedTensor:
         return BlockedTensor(inner["_physical"], outer_size[1])
+
+
+def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
+    """What a saved blocked tensor is loaded with; a function torch.load(weights_only=True) may call.
+
+    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
+    from torch_blocked.formats import to_blocked
+
+    return to_blocked(dense, format).requires_grad_(requires_grad)
+
+
+torch.serialization.add_safe_globals([_rebuild])
 
 
 def format_name(ndim: int, block: int) -> str:

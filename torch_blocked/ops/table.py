@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.parameter import Buffer
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import unserializable_hook
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -26,7 +29,8 @@ Handler = Callable[..., Any]
 
 OPS_TABLE: dict[torch._ops.OpOverload, Handler] = {}
 
-_PLAIN_TYPES = {BlockedTensor, Tensor, torch.nn.Parameter}
+# Besides ours: the dense tensors, and what stands for them while a program is traced.
+_PLAIN_TYPES = {BlockedTensor, Tensor, torch.nn.Parameter, Buffer, FakeTensor, FunctionalTensor}
 _warned: set[str] = set()
 
 
