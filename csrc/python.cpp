@@ -10,6 +10,8 @@
 #include <set>
 #include <thread>
 
+#include "ops/convolution.h"
+#include "runtime/fma_peak.h"
 #include "runtime/isa.h"
 #include "runtime/packed_weights.h"
 #include "runtime/trace.h"
@@ -92,6 +94,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("threads_in_use", &threads_in_use);
   m.def("packed_weight_bytes", &packed_weight_bytes);
   m.def("clear_packed_weights", &clear_packed_weights);
+  m.def("force_convolution", &force_convolution);
+  m.def("last_convolution", &last_convolution);
+  m.def("convolution_implementations", &convolution_implementations);
+  m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
   isa();  // fixes the limits, and refuses a bad one, at import
 }
 

@@ -34,6 +34,11 @@ CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+def batches_of(dtype):
+    """All of them for the type that networks have."""
+    return BATCHES if dtype == torch.float32 else (3,)
+
+
 def random_tensor(dims, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(dims, generator=generator) * 50
@@ -118,7 +123,7 @@ def test_any_strides(layout, ndim):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_round_trips(dtype, ndim):
     """Dense -> blocked -> contiguous and channels-last, each in one pass."""
-    for channels, batch, block in itertools.product(CHANNELS, BATCHES, BLOCKS):
+    for channels, batch, block in itertools.product(CHANNELS, batches_of(dtype), BLOCKS):
         dense = random_tensor((batch, channels, *SPATIAL[ndim]), dtype)
         blocked = dense.to_blocked(format_name(ndim, block))
         assert_same_bits(blocked._physical, physical_of(dense, block))
@@ -134,7 +139,7 @@ def test_round_trips(dtype, ndim):
 @pytest.mark.parametrize("ndim", NDIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_blocked_to_other_blocked(dtype, ndim):
-    for channels, batch in itertools.product(CHANNELS, BATCHES):
+    for channels, batch in itertools.product(CHANNELS, batches_of(dtype)):
         dense = random_tensor((batch, channels, *SPATIAL[ndim]), dtype)
         for source, target in itertools.permutations(BLOCKS, 2):
             blocked = dense.to_blocked(format_name(ndim, source))
@@ -270,8 +275,8 @@ def test_reorders_are_differentiable(block, ndim):
         return torch_blocked.to_format(blocked * blocked, CHANNELS_LAST[ndim])
 
     for function in (there_and_back, through_channels_last):
-        assert torch.autograd.gradcheck(function, (x,))
-        assert torch.autograd.gradgradcheck(function, (x,))
+        assert torch.autograd.gradcheck(function, (x,), fast_mode=ndim == 5)
+        assert torch.autograd.gradgradcheck(function, (x,), fast_mode=True)
 
 
 def test_conversions_are_differentiable():

@@ -170,7 +170,7 @@ class BlockedTensor(Tensor):
 
 
 def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
-    """What a saved blocked tensor is loaded with; a function torch.load(weights_only=True) may call.
+    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
 
     Raises ValueError if the file's tag is not one of a blocked format of that rank."""
     from torch_blocked.formats import to_blocked

@@ -22,7 +22,13 @@ void normalisation_gradient(const float* diff_dst, const float* src, const float
                             const float* diff_scale, const float* src_scale, const float* shift,
                             float* diff_src, std::int64_t block, std::int64_t pixels,
                             std::int64_t periods, std::int64_t begin, std::int64_t end);
+void depthwise_gradient(const DepthwiseGradient& gradient);
 void direct_row(const DirectRow& row);
 std::int64_t direct_channels();
+std::int64_t fma_rounds(std::int64_t rounds);
+
+extern const Winograd winograd2, winograd4;
+void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
+                       std::int64_t group, const float* v, const float* u, float* m);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

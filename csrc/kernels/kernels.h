@@ -6,6 +6,7 @@
 // work among threads. `block` is the channel block b; lanes are the b channels of one pixel.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace torch_blocked::kernels {
@@ -23,12 +24,64 @@ struct DirectRow {
   std::int64_t dst_block_stride;  // elements from a channel block of dst to the next
 };
 
+// The gradient of a depthwise weight from one channel block of one image; sizes are d, h, w.
+struct DepthwiseGradient {
+  const float* src;       // [ID, IH, IW, block]
+  const float* diff_dst;  // [OD, OH, OW, block]
+  float* diff_weights;    // [KD, KH, KW, block], added to
+  std::int64_t block;
+  std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
+};
+
 // A reorder of one image between dense and blocked [blocks, pixels, block], 4-byte elements.
 struct ImageReorder {
   const float* src;
   float* dst;
   std::int64_t channels, block, pixels;
   bool stream;  // write past the cache
+};
+
+// A 2-D convolution with a 3x3 kernel and stride 1, blocked src [N, IC/b, in_h, in_w, b] and dst.
+struct WinogradShape {
+  std::int64_t ic, oc, block;
+  std::int64_t in_h, in_w, out_h, out_w, pad_h, pad_w;
+};
+
+// `count` tiles of dst from `first` on, numbered along w, then h, then through the images.
+struct WinogradTiles {
+  std::int64_t first, count;
+};
+
+// 3x3 weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and
+// IC.
+struct WinogradWeights {
+  const float* data;
+  std::int64_t oc, ic;
+  std::int64_t oc_stride, ic_stride, h_stride, w_stride;
+};
+
+// Winograd F(m x m, 3x3): a tile of m x m outputs costs (m + 2)^2 products instead of 9 m^2, its
+// positions. Three steps on some tiles, the last two for one group of channels() output channels:
+//   src:      V[position, tile, ic]  = B^T src B
+//   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
+//   dst:      dst                    = A^T M A + bias
+// with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
+// floats; their inner order is the kernels' own.
+struct Winograd {
+  std::int64_t m, positions;
+  void (*src)(const WinogradShape& shape, WinogradTiles tiles, const float* src, float* v);
+  void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
+                   const float* v, const float* u, float* m);
+  void (*dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group, const float* m,
+              const float* bias, float* dst);  // bias may be null
+  // Fills U for the vector of width() output channels from `channel` on, ic in [begin, end).
+  void (*weights)(const WinogradWeights& weights, std::int64_t channel, std::int64_t begin,
+                  std::int64_t end, std::int64_t padded_oc, float* u);
+  std::int64_t channels;  // output channels of a group: 2 vectors
+  std::int64_t
+      group_tiles;  // tiles multiplied at a time: a block of tiles is best a multiple of it
+  std::int64_t (*v_size)(const WinogradShape& shape, std::int64_t tiles);
+  std::int64_t (*m_size)(const WinogradShape& shape, std::int64_t tiles);
 };
 
 struct Kernels {
@@ -68,8 +121,15 @@ struct Kernels {
                                  std::int64_t pixels, std::int64_t periods, std::int64_t begin,
                                  std::int64_t end);
 
+  void (*depthwise_gradient)(const DepthwiseGradient& gradient);
+
   void (*direct_row)(const DirectRow& row);
   std::int64_t (*direct_channels)();  // output channels of a group: 2 vectors
+
+  // Does nothing but independent FMAs in registers, and returns how many floating-point operations.
+  std::int64_t (*fma_rounds)(std::int64_t rounds);
+
+  const Winograd *winograd2, *winograd4;  // F(2x2, 3x3) and F(4x4, 3x3)
 };
 
 // The table of the instruction set in use (runtime/isa.h).

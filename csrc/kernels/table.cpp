@@ -14,8 +14,12 @@ const Kernels table{
     .moments = moments,
     .gradient_sums = gradient_sums,
     .normalisation_gradient = normalisation_gradient,
+    .depthwise_gradient = depthwise_gradient,
     .direct_row = direct_row,
     .direct_channels = direct_channels,
+    .fma_rounds = fma_rounds,
+    .winograd2 = &winograd2,
+    .winograd4 = &winograd4,
 };
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

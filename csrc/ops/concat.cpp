@@ -106,7 +106,7 @@ at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::i
                           std::int64_t length) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument("slice_channels", input, channels);
-  if (start < 0 || length < 0 || start + length > channels) {
+  if (start < 0 || start > channels || length < 0 || length > channels - start) {
     fail_value("slice_channels", text("a range within ", channels, " channels"),
                text(length, " from ", start), "");
   }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 
 #include "format/errors.h"
 #include "ops/registered.h"
@@ -93,12 +94,38 @@ std::optional<RunConvolution> plan_aten(const Problem& p) {
 }
 
 // Fastest first; ATen takes what is left.
-constexpr std::array<ConvolutionImplementation, 4> kImplementations{{
+constexpr std::array<ConvolutionImplementation, 6> kImplementations{{
+    {"winograd4", plan_winograd4, winograd4_wins},
+    {"winograd2", plan_winograd2, winograd2_wins},
     {"onednn_blocked", plan_onednn_blocked},
     {"direct", plan_direct},
     {"onednn_channels_last", plan_onednn_channels_last},
     {"aten", plan_aten},
 }};
+
+// force_convolution()'s choice, or null.
+std::atomic<const ConvolutionImplementation*> forced = nullptr;
+
+struct Plan {
+  const char* name;
+  RunConvolution run;
+};
+
+Plan choose(const Problem& p) {
+  if (const ConvolutionImplementation* only = forced) {
+    if (auto run = only->plan(p)) return {only->name, std::move(*run)};
+    fail_not_implemented("convolution", text("a problem for ", only->name),
+                         text("weight ", p.weight_dims, " on ", p.src_dims),
+                         "force_convolution(\"\") allows every implementation");
+  }
+  for (const ConvolutionImplementation& implementation : kImplementations) {
+    if (implementation.wins && !implementation.wins(p)) continue;
+    if (auto run = implementation.plan(p)) return {implementation.name, std::move(*run)};
+  }
+  __builtin_unreachable();  // plan_aten takes everything
+}
+
+thread_local const char* last = "none";
 
 }  // namespace
 
@@ -127,6 +154,13 @@ ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& wei
   return p;
 }
 
+std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing) {
+  std::array<std::int64_t, 3> result{missing, missing, missing};
+  std::copy(values.begin(), values.end(),
+            result.end() - static_cast<std::ptrdiff_t>(values.size()));
+  return result;
+}
+
 Key convolution_key(const char* name, const Problem& p) {
   Key key(name);
   for (const Dims* dims :
@@ -139,13 +173,30 @@ Key convolution_key(const char* name, const Problem& p) {
 }
 
 const RunConvolution& convolution_plan(const Problem& p) {
-  static thread_local LruCache<RunConvolution> cache(kPrimitiveCacheCapacity);
-  return cache.get(convolution_key("convolution", p).finish(), [&]() -> RunConvolution {
-    for (const ConvolutionImplementation& implementation : kImplementations) {
-      if (auto run = implementation.plan(p)) return std::move(*run);
-    }
-    __builtin_unreachable();  // plan_aten takes everything
-  });
+  static thread_local LruCache<Plan> cache(kPrimitiveCacheCapacity);
+  const ConvolutionImplementation* only = forced;
+  const Plan& plan = cache.get(convolution_key(only ? only->name : "convolution", p).finish(),
+                               [&] { return choose(p); });
+  last = plan.name;
+  return plan.run;
+}
+
+void force_convolution(const std::string& name) {
+  const auto* row = std::ranges::find_if(
+      kImplementations, [&](const ConvolutionImplementation& each) { return each.name == name; });
+  if (row == kImplementations.end() && !name.empty()) {
+    fail_value("force_convolution", text("one of ", convolution_implementations(), " or \"\""),
+               name, "");
+  }
+  forced = name.empty() ? nullptr : row;
+}
+
+const char* last_convolution() { return last; }
+
+std::vector<std::string> convolution_implementations() {
+  std::vector<std::string> names;
+  for (const ConvolutionImplementation& each : kImplementations) names.emplace_back(each.name);
+  return names;
 }
 
 at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,

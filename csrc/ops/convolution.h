@@ -1,6 +1,7 @@
 // A convolution is an ordered list of implementations; the first that takes a problem runs it.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 
@@ -30,6 +31,8 @@ struct ConvolutionImplementation {
   const char* name;
   // Nothing if the problem is not for it.
   std::optional<RunConvolution> (*plan)(const ConvolutionProblem& problem);
+  // Whether to take it where it is possible; null: always.
+  bool (*wins)(const ConvolutionProblem& problem) = nullptr;
 };
 
 // The problem that these arguments pose, checked; sizes that ATen lets be given once are spread
@@ -43,8 +46,18 @@ ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& wei
 // How the problem runs: the first implementation that takes it, chosen once and cached.
 const RunConvolution& convolution_plan(const ConvolutionProblem& problem);
 
+// For tests and benchmarks. From now on convolutions run by this implementation only, and raise
+// NotImplementedError where it cannot; "" allows all of them again. Raises ValueError for an
+// unknown name. last_convolution(): what this thread's last one ran by.
+void force_convolution(const std::string& name);
+const char* last_convolution();
+std::vector<std::string> convolution_implementations();
+
 // A key of all that decides; `name` tells its users apart.
 Key convolution_key(const char* name, const ConvolutionProblem& problem);
+
+// Sizes per spatial dim as d, h, w; dims that the problem lacks get `missing`.
+std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing);
 
 // Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
 Dims onednn_weight_dims(const ConvolutionProblem& problem);
@@ -56,6 +69,13 @@ dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
 // convolution_onednn.cpp: primitives on blocked activations; the same in nhwc between two reorders.
 std::optional<RunConvolution> plan_onednn_blocked(const ConvolutionProblem& problem);
 std::optional<RunConvolution> plan_onednn_channels_last(const ConvolutionProblem& problem);
+
+// convolution_winograd.cpp: 3x3 kernels at stride 1, with fewer products; and where they are faster
+// than what follows them in the list.
+std::optional<RunConvolution> plan_winograd4(const ConvolutionProblem& problem);
+std::optional<RunConvolution> plan_winograd2(const ConvolutionProblem& problem);
+bool winograd4_wins(const ConvolutionProblem& problem);
+bool winograd2_wins(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel for what oneDNN's blocked ones refuse.
 std::optional<RunConvolution> plan_direct(const ConvolutionProblem& problem);

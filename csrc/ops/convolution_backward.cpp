@@ -4,6 +4,8 @@
 //   weight  oneDNN's backward by weights; that of a transposed convolution is that of the
 //           convolution it mirrors, src and diff_dst changing places
 //   bias    the sums of diff_dst
+#include "ops/convolution_backward.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -18,7 +20,6 @@
 
 #include "format/errors.h"
 #include "ops/channel_sums.h"
-#include "ops/convolution.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
@@ -45,10 +46,6 @@ Problem mirrored(const Problem& p) {
   }
   return q;
 }
-
-// Takes src and diff_dst of a convolution and writes diff_weight, dense.
-using RunWeightGradient =
-    std::function<void(const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight)>;
 
 // oneDNN's primitive, and the reorder of its weights format to the dense one.
 struct WeightGradient {
@@ -153,7 +150,8 @@ std::optional<RunWeightGradient> plan_aten(const Problem& p, const at::Tensor&) 
 }
 
 // Fastest first; ATen takes what is left.
-constexpr std::array kImplementations{plan_blocked, plan_plain_src, plan_channels_last, plan_aten};
+constexpr std::array kImplementations{plan_blocked, plan_depthwise_gradient, plan_plain_src,
+                                      plan_channels_last, plan_aten};
 
 const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weight) {
   static thread_local LruCache<RunWeightGradient> cache(kPrimitiveCacheCapacity);
@@ -213,8 +211,11 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
   const Problem p = convolution_problem(src, weight, at::Tensor(), stride, padding, dilation,
                                         transposed, output_padding, groups);
   const Blocked diff_dst = blocked_argument(kOp, grad_output, p.dst_dims[1]);
-  if (diff_dst.dims() != p.dst_dims || diff_dst.block() != src.block() ||
-      grad_output.scalar_type() != input.scalar_type()) {
+  if (grad_output.scalar_type() != input.scalar_type()) {
+    fail_type(kOp, text("a gradient of the input's dtype, ", input.dtype().name()),
+              text(grad_output.dtype().name()), "convert one of them");
+  }
+  if (diff_dst.dims() != p.dst_dims || diff_dst.block() != src.block()) {
     fail_value(kOp, text("a gradient of the output, ", p.dst_dims, " in blocks of ", src.block()),
                text(diff_dst.dims(), " in blocks of ", diff_dst.block()), "");
   }

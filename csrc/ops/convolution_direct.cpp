@@ -33,13 +33,6 @@ struct Direct {
   std::int64_t group_weights() const { return taps() * kernel[2] * ic * width; }
 };
 
-std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing) {
-  std::array<std::int64_t, 3> result{missing, missing, missing};
-  std::copy(values.begin(), values.end(),
-            result.end() - static_cast<std::ptrdiff_t>(values.size()));
-  return result;
-}
-
 Direct direct_of(const Problem& p) {
   const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
   Direct d{.n = p.src_dims[0],

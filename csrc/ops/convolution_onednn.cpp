@@ -121,8 +121,8 @@ void execute(const Problem& p, Convolution& convolution, const at::Tensor& src,
 }
 
 // A 1-D problem as a 2-D one of height 1, the same memory: oneDNN has more kernels for it (1-D
-// transposed in 8c is `ref` on AVX-512). At height 1 any stride means the same; equal ones are taken
-// by the kernel that wants them equal.
+// transposed in 8c is `ref` on AVX-512). At height 1 any stride means the same; equal ones are
+// taken by the kernel that wants them equal.
 Problem as_2d(Problem p) {
   if (p.spatial() != 1) return p;
   for (Dims* dims : {&p.src_dims, &p.dst_dims, &p.weight_dims}) dims->insert(dims->begin() + 2, 1);
@@ -139,8 +139,8 @@ std::optional<RunConvolution> plan_onednn_blocked(const Problem& problem) {
   // oneDNN 3.2 adds the bias of a transposed convolution into the tail of 4c and 32c.
   if (problem.transposed && problem.block != 8 && problem.block != 16) return std::nullopt;
   const Problem p = as_2d(problem);
-  const auto convolution = make(p, blocked_md(p.src_dims, p.block, p.dtype),
-                                blocked_md(p.dst_dims, p.block, p.dtype));
+  const auto convolution =
+      make(p, blocked_md(p.src_dims, p.block, p.dtype), blocked_md(p.dst_dims, p.block, p.dtype));
   if (!convolution) return std::nullopt;
   return [dims = problem.dst_dims, p, convolution](const Blocked& src, const at::Tensor& weight,
                                                    const at::Tensor& bias) {

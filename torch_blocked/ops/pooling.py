@@ -9,7 +9,8 @@ from torch_blocked.ops.table import implements
 
 aten = torch.ops.aten
 
-# 1-D pooling reaches these through unsqueeze.
+# 1-D pooling reaches these through unsqueeze. Not here: adaptive_max_pool3d_backward, which takes
+# channels-last indices for contiguous ones in torch 2.13, and gives wrong values.
 implements(
     aten._adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d_backward.default,
@@ -18,7 +19,6 @@ implements(
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool2d_backward.default,
     aten.adaptive_max_pool3d.default,
-    aten.adaptive_max_pool3d_backward.default,
     aten.avg_pool2d.default,
     aten.avg_pool2d_backward.default,
     aten.avg_pool3d.default,

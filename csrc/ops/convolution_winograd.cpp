@@ -1,0 +1,237 @@
+// Winograd convolution of ours: 3x3 kernels, stride 1, dilation 1, one group, float32.
+//
+// Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
+// takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
+// L2. Two threads in one block each transform its input; that costs less than waiting for each
+// other. The blocking changes no bit of the result: each output is one sum over the input channels,
+// in order.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/convolution.h"
+#include "runtime/huge_pages.h"
+#include "runtime/isa.h"
+#include "runtime/packed_weights.h"
+#include "runtime/threads.h"
+#include "runtime/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+using Problem = ConvolutionProblem;
+using kernels::Winograd;
+using kernels::WinogradShape;
+using kernels::WinogradTiles;
+
+// V of a block of tiles should take about this much of L2, so that M and a position's U fit in it
+// too; but every block streams all of U once, so it has at least kLeastTiles. Between 14 and 56
+// tiles the time changes by 3 % (64 to 512 channels).
+constexpr std::int64_t kMostBytes = 256 << 10;
+constexpr std::int64_t kLeastTiles = 24;
+
+bool possible(const Problem& p) {
+  const auto all = [](const Dims& dims, std::int64_t value) {
+    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
+  };
+  return p.dtype == at::kFloat && p.groups == 1 && p.spatial() == 2 && p.weight_dims[2] == 3 &&
+         p.weight_dims[3] == 3 && all(p.stride, 1) && all(p.dilation, 1) && p.block % 8 == 0;
+}
+
+// A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
+// the padding that is left of 2.
+WinogradShape shape_of(const Problem& p) {
+  const auto padding = [&](std::size_t i) {
+    return p.transposed ? 2 - p.padding[i] : p.padding[i];
+  };
+  return {.ic = p.src_dims[1],
+          .oc = p.dst_dims[1],
+          .block = p.block,
+          .in_h = p.src_dims[2],
+          .in_w = p.src_dims[3],
+          .out_h = p.dst_dims[2],
+          .out_w = p.dst_dims[3],
+          .pad_h = padding(0),
+          .pad_w = padding(1)};
+}
+
+std::int64_t tiles_of(const Problem& p, std::int64_t m) {
+  return p.dst_dims[0] * ceil_div(p.dst_dims[2], m) * ceil_div(p.dst_dims[3], m);
+}
+
+// weight [OC, IC, 3, 3], transposed [IC, OC, 3, 3], any strides -> U.
+at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
+  const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
+  const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.block) * p.block, width) * width;
+  const at::Tensor packed = at::empty({kernel.positions * ic * padded_oc}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+  const std::int64_t h_stride = weight.stride(2), w_stride = weight.stride(3);
+  const float* data = weight.const_data_ptr<float>();
+  const kernels::WinogradWeights weights{
+      .data = p.transposed ? data + 2 * (h_stride + w_stride) : data,
+      .oc = oc,
+      .ic = ic,
+      .oc_stride = weight.stride(p.transposed ? 1 : 0),
+      .ic_stride = weight.stride(p.transposed ? 0 : 1),
+      .h_stride = p.transposed ? -h_stride : h_stride,
+      .w_stride = p.transposed ? -w_stride : w_stride};
+  float* u = packed.mutable_data_ptr<float>();
+  prefer_huge_pages(u, packed.nbytes());
+  // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
+  constexpr std::int64_t kChannels = 16;
+  const std::int64_t parts = ceil_div(ic, kChannels);
+  const auto pack_unit = [&](std::int64_t group, std::int64_t first) {
+    const std::int64_t end = std::min(padded_oc, (group + 1) * kernel.channels);
+    for (std::int64_t channel = group * kernel.channels; channel < end; channel += width) {
+      kernel.weights(weights, channel, first, std::min(ic, first + kChannels), padded_oc, u);
+    }
+  };
+  parallel_units(ceil_div(padded_oc, kernel.channels) * parts,
+                 kernel.positions * kChannels * kernel.channels,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t unit = begin; unit < end; ++unit) {
+                     pack_unit(unit / parts, unit % parts * kChannels);
+                   }
+                 });
+  return packed;
+}
+
+// This thread's V and M: at least `floats` floats, kept for the next call.
+float* workspace(std::int64_t floats) {
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  static thread_local std::unique_ptr<float, Free> data;
+  static thread_local std::size_t size = 0;
+  const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
+  if (size < bytes) {
+    data.reset();
+    size = 0;
+    const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    data.reset(static_cast<float*>(std::aligned_alloc(kHugePage, rounded)));
+    if (!data) throw std::bad_alloc();
+    prefer_huge_pages(data.get(), rounded);
+    size = rounded;
+  }
+  return data.get();
+}
+
+struct Units {
+  std::int64_t tiles, blocks, groups;  // blocks of tiles, groups of output channels
+
+  WinogradTiles block(std::int64_t i) const {
+    const std::int64_t first = i * tiles / blocks;
+    return {first, (i + 1) * tiles / blocks - first};
+  }
+};
+
+Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles) {
+  // The blocks' unused lanes are computed too: as zeros.
+  const std::int64_t groups =
+      ceil_div(ceil_div(shape.oc, shape.block) * shape.block, kernel.channels);
+  const std::int64_t tile_bytes = (kernel.v_size(shape, 2) - kernel.v_size(shape, 1)) *
+                                  static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t most =
+      ceil_div(std::max(kLeastTiles, kMostBytes / tile_bytes), kernel.group_tiles) *
+      kernel.group_tiles;
+  // At least a unit for each thread.
+  const std::int64_t wanted =
+      std::max(ceil_div(tiles, most), ceil_div(at::get_num_threads(), groups));
+  return {tiles, std::min(wanted, tiles), groups};
+}
+
+std::optional<RunConvolution> plan(const Problem& p, const Winograd& kernel) {
+  if (!possible(p)) return std::nullopt;
+  const std::string format = text("winograd", kernel.m, "/", kernel.channels, "/", p.block,
+                                  p.transposed ? "/transposed" : "");
+  return [p, &kernel, format, shape = shape_of(p), tiles = tiles_of(p, kernel.m)](
+             const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
+    const at::Tensor packed =
+        packed_weights(weight, format, [&] { return pack(kernel, p, weight); });
+    const at::Tensor shift = bias.defined() ? bias.contiguous() : bias;
+    const Blocked dst = empty_blocked(p.dst_dims, p.block, src.physical.options());
+    const float *in = src.physical.const_data_ptr<float>(), *u = packed.const_data_ptr<float>(),
+                *b = bias.defined() ? shift.const_data_ptr<float>() : nullptr;
+    float* out = dst.physical.mutable_data_ptr<float>();
+    const Units units = units_of(kernel, shape, tiles);
+    at::parallel_for(0, units.blocks * units.groups, 1, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t most = ceil_div(units.tiles, units.blocks);
+      const std::int64_t v_size = kernel.v_size(shape, most);
+      float* v = workspace(v_size + kernel.m_size(shape, most));
+      float* m = v + v_size;
+      for (std::int64_t unit = begin; unit < end; ++unit) {
+        const WinogradTiles block = units.block(unit / units.groups);
+        const std::int64_t group = unit % units.groups;
+        if (unit == begin || group == 0) kernel.src(shape, block, in, v);
+        kernel.multiply(shape, block.count, group, v, u, m);
+        kernel.dst(shape, block, group, m, b, out);
+      }
+    });
+    return dst.physical;
+  };
+}
+
+// TORCH_BLOCKED_WINOGRAD=0 turns it off.
+bool enabled() {
+  static const bool on = [] {
+    const char* setting = std::getenv("TORCH_BLOCKED_WINOGRAD");
+    return !setting || std::string_view(setting) != "0";
+  }();
+  return on && isa() != Isa::kDefault;
+}
+
+// What a problem costs, per pair of input and output channel, in FMAs. A convolution is `products`
+// for each of `tiles` tiles with its own `products` weights.
+//
+// Measured on Zen 4, one thread: the transforms of src and dst take as long as `src` and `dst` FMAs
+// per tile and channel. Weights that do not fit in L2 are streamed, at the pace of kStream FMAs
+// each: few tiles wait for them. GF/s of F(4x4), F(2x2) and oneDNN's direct kernel, caches warm:
+//   64@56    380 225 118     64@14   238 195 120     64@7   170 125 111     512@7 x 4   244 170 128
+//   128@28   410 240 120     128@14  293 228 126     128@7  253 160 130     512@4        41 210  95
+//   256@14   318 246 126     16@56   220 154 111     512@7  220 178 120     64@4         79  93  76
+// and from memory: 512@7 139 141 99, 256@7 110 120 91.
+struct Cost {
+  double tile, products, src, dst;
+};
+constexpr Cost kF4{4, 36, 280, 150}, kF2{2, 16, 90, 50}, kDirect{1, 9, 0, 0};
+
+double cost_of(const Problem& p, const Cost& cost) {
+  const auto tile = static_cast<std::int64_t>(cost.tile);
+  const auto tiles = static_cast<double>(tiles_of(p, tile));
+  const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
+  const bool streamed = cost.products * ic * oc * sizeof(float) > (4 << 20);
+  const double stream = streamed ? 8 : 4;
+  return cost.products * std::max(tiles, stream) + tiles * (cost.src / oc + cost.dst / ic);
+}
+
+bool wins(const Problem& p, const Cost& cost) {
+  if (!enabled() || !possible(p)) return false;
+  const double mine = cost_of(p, cost);
+  return std::ranges::all_of(std::array{kF4, kF2, kDirect},
+                             [&](const Cost& other) { return mine <= cost_of(p, other); });
+}
+
+}  // namespace
+
+bool winograd4_wins(const Problem& p) { return wins(p, kF4); }
+
+bool winograd2_wins(const Problem& p) { return wins(p, kF2); }
+
+std::optional<RunConvolution> plan_winograd4(const Problem& p) {
+  return plan(p, *kernels::kernels().winograd4);
+}
+
+std::optional<RunConvolution> plan_winograd2(const Problem& p) {
+  return plan(p, *kernels::kernels().winograd2);
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,234 @@
+"""Winograd convolutions F(2x2, 3x3) and F(4x4, 3x3), chosen or not."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked
+from torch_blocked import _C, BlockedTensor
+from torch_blocked.tensor import tail_is_zero
+from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close
+
+IMPLEMENTATIONS = ("winograd4", "winograd2")
+BLOCKS = (8, 16, 32)
+THREADS = (1, 2, 3)
+
+# Output channels for each number of input channels: every one of CHANNELS serves as both.
+OUT_CHANNELS = dict(zip(CHANNELS, reversed(CHANNELS), strict=True))
+
+# 3x3 layers at stride 1 of ResNet and VGG, [N, C, H, W]; as many outputs as inputs.
+LAYERS = ((1, 64, 56, 56), (1, 128, 28, 28), (2, 256, 14, 14), (4, 512, 7, 7))
+
+by_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+by_block = pytest.mark.parametrize("block", BLOCKS)
+
+
+@contextmanager
+def forced(implementation):
+    _C.force_convolution(implementation)
+    try:
+        yield
+    finally:
+        _C.force_convolution("")
+
+
+@contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def layer(dims, out_channels, with_bias=True, seed=0):
+    """Input as a relu leaves it, weights after He, bias."""
+    generator = torch.Generator().manual_seed(seed)
+    channels = dims[1]
+    weight = torch.randn(out_channels, channels, 3, 3, generator=generator)
+    bias = torch.randn(out_channels, generator=generator) if with_bias else None
+    input = torch.randn(dims, generator=generator).relu()
+    return input, weight * (2 / (9 * channels)) ** 0.5, bias
+
+
+def run(implementation, input, weight, bias, padding, block, function=F.conv2d):
+    """The blocked result by this implementation."""
+    with forced(implementation), torch.no_grad():
+        result = function(input.to_blocked(f"nChw{block}c"), weight, bias, padding=padding)
+    assert input.shape[0] == 0 or _C.last_convolution() == implementation
+    assert isinstance(result, BlockedTensor) and result.block == block
+    return result
+
+
+def check(implementation, input, weight, bias, padding, block, function=F.conv2d):
+    result = run(implementation, input, weight, bias, padding, block, function)
+    again = run(implementation, input, weight, bias, padding, block, function)
+    assert tail_is_zero(result)
+    assert torch.equal(result._physical, again._physical)
+    expected = function(input, weight, bias, padding=padding)
+    exact = function(
+        input.double(), weight.double(), None if bias is None else bias.double(), padding=padding
+    )
+    assert result.shape == expected.shape
+    assert_close(result.to_dense(), expected, exact, WINOGRAD_ERROR_FACTOR)
+
+
+@by_implementation
+@by_block
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("batch", (0, 1, 3))
+def test_channels(implementation, block, channels, batch):
+    tensors = layer((batch, channels, 9, 7), OUT_CHANNELS[channels], with_bias=batch != 1)
+    check(implementation, *tensors, 1, block)
+
+
+@by_implementation
+@by_block
+@pytest.mark.parametrize("padding", (0, 1, 2, (0, 2)))
+@pytest.mark.parametrize("size", range(1, 18, 2))
+def test_sizes(implementation, block, padding, size):
+    width = 21 - size  # small by large, odd by even
+    if size < 3 and padding in (0, (0, 2)):
+        pytest.raises(RuntimeError, F.conv2d, *layer((1, 17, size, width), 9), padding=padding)
+    else:
+        check(implementation, *layer((2, 17, size, width), 9), padding, block)
+
+
+@by_implementation
+@pytest.mark.parametrize("padding", (0, 1, 2, 3))
+def test_transposed(implementation, padding):
+    """At stride 1 a transposed convolution, the gradient by the input, is one of flipped weights;
+    beyond a padding of 2 it reads a part of its input only."""
+    input, weight, bias = layer((2, 17, 9, 7), 33)
+    check(implementation, input, weight.transpose(0, 1), bias, padding, 16, F.conv_transpose2d)
+
+
+@by_implementation
+@by_block
+@pytest.mark.parametrize("dims", LAYERS, ids=lambda dims: "x".join(map(str, dims)))
+def test_error_of_layers(implementation, block, dims):
+    check(implementation, *layer(dims, dims[1]), 1, block)
+
+
+@by_implementation
+@pytest.mark.parametrize("dims", [(1, 40, 14, 14), (3, 33, 17, 15), (1, 8, 60, 60)])
+def test_threads_change_no_bit(implementation, dims):
+    """More threads than units, units that do not divide evenly, blocks of tiles of other sizes."""
+    results = []
+    for count in THREADS:
+        _C.clear_packed_weights()
+        with threads(count):
+            results.append(run(implementation, *layer(dims, 72), 1, 16)._physical)
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@by_implementation
+def test_packed_weights_do_not_depend_on_threads(implementation):
+    sizes = set()
+    for count in THREADS:
+        _C.clear_packed_weights()
+        tensors = layer((1, 24, 8, 8), 40)
+        with threads(count):
+            run(implementation, *tensors, 1, 8)
+        sizes.add(_C.packed_weight_bytes())
+        with threads(THREADS[0]), torch_blocked.profile() as profile:
+            run(implementation, *tensors, 1, 8)
+        assert profile.packs == 0
+    assert len(sizes) == 1
+
+
+@by_implementation
+def test_strides_of_weights(implementation):
+    input, weight, bias = layer((1, 17, 9, 7), 33)
+    expected = run(implementation, input, weight, bias, 1, 16)._physical
+    storage = torch.zeros(33, 17, 6, 9)
+    storage[..., ::2, ::3] = weight
+    for other in (weight.contiguous(memory_format=torch.channels_last), storage[..., ::2, ::3]):
+        assert torch.equal(run(implementation, input, other, bias, 1, 16)._physical, expected)
+
+
+@by_implementation
+@by_block
+def test_infinite_input_leaves_the_tail_zero(implementation, block):
+    input, weight, bias = layer((1, 17, 9, 7), 33)
+    input[0, 3, 4, 4] = torch.inf
+    result = run(implementation, input, weight, bias, 1, block)
+    assert tail_is_zero(result)
+    assert not result.to_dense()[0, :, 3:6, 3:6].isfinite().any()
+    assert result.to_dense()[0, :, 8:].isfinite().all()
+
+
+@by_implementation
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        {"stride": 2},
+        {"dilation": 2},
+        {"groups": 2, "weight": torch.zeros(8, 4, 3, 3)},
+        {"weight": torch.zeros(8, 8, 5, 5)},
+        {"weight": torch.zeros(8, 8, 3, 1)},
+        {"dtype": torch.float64},
+    ),
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_refuses_other_problems(implementation, arguments):
+    arguments = {"weight": torch.zeros(8, 8, 3, 3), "dtype": torch.float32} | arguments
+    dtype = arguments.pop("dtype")
+    weight = arguments.pop("weight").to(dtype)
+    x = torch.zeros(1, 8, 9, 9, dtype=dtype).to_blocked("nChw8c")
+    refused = pytest.raises(NotImplementedError, match=f"expected a problem for {implementation}")
+    with forced(implementation), torch_blocked.strict(), refused:
+        F.conv2d(x, weight, **arguments)
+
+
+def test_unknown_implementation():
+    with pytest.raises(ValueError, match=r"expected one of \[winograd4, .*, got winograd5"):
+        _C.force_convolution("winograd5")
+
+
+def chosen(batch, in_channels, out_channels, size):
+    input, weight, bias = layer((batch, in_channels, size, size), out_channels)
+    block = torch_blocked.native_blocks()[0]
+    with torch.no_grad():
+        F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, padding=1)
+    return _C.last_convolution()
+
+
+CHOICES = (
+    ((1, 64, 64, 56), "winograd4"),
+    ((1, 256, 256, 14), "winograd4"),
+    ((1, 512, 512, 7), "winograd2"),  # F(4x4) would stream 38 MB of weights for 4 tiles
+    ((4, 512, 512, 7), "winograd4"),
+    ((1, 64, 64, 4), "winograd2"),
+    ((1, 1, 8, 28), "direct"),  # the transforms would take longer than the products
+    ((1, 64, 64, 1), "onednn_blocked"),
+)
+
+
+@pytest.mark.parametrize(("problem", "implementation"), CHOICES)
+def test_choice(problem, implementation):
+    if _C.isa() == "default":  # too slow without FMA
+        assert not chosen(*problem).startswith("winograd")
+    else:
+        assert chosen(*problem) == implementation
+
+
+def test_one_switch_turns_it_off():
+    program = (
+        "import torch, torch_blocked\n"
+        "x = torch.zeros(1, 64, 28, 28).to_blocked()\n"
+        "torch.nn.functional.conv2d(x, torch.zeros(64, 64, 3, 3), padding=1)\n"
+        "print(torch_blocked._C.last_convolution())"
+    )
+    for setting, expected in (("0", False), ("1", _C.isa() != "default")):
+        environment = os.environ | {"TORCH_BLOCKED_WINOGRAD": setting}
+        output = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        assert output.stdout.startswith("winograd") == expected, output
