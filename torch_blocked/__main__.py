@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import inference
+from .bench import convolution, inference
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,14 +26,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="torch_blocked", description="Blocked and channels-last CPU tensors for PyTorch."
     )
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:2] == ["bench", "conv"]:  # the word that is not a model
+        return run_conv(words[2:])
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    inference.add_arguments(commands.add_parser("bench", help="time models in each format"))
+    inference.add_arguments(
+        commands.add_parser("bench", help="time models in each format; bench conv: layers")
+    )
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(words)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
+    return args.run(args)
+
+
+def run_conv(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="torch_blocked bench conv")
+    convolution.add_arguments(parser)
+    args = parser.parse_args(arguments)
     return args.run(args)
 
 

@@ -162,8 +162,11 @@ void padded_tile(const WinogradShape& shape, const float* image, std::int64_t h,
   }
 }
 
+// Flattened: left to itself, GCC calls a function for each row of half-filled vectors (8c on
+// AVX-512).
 template <typename T, int kLanes>
-void transform_src(const WinogradShape& shape, WinogradTiles tiles, const float* src, float* v) {
+[[gnu::flatten]] void transform_src(const WinogradShape& shape, WinogradTiles tiles,
+                                    const float* src, float* v) {
   const std::int64_t tiles_h = (shape.out_h + T::kM - 1) / T::kM;
   const std::int64_t tiles_w = (shape.out_w + T::kM - 1) / T::kM;
   const std::int64_t stride = v_stride(shape.ic, tiles.count),
@@ -239,8 +242,9 @@ inline Vec lanes_mask(std::int64_t count) {
 }
 
 template <typename T, int kLanes>
-void transform_dst(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group,
-                   const float* m, const float* bias, float* dst) {
+[[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
+                                    std::int64_t group, const float* m, const float* bias,
+                                    float* dst) {
   const std::int64_t tiles_h = (shape.out_h + T::kM - 1) / T::kM;
   const std::int64_t tiles_w = (shape.out_w + T::kM - 1) / T::kM;
   const std::int64_t block_size = shape.out_h * shape.out_w * shape.block;

@@ -23,7 +23,7 @@ _tb = torch.ops.torch_blocked
 # f(0) = 0 for any further arguments: no pass over the tail. Only ops frequent in networks.
 # Source: the zero-preserving list of oneDNN's forward eltwise, src/common/eltwise_pd.hpp.
 _KEEPS_ZERO = {
-    "abs", "gelu", "gelu_", "hardswish", "hardswish_", "leaky_relu", "leaky_relu_", "neg", "neg_",
+    "abs", "gelu", "gelu_", "hardswish", "hardswish_", "neg", "neg_",
     "relu", "relu_", "silu", "silu_", "sqrt", "square", "tanh", "tanh_", "threshold_backward",
 }  # fmt: skip
 
