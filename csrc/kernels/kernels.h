@@ -45,6 +45,7 @@ struct ImageReorder {
 struct WinogradShape {
   std::int64_t ic, oc, block;
   std::int64_t in_h, in_w, out_h, out_w, pad_h, pad_w;
+  bool stream;  // write dst past the cache
 };
 
 // `count` tiles of dst from `first` on, numbered along w, then h, then through the images.

@@ -162,6 +162,18 @@ void padded_tile(const WinogradShape& shape, const float* image, std::int64_t h,
   }
 }
 
+// What the tile two further on will read first; 6 rows at a time are too many for the hardware to
+// foresee: src in L3 takes a quarter less time.
+template <typename T>
+inline void prefetch_tile(const WinogradShape& shape, const float* image, std::int64_t h,
+                          std::int64_t w) {
+  for (int i = 0; i < T::kTile; ++i) {
+    for (int j = T::kTile - T::kM; j < T::kTile; ++j) {
+      __builtin_prefetch(image + ((h + i) * shape.in_w + w + j) * shape.block);
+    }
+  }
+}
+
 // Flattened: left to itself, GCC calls a function for each row of half-filled vectors (8c on
 // AVX-512).
 template <typename T, int kLanes>
@@ -185,6 +197,7 @@ template <typename T, int kLanes>
         const std::int64_t h = at.h * T::kM - shape.pad_h, w = at.w * T::kM - shape.pad_w;
         const bool inside =
             h >= 0 && w >= 0 && h + T::kTile <= shape.in_h && w + T::kTile <= shape.in_w;
+        if (inside) prefetch_tile<T>(shape, image, h, w + 2 * T::kM);
         if (!inside) padded_tile<T, kLanes>(shape, image, h, w, padded);
         src_tile<T, kLanes>(typename T::SrcPasses(),
                             inside ? image + (h * shape.in_w + w) * shape.block : padded,
@@ -204,6 +217,14 @@ struct DstTile {
 // What happens to an output on its way to memory.
 struct Store {
   Vec bias, lanes;  // lanes: all bits of the channels there are, none of the tail
+  bool stream;
+
+  template <int kLanes>
+  void operator()(const Vec& sum, float* dst) const {
+    const Vec value = (sum + bias) & lanes;
+    kLanes == kWidth&& stream ? kernels::CPU_CAPABILITY::stream(value, dst)
+                              : value.store(dst, kLanes);
+  }
 };
 
 template <typename T, int kLanes, int... rows>
@@ -221,9 +242,9 @@ inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, const S
     if (kRows[i] >= to.rows) return;
     unrolled<T::kM>([&]<int column>() {
       if (column >= to.columns) return;
-      const Vec value = T::template dst<column>([&](int j) { return t[i][j]; }) + store.bias;
-      (value & store.lanes)
-          .store(to.dst + kRows[i] * to.row_stride + column * to.pixel_stride, kLanes);
+      store.template operator()<kLanes>(
+          T::template dst<column>([&](int j) { return t[i][j]; }),
+          to.dst + kRows[i] * to.row_stride + column * to.pixel_stride);
     });
   });
 }
@@ -254,7 +275,7 @@ template <typename T, int kLanes>
   for (std::int64_t channel = first; channel < end; channel += kLanes, m += kLanes) {
     const std::int64_t count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
     const Store store{bias && count ? Vec::loadu(bias + channel, count) : Vec(0.f),
-                      lanes_mask(count)};
+                      lanes_mask(count), shape.stream};
     float* block = dst + channel / shape.block * block_size + channel % shape.block;
     Position at(tiles.first, tiles_h, tiles_w);
     for (std::int64_t i = 0; i < tiles.count; ++i, at.next(tiles_h, tiles_w)) {

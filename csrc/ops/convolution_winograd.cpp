@@ -32,11 +32,15 @@ using kernels::Winograd;
 using kernels::WinogradShape;
 using kernels::WinogradTiles;
 
-// V of a block of tiles should take about this much of L2, so that M and a position's U fit in it
+// V and M of a block of tiles should take about this much of L2, so that a position's U fits in it
 // too; but every block streams all of U once, so it has at least kLeastTiles. Between 14 and 56
 // tiles the time changes by 3 % (64 to 512 channels).
-constexpr std::int64_t kMostBytes = 256 << 10;
+constexpr std::int64_t kMostBytes = 320 << 10;
 constexpr std::int64_t kLeastTiles = 24;
+
+// dst larger than this is written past the cache: what reads it next would hardly find it there,
+// and fetching lines only to overwrite them costs 5 % at 64@224 (13 MB).
+constexpr std::int64_t kStreamBytes = 8 << 20;
 
 bool possible(const Problem& p) {
   const auto all = [](const Dims& dims, std::int64_t value) {
@@ -60,7 +64,9 @@ WinogradShape shape_of(const Problem& p) {
           .out_h = p.dst_dims[2],
           .out_w = p.dst_dims[3],
           .pad_h = padding(0),
-          .pad_w = padding(1)};
+          .pad_w = padding(1),
+          .stream = c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
+                    kStreamBytes};
 }
 
 std::int64_t tiles_of(const Problem& p, std::int64_t m) {
@@ -138,15 +144,25 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   // The blocks' unused lanes are computed too: as zeros.
   const std::int64_t groups =
       ceil_div(ceil_div(shape.oc, shape.block) * shape.block, kernel.channels);
-  const std::int64_t tile_bytes = (kernel.v_size(shape, 2) - kernel.v_size(shape, 1)) *
-                                  static_cast<std::int64_t>(sizeof(float));
+  const auto floats = [&](std::int64_t count) {
+    return kernel.v_size(shape, count) + kernel.m_size(shape, count);
+  };
+  const std::int64_t tile_bytes =
+      (floats(2) - floats(1)) * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t most =
       ceil_div(std::max(kLeastTiles, kMostBytes / tile_bytes), kernel.group_tiles) *
       kernel.group_tiles;
-  // At least a unit for each thread.
-  const std::int64_t wanted =
-      std::max(ceil_div(tiles, most), ceil_div(at::get_num_threads(), groups));
-  return {tiles, std::min(wanted, tiles), groups};
+  // As few blocks as that allows, but so many that the busiest thread has the least to do.
+  const std::int64_t threads = at::get_num_threads();
+  const std::int64_t least = ceil_div(tiles, most);
+  const auto busiest = [&](std::int64_t blocks) {
+    return ceil_div(blocks * groups, threads) * ceil_div(tiles, blocks);
+  };
+  std::int64_t blocks = least;
+  for (std::int64_t more = least; more <= std::min(tiles, least + threads); ++more) {
+    if (busiest(more) < busiest(blocks)) blocks = more;
+  }
+  return {tiles, blocks, groups};
 }
 
 std::optional<RunConvolution> plan(const Problem& p, const Winograd& kernel) {
