@@ -142,7 +142,7 @@ def convolution_gradients(function, input, weight, grad, **arguments):
 
 
 def function_channels(function, weight, arguments):
-    if function is F.conv_transpose2d:
+    if function in (F.conv_transpose2d, F.conv_transpose3d):
         return weight.shape[1] * arguments.get("groups", 1)
     return weight.shape[0]
 
@@ -167,6 +167,31 @@ def test_gradients_of_convolution(case, transposed, tag):
     blocked = torch_blocked.to_blocked(input, tag)
     gradients = convolution_gradients(function, blocked, weight, grad, **arguments)
     assert gradients[1].stride() == weight.stride()
+    for ours, theirs, reference in zip(gradients, expected, exact, strict=True):
+        assert_close(ours, theirs, reference)
+
+
+@pytest.mark.parametrize("groups", (1, 2))
+@pytest.mark.parametrize("ndim", (4, 5))
+def test_output_padding_beyond_the_stride(ndim, groups):
+    """Allowed below the dilation. The mirrored convolution, which gives the gradients, then has
+    fewer outputs than its sizes allow."""
+    generator = torch.Generator().manual_seed(0)
+    function = F.conv_transpose2d if ndim == 4 else F.conv_transpose3d
+    arguments = {
+        name: values[: ndim - 2]
+        for name, values in {
+            "stride": (3, 2, 1), "padding": (1, 2, 3), "output_padding": (2, 3, 1),
+            "dilation": (4, 4, 4),
+        }.items()
+    } | {"groups": groups}  # fmt: skip
+    input = torch.randn(2, 2, *(4,) * (ndim - 2), generator=generator)
+    weight = torch.randn(2, 4 // groups, *(4, 5, 6)[: ndim - 2], generator=generator)
+    output_dims = function(input.to("meta"), weight.to("meta"), **arguments).shape
+    tensors = (input, weight, torch.randn(output_dims, generator=generator))
+    expected = convolution_gradients(function, *tensors, **arguments)
+    exact = convolution_gradients(function, *(t.double() for t in tensors), **arguments)
+    gradients = convolution_gradients(function, input.to_blocked(), *tensors[1:], **arguments)
     for ours, theirs, reference in zip(gradients, expected, exact, strict=True):
         assert_close(ours, theirs, reference)
 

@@ -85,10 +85,15 @@ std::optional<RunConvolution> plan_aten(const Problem& p) {
   return [p](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
-    const at::Tensor dst =
+    at::Tensor dst =
         at::convolution(reorder_to_dense("convolution", src, false), weight,
                         bias.defined() ? std::optional(bias) : std::nullopt, p.stride, p.padding,
                         p.dilation, p.transposed, p.output_padding, p.groups);
+    // The gradient of a transposed convolution whose output padding is a stride or more: its input
+    // has fewer pixels than a convolution of this src gives.
+    for (std::size_t i = 2; i < p.dst_dims.size(); ++i) {
+      dst = dst.narrow(static_cast<std::int64_t>(i), 0, p.dst_dims[i]);
+    }
     return reorder_to_blocked("convolution", dst, p.block).physical;
   };
 }

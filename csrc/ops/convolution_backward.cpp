@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -39,12 +40,20 @@ Problem mirrored(const Problem& p) {
   q.transposed = !p.transposed;
   q.has_bias = false;
   for (std::size_t i = 0; i < p.spatial(); ++i) {
-    // What the stride skipped at the far end.
+    // What the stride skipped at the far end, or the output padding that p mirrors.
     const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
-    q.output_padding[i] =
-        p.transposed ? 0 : (p.src_dims[2 + i] + 2 * p.padding[i] - reach) % p.stride[i];
+    const std::int64_t covered = (p.dst_dims[2 + i] - 1) * p.stride[i] - 2 * p.padding[i] + reach;
+    q.output_padding[i] = p.transposed ? 0 : p.src_dims[2 + i] - covered;
   }
   return q;
+}
+
+// Whether p mirrors a transposed convolution whose output padding is a whole stride or more, as a
+// dilation allows: a convolution of that src has more outputs than p.
+bool mirrors_wide_padding(const Problem& p) {
+  if (p.transposed) return false;
+  const Dims padding = mirrored(p).output_padding;
+  return !std::ranges::equal(padding, p.stride, std::less<>());
 }
 
 // oneDNN's primitive, and the reorder of its weights format to the dense one.
@@ -137,14 +146,16 @@ std::optional<RunWeightGradient> plan_channels_last(const Problem& p,
   };
 }
 
-std::optional<RunWeightGradient> plan_aten(const Problem& p, const at::Tensor&) {
-  return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+std::optional<RunWeightGradient> plan_aten(const Problem& problem, const at::Tensor&) {
+  const bool swapped = mirrors_wide_padding(problem);  // ATen takes it as it was
+  return [p = swapped ? mirrored(problem) : problem, swapped](
+             const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     trace::record({trace::Kind::kFallback, kOp,
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
     const auto gradients = at::convolution_backward(
-        reorder_to_dense(kOp, diff_dst, false), reorder_to_dense(kOp, src, false), diff_weight,
-        std::nullopt, p.stride, p.padding, p.dilation, p.transposed, p.output_padding, p.groups,
-        {false, true, false});
+        reorder_to_dense(kOp, swapped ? src : diff_dst, false),
+        reorder_to_dense(kOp, swapped ? diff_dst : src, false), diff_weight, std::nullopt, p.stride,
+        p.padding, p.dilation, p.transposed, p.output_padding, p.groups, {false, true, false});
     diff_weight.copy_(std::get<1>(gradients));
   };
 }
