@@ -25,6 +25,7 @@ void normalisation_gradient(const float* diff_dst, const float* src, const float
 void depthwise_gradient(const DepthwiseGradient& gradient);
 void direct_row(const DirectRow& row);
 std::int64_t direct_channels();
+void finish(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);
 std::int64_t fma_rounds(std::int64_t rounds);
 
 extern const Winograd winograd2, winograd4;

@@ -11,6 +11,22 @@
 
 namespace torch_blocked::kernels {
 
+// f of one value; all of them have f(0) = 0, so that the zero tail stays zero.
+struct Activation {
+  enum class Kind : std::int64_t { kNone, kClamp, kLeakyRelu, kHardswish, kSilu };
+  Kind kind = Kind::kNone;
+  float alpha = 0, beta = 0;  // kClamp: least and greatest; kLeakyRelu: the slope below 0
+};
+
+// What becomes of a sum before it is stored: after(before(sum) + residual), where the residual has
+// the format of dst. Kernels apply it through kernels/epilogue.h.
+struct Epilogue {
+  Activation before, after;
+  bool residual = false;  // false: `after` is kNone
+
+  bool empty() const { return before.kind == Activation::Kind::kNone && !residual; }
+};
+
 // One output row of a direct convolution, for one group of direct_channels() output channels.
 struct DirectRow {
   const float* rows;  // [taps, row_pixels, ic]: the input rows under the kernel, padding included
@@ -53,6 +69,13 @@ struct WinogradTiles {
   std::int64_t first, count;
 };
 
+// Where the result goes, and what is done to it before.
+struct WinogradDst {
+  const float *bias, *residual;  // may be null
+  float* dst;
+  Epilogue epilogue;
+};
+
 // 3x3 weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and
 // IC.
 struct WinogradWeights {
@@ -65,7 +88,7 @@ struct WinogradWeights {
 // positions. Three steps on some tiles, the last two for one group of channels() output channels:
 //   src:      V[position, tile, ic]  = B^T src B
 //   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
-//   dst:      dst                    = A^T M A + bias
+//   dst:      dst                    = epilogue(A^T M A + bias)
 // with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
 // floats; their inner order is the kernels' own.
 struct Winograd {
@@ -74,7 +97,7 @@ struct Winograd {
   void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
                    const float* v, const float* u, float* m);
   void (*dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group, const float* m,
-              const float* bias, float* dst);  // bias may be null
+              const WinogradDst& dst);
   // Fills U for the vector of width() output channels from `channel` on, ic in [begin, end).
   void (*weights)(const WinogradWeights& weights, std::int64_t channel, std::int64_t begin,
                   std::int64_t end, std::int64_t padded_oc, float* u);
@@ -126,6 +149,9 @@ struct Kernels {
 
   void (*direct_row)(const DirectRow& row);
   std::int64_t (*direct_channels)();  // output channels of a group: 2 vectors
+
+  // dst = epilogue(dst) for `count` floats; residual and dst may be the same.
+  void (*finish)(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);
 
   // Does nothing but independent FMAs in registers, and returns how many floating-point operations.
   std::int64_t (*fma_rounds)(std::int64_t rounds);

@@ -3,6 +3,7 @@
 
 #include <ATen/cpu/vec/vec.h>
 
+#include <cmath>
 #include <cstdint>
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -27,7 +28,26 @@ inline void store(const Vec& value, float* dst, std::int64_t count) {
   count == kWidth ? value.store(dst) : value.store(dst, static_cast<int>(count));
 }
 
-// Streaming stores, which at::vec lacks: the only intrinsics of the project.
+// What at::vec lacks: the only intrinsics of the project.
+
+// x * 2^n for whole n in [-126, 127].
+inline Vec scale_by_power(const Vec& x, const Vec& n) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_scalef_ps(x, n);
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return x * Vec(_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+#else
+  alignas(64) float values[kWidth], powers[kWidth];
+  x.store(values);
+  n.store(powers);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    values[i] = std::ldexp(values[i], static_cast<int>(powers[i]));
+  }
+  return Vec::loadu(values);
+#endif
+}
+
 inline bool is_aligned(const float* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Vec) == 0;
 }

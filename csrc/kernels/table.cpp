@@ -17,6 +17,7 @@ const Kernels table{
     .depthwise_gradient = depthwise_gradient,
     .direct_row = direct_row,
     .direct_channels = direct_channels,
+    .finish = finish,
     .fma_rounds = fma_rounds,
     .winograd2 = &winograd2,
     .winograd4 = &winograd4,

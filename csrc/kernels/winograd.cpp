@@ -8,6 +8,8 @@
 #include <array>
 #include <cstring>
 
+#include "kernels/epilogue.h"
+
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
@@ -217,11 +219,12 @@ struct DstTile {
 // What happens to an output on its way to memory.
 struct Store {
   Vec bias, lanes;  // lanes: all bits of the channels there are, none of the tail
+  Finish finish;
   bool stream;
 
   template <int kLanes>
   void operator()(const Vec& sum, float* dst) const {
-    const Vec value = (sum + bias) & lanes;
+    const Vec value = finish(sum + bias, dst, kLanes) & lanes;
     kLanes == kWidth&& stream ? kernels::CPU_CAPABILITY::stream(value, dst)
                               : value.store(dst, kLanes);
   }
@@ -264,8 +267,7 @@ inline Vec lanes_mask(std::int64_t count) {
 
 template <typename T, int kLanes>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
-                                    std::int64_t group, const float* m, const float* bias,
-                                    float* dst) {
+                                    std::int64_t group, const float* m, const WinogradDst& to) {
   const std::int64_t tiles_h = (shape.out_h + T::kM - 1) / T::kM;
   const std::int64_t tiles_w = (shape.out_w + T::kM - 1) / T::kM;
   const std::int64_t block_size = shape.out_h * shape.out_w * shape.block;
@@ -274,9 +276,9 @@ template <typename T, int kLanes>
   const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);
   for (std::int64_t channel = first; channel < end; channel += kLanes, m += kLanes) {
     const std::int64_t count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
-    const Store store{bias && count ? Vec::loadu(bias + channel, count) : Vec(0.f),
-                      lanes_mask(count), shape.stream};
-    float* block = dst + channel / shape.block * block_size + channel % shape.block;
+    const Store store{to.bias && count ? Vec::loadu(to.bias + channel, count) : Vec(0.f),
+                      lanes_mask(count), Finish(to.epilogue, to.residual, to.dst), shape.stream};
+    float* block = to.dst + channel / shape.block * block_size + channel % shape.block;
     Position at(tiles.first, tiles_h, tiles_w);
     for (std::int64_t i = 0; i < tiles.count; ++i, at.next(tiles_h, tiles_w)) {
       const std::int64_t h = at.h * T::kM, w = at.w * T::kM;
@@ -343,9 +345,9 @@ void src_of(const WinogradShape& shape, WinogradTiles tiles, const float* src, f
 
 template <typename T>
 void dst_of(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group, const float* m,
-            const float* bias, float* dst) {
+            const WinogradDst& dst) {
   const bool whole = shape.block % kWidth == 0;
-  (whole ? transform_dst<T, kWidth> : transform_dst<T, 8>)(shape, tiles, group, m, bias, dst);
+  (whole ? transform_dst<T, kWidth> : transform_dst<T, 8>)(shape, tiles, group, m, dst);
 }
 
 template <typename T>

@@ -34,7 +34,8 @@ const TagRow* find_tag(std::int64_t block) {
   return nullptr;
 }
 
-// nw(d)(h)c strides of [N, C, *spatial].
+}  // namespace
+
 Dims channels_last_strides(at::IntArrayRef dims) {
   Dims strides(dims.size(), 1);
   std::int64_t step = dims[1];
@@ -45,8 +46,6 @@ Dims channels_last_strides(at::IntArrayRef dims) {
   strides[0] = step;
   return strides;
 }
-
-}  // namespace
 
 std::int64_t Blocked::pixels() const {
   const at::IntArrayRef spatial = physical.sizes().slice(2, physical.dim() - 3);
@@ -60,7 +59,7 @@ Dims Blocked::dims() const {
 }
 
 dnnl::memory::desc Blocked::md() const {
-  return blocked_md(dims(), block(), physical.scalar_type());
+  return activation_md(dims(), block(), physical.scalar_type());
 }
 
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
@@ -79,15 +78,28 @@ Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_
   return {physical.contiguous(), channels};
 }
 
-Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {
+Dims physical_dims(at::IntArrayRef dims, std::int64_t block) {
+  const std::int64_t lanes = block == kChannelsLast ? dims[1] : block;
   Dims shape(dims.begin(), dims.end());
-  shape[1] = ceil_div(dims[1], block);
-  shape.push_back(block);
+  shape[1] = ceil_div(dims[1], lanes);
+  shape.push_back(lanes);
+  return shape;
+}
+
+Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {
+  const Dims shape = physical_dims(dims, block);
   return {at::empty(shape, options.memory_format(at::MemoryFormat::Contiguous)), dims[1]};
 }
 
-dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype) {
-  return {dims.vec(), onednn_type(dtype), find_tag(block)->tags[dims.size() - 3]};
+dnnl::memory::desc activation_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype) {
+  using Tag = dnnl::memory::format_tag;
+  static constexpr std::array kPlainTags{Tag::ncw, Tag::nchw, Tag::ncdhw};
+  static constexpr std::array kChannelsLastTags{Tag::nwc, Tag::nhwc, Tag::ndhwc};
+  const std::size_t row = dims.size() - 3;
+  const Tag tag = block == kPlain          ? kPlainTags[row]
+                  : block == kChannelsLast ? kChannelsLastTags[row]
+                                           : find_tag(block)->tags[row];
+  return {dims.vec(), onednn_type(dtype), tag};
 }
 
 dnnl::memory::desc strided_md(const at::Tensor& tensor) {

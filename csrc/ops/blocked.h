@@ -15,6 +15,9 @@ using Dims = std::vector<std::int64_t>;
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Blocks that stand for the plain formats: nchw is nC*1c, and nhwc has all channels in one block.
+inline constexpr std::int64_t kPlain = 1, kChannelsLast = 0;
+
 struct Blocked {
   at::Tensor physical;    // [N, ceil(C / block), *spatial, block], contiguous
   std::int64_t channels;  // C
@@ -25,7 +28,7 @@ struct Blocked {
   std::int64_t batch() const { return physical.size(0); }
   std::int64_t tail() const {
     return channels % block();
-  }                             // lanes in use in the last block, 0: all
+  }  // lanes in use in the last block, 0: all
   std::int64_t pixels() const;  // product of the spatial dims
   Dims dims() const;            // [N, C, *spatial]
   dnnl::memory::desc md() const;
@@ -38,8 +41,11 @@ Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_
 // Uninitialised: whoever fills it leaves the tail zero.
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options);
 
-// The descriptor of [N, C, *spatial] in nC*<block>c.
-dnnl::memory::desc blocked_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype);
+// The descriptor of [N, C, *spatial] in nC*<block>c, kPlain or kChannelsLast.
+dnnl::memory::desc activation_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype);
+
+// [N, blocks, *spatial, lanes]: the physical shape in any of these formats.
+Dims physical_dims(at::IntArrayRef dims, std::int64_t block);
 
 // The descriptor of a strided tensor; empty if its elements overlap: oneDNN has no such.
 dnnl::memory::desc strided_md(const at::Tensor& tensor);
@@ -55,6 +61,8 @@ std::string strided_name(const at::Tensor& tensor);
 // The tensor in the memory format nC*: contiguous, or channels-last if `channels_last`. 3-D
 // channels-last (nwc) has no at::MemoryFormat, so strides say it.
 at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options);
+// nw(d)(h)c strides of [N, C, *spatial].
+Dims channels_last_strides(at::IntArrayRef dims);
 bool is_channels_last(const at::Tensor& tensor);
 
 }  // namespace torch_blocked

@@ -5,15 +5,19 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 
 #include "format/errors.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
+#include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
+#include "runtime/threads.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
@@ -81,21 +85,31 @@ Dims output_dims(const Problem& p) {
   return dims;
 }
 
-std::optional<RunConvolution> plan_aten(const Problem& p) {
-  return [p](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
+std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
+  if (!p.epilogue.empty()) return std::nullopt;
+  const auto run = [p](const ConvolutionBuffers& buffers) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
-    at::Tensor dst =
-        at::convolution(reorder_to_dense("convolution", src, false), weight,
-                        bias.defined() ? std::optional(bias) : std::nullopt, p.stride, p.padding,
-                        p.dilation, p.transposed, p.output_padding, p.groups);
+    const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
+    const at::Tensor src = empty_dense(p.src_dims, false, options);
+    reorder("convolution", p.src_dims, reorder_side(buffers.src, p.src_dims, p.src_block, p.dtype),
+            {src, 0});
+    const auto from = [&](const void* data, const Dims& dims) {
+      return at::from_blob(const_cast<void*>(data), dims, options);
+    };
+    at::Tensor dst = at::convolution(
+        src, from(buffers.weights, p.weight_dims),
+        buffers.bias ? std::optional(from(buffers.bias, {p.dst_dims[1]})) : std::nullopt, p.stride,
+        p.padding, p.dilation, p.transposed, p.output_padding, p.groups);
     // The gradient of a transposed convolution whose output padding is a stride or more: its input
     // has fewer pixels than a convolution of this src gives.
     for (std::size_t i = 2; i < p.dst_dims.size(); ++i) {
       dst = dst.narrow(static_cast<std::int64_t>(i), 0, p.dst_dims[i]);
     }
-    return reorder_to_blocked("convolution", dst, p.block).physical;
+    reorder("convolution", p.dst_dims, {dst.contiguous(), 0},
+            reorder_side(buffers.dst, p.dst_dims, p.dst_block, p.dtype));
   };
+  return ConvolutionPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
 
 // Fastest first; ATen takes what is left.
@@ -108,26 +122,45 @@ constexpr std::array<ConvolutionImplementation, 6> kImplementations{{
     {"aten", plan_aten},
 }};
 
+using Implementation = ConvolutionImplementation;
+
 // force_convolution()'s choice, or null.
-std::atomic<const ConvolutionImplementation*> forced = nullptr;
+std::atomic<const Implementation*> forced = nullptr;
 
-struct Plan {
-  const char* name;
-  RunConvolution run;
-};
+// The epilogue in a pass of its own, over what a plan without it has left in dst.
+ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
+  const std::int64_t floats = c10::multiply_integers(physical_dims(p.dst_dims, p.dst_block));
+  plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
+              floats](const ConvolutionBuffers& buffers) {
+    const auto* residual = static_cast<const float*>(buffers.residual);
+    std::vector<float> kept;
+    if (residual == buffers.dst) residual = (kept.assign(residual, residual + floats), kept.data());
+    run(buffers);
+    auto* dst = static_cast<float*>(buffers.dst);
+    parallel_units(floats, 1, [&](std::int64_t begin, std::int64_t end) {
+      kernels::kernels().finish(epilogue, residual + begin, dst + begin, end - begin);
+    });
+  };
+  return plan;
+}
 
-Plan choose(const Problem& p) {
-  if (const ConvolutionImplementation* only = forced) {
-    if (auto run = only->plan(p)) return {only->name, std::move(*run)};
-    fail_not_implemented("convolution", text("a problem for ", only->name),
-                         text("weight ", p.weight_dims, " on ", p.src_dims),
-                         "force_convolution(\"\") allows every implementation");
+std::optional<ConvolutionPlan> plan_by(const Implementation& implementation, const Problem& p) {
+  if (auto plan = implementation.plan(p)) return plan;
+  if (p.epilogue.empty() || p.dtype != at::kFloat) return std::nullopt;
+  Problem plain = p;
+  plain.epilogue = {};
+  auto plan = implementation.plan(plain);
+  if (plan) return finished_apart(std::move(*plan), p);
+  return std::nullopt;
+}
+
+const Implementation& find(const char* op, const std::string& name) {
+  const auto* row =
+      std::ranges::find_if(kImplementations, [&](const auto& each) { return each.name == name; });
+  if (row == kImplementations.end()) {
+    fail_value(op, text("one of ", convolution_implementations()), name, "");
   }
-  for (const ConvolutionImplementation& implementation : kImplementations) {
-    if (implementation.wins && !implementation.wins(p)) continue;
-    if (auto run = implementation.plan(p)) return {implementation.name, std::move(*run)};
-  }
-  __builtin_unreachable();  // plan_aten takes everything
+  return *row;
 }
 
 thread_local const char* last = "none";
@@ -148,7 +181,8 @@ ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& wei
             .dilation = per_dim("dilation", dilation, spatial, 1),
             .output_padding = per_dim("output_padding", output_padding, spatial, 0),
             .groups = groups,
-            .block = src.block(),
+            .src_block = src.block(),
+            .dst_block = src.block(),
             .transposed = transposed,
             .has_bias = bias.defined(),
             .dtype = src.physical.scalar_type()};
@@ -172,35 +206,73 @@ Key convolution_key(const char* name, const Problem& p) {
        {&p.src_dims, &p.weight_dims, &p.stride, &p.padding, &p.dilation, &p.output_padding}) {
     key.add(*dims);
   }
-  key.add(p.groups).add(p.block).add(p.transposed).add(p.has_bias);
+  key.add(p.groups).add(p.src_block).add(p.dst_block).add(p.transposed).add(p.has_bias);
+  for (const Activation* activation : {&p.epilogue.before, &p.epilogue.after}) {
+    key.add(static_cast<std::int64_t>(activation->kind));
+    key.add(std::bit_cast<std::int32_t>(activation->alpha));
+    key.add(std::bit_cast<std::int32_t>(activation->beta));
+  }
+  key.add(p.epilogue.residual);
   key.add(static_cast<std::int64_t>(p.dtype));
   return key;
 }
 
-const RunConvolution& convolution_plan(const Problem& p) {
-  static thread_local LruCache<Plan> cache(kPrimitiveCacheCapacity);
-  const ConvolutionImplementation* only = forced;
-  const Plan& plan = cache.get(convolution_key(only ? only->name : "convolution", p).finish(),
-                               [&] { return choose(p); });
-  last = plan.name;
-  return plan.run;
+std::optional<NamedPlan> plan_convolution(const Problem& p, const std::string& implementation) {
+  const Implementation& row = find("convolution", implementation);
+  if (auto plan = plan_by(row, p)) return NamedPlan{row.name, std::move(*plan)};
+  return std::nullopt;
+}
+
+NamedPlan plan_convolution(const Problem& p) {
+  for (const Implementation& row : kImplementations) {
+    if (row.wins && !row.wins(p)) continue;
+    if (auto plan = plan_by(row, p)) return {row.name, std::move(*plan)};
+  }
+  fail_not_implemented("convolution", "float32 for an activation that oneDNN cannot fuse",
+                       c10::toString(p.dtype), "");
+}
+
+at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight) {
+  return plan.weights_format.empty() ? weight.contiguous() : plan.pack(weight);
+}
+
+at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Tensor& weight,
+                           const at::Tensor& bias) {
+  static thread_local LruCache<NamedPlan> cache(kPrimitiveCacheCapacity);
+  const Implementation* only = forced;
+  const NamedPlan& named =
+      cache.get(convolution_key(only ? only->name : "convolution", p).finish(), [&] {
+        if (!only) return plan_convolution(p);
+        if (auto plan = plan_by(*only, p)) return NamedPlan{only->name, std::move(*plan)};
+        fail_not_implemented("convolution", text("a problem for ", only->name),
+                             text("weight ", p.weight_dims, " on ", p.src_dims),
+                             "force_convolution(\"\") allows every implementation");
+      });
+  last = named.name;
+  const ConvolutionPlan& plan = named.plan;
+  const at::Tensor packed =
+      plan.weights_format.empty()
+          ? weight.contiguous()
+          : packed_weights(weight, plan.weights_format, [&] { return plan.pack(weight); });
+  const at::Tensor shift = bias.defined() ? bias.contiguous() : bias;
+  const Blocked dst = empty_blocked(p.dst_dims, p.dst_block, src.options());
+  plan.run({.src = src.const_data_ptr(),
+            .weights = packed.const_data_ptr(),
+            .bias = bias.defined() ? shift.const_data_ptr() : nullptr,
+            .residual = nullptr,
+            .dst = dst.physical.mutable_data_ptr()});
+  return dst.physical;
 }
 
 void force_convolution(const std::string& name) {
-  const auto* row = std::ranges::find_if(
-      kImplementations, [&](const ConvolutionImplementation& each) { return each.name == name; });
-  if (row == kImplementations.end() && !name.empty()) {
-    fail_value("force_convolution", text("one of ", convolution_implementations(), " or \"\""),
-               name, "");
-  }
-  forced = name.empty() ? nullptr : row;
+  forced = name.empty() ? nullptr : &find("force_convolution", name);
 }
 
 const char* last_convolution() { return last; }
 
 std::vector<std::string> convolution_implementations() {
   std::vector<std::string> names;
-  for (const ConvolutionImplementation& each : kImplementations) names.emplace_back(each.name);
+  for (const Implementation& each : kImplementations) names.emplace_back(each.name);
   return names;
 }
 
@@ -213,8 +285,8 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   const Problem p = convolution_problem(src, weight, bias_tensor, stride, padding, dilation,
                                         transposed, output_padding, groups);
-  if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.block, input.options()).physical;
-  return convolution_plan(p)(src, weight, bias_tensor);
+  if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.dst_block, input.options()).physical;
+  return run_convolution(p, src.physical, weight, bias_tensor);
 }
 
 }  // namespace torch_blocked

@@ -5,32 +5,51 @@
 #include <functional>
 #include <optional>
 
+#include "kernels/kernels.h"
 #include "ops/blocked.h"
 #include "runtime/primitive.h"
 
 namespace torch_blocked {
+
+using kernels::Activation;
+using kernels::Epilogue;
 
 // Everything that decides how a convolution runs; logical sizes, one entry per spatial dim.
 struct ConvolutionProblem {
   Dims src_dims, dst_dims;  // [N, IC, *spatial], [N, OC, *spatial]
   Dims weight_dims;         // ATen's: [OC, IC/groups, *kernel], transposed [IC, OC/groups, *kernel]
   Dims stride, padding, dilation, output_padding;
-  std::int64_t groups, block;
+  std::int64_t groups;
+  std::int64_t src_block, dst_block;  // b of nC*<b>c, or kPlain, or kChannelsLast
   bool transposed, has_bias;
   at::ScalarType dtype;
+  Epilogue epilogue = {};  // dst = epilogue(sum + bias)
 
   std::size_t spatial() const { return stride.size(); }
+  // src and dst in one blocked format: what most implementations are for.
+  bool blocked() const { return src_block == dst_block && src_block >= 4; }
 };
 
-// A problem made ready to run: it owns primitives and sizes, and takes the tensors. Returns the
-// physical dst.
-using RunConvolution =
-    std::function<at::Tensor(const Blocked& src, const at::Tensor& weight, const at::Tensor& bias)>;
+// The data of one run, in the formats that the problem names. bias has OC elements, or is null;
+// residual is in dst's format, may be dst itself, and is null unless the epilogue adds it.
+struct ConvolutionBuffers {
+  const void *src, *weights, *bias, *residual;
+  void* dst;
+};
+
+// A problem made ready to run: it owns primitives and sizes, so one thread runs it at a time.
+struct ConvolutionPlan {
+  // The name of what pack() makes, the key of packed weights; empty: the weights stay dense.
+  std::string weights_format;
+  std::function<at::Tensor(const at::Tensor& weight)> pack;
+  std::function<void(const ConvolutionBuffers& buffers)> run;
+};
 
 struct ConvolutionImplementation {
   const char* name;
-  // Nothing if the problem is not for it.
-  std::optional<RunConvolution> (*plan)(const ConvolutionProblem& problem);
+  // Nothing if the problem is not for it. What declines a problem for its epilogue is asked again
+  // without, and the epilogue then takes a pass of its own.
+  std::optional<ConvolutionPlan> (*plan)(const ConvolutionProblem& problem);
   // Whether to take it where it is possible; null: always.
   bool (*wins)(const ConvolutionProblem& problem) = nullptr;
 };
@@ -43,8 +62,24 @@ ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& wei
                                        bool transposed, at::IntArrayRef output_padding,
                                        std::int64_t groups);
 
-// How the problem runs: the first implementation that takes it, chosen once and cached.
-const RunConvolution& convolution_plan(const ConvolutionProblem& problem);
+// The implementation that the list's order and `wins` prefer. What it runs by is plan.name.
+struct NamedPlan {
+  const char* name;
+  ConvolutionPlan plan;
+};
+NamedPlan plan_convolution(const ConvolutionProblem& problem);
+// By one implementation of the list, wanted or not; nothing if it cannot. Raises ValueError for an
+// unknown name.
+std::optional<NamedPlan> plan_convolution(const ConvolutionProblem& problem,
+                                          const std::string& implementation);
+
+// Plans (once per problem, then from a cache), packs the weights (likewise) and runs. Returns the
+// physical dst.
+at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& src,
+                           const at::Tensor& weight, const at::Tensor& bias);
+
+// The weights in the plan's format, made anew; dense ones made contiguous.
+at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 
 // For tests and benchmarks. From now on convolutions run by this implementation only, and raise
 // NotImplementedError where it cannot; "" allows all of them again. Raises ValueError for an
@@ -67,17 +102,17 @@ dnnl::memory::desc dense_weights_md(const ConvolutionProblem& problem, const at:
 dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
 
 // convolution_onednn.cpp: primitives on blocked activations; the same in nhwc between two reorders.
-std::optional<RunConvolution> plan_onednn_blocked(const ConvolutionProblem& problem);
-std::optional<RunConvolution> plan_onednn_channels_last(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_onednn_channels_last(const ConvolutionProblem& problem);
 
 // convolution_winograd.cpp: 3x3 kernels at stride 1, with fewer products; and where they are faster
 // than what follows them in the list.
-std::optional<RunConvolution> plan_winograd4(const ConvolutionProblem& problem);
-std::optional<RunConvolution> plan_winograd2(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 bool winograd4_wins(const ConvolutionProblem& problem);
 bool winograd2_wins(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel for what oneDNN's blocked ones refuse.
-std::optional<RunConvolution> plan_direct(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 
 }  // namespace torch_blocked

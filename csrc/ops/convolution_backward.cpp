@@ -37,6 +37,7 @@ constexpr const char* kOp = "convolution_backward";
 Problem mirrored(const Problem& p) {
   Problem q = p;
   std::swap(q.src_dims, q.dst_dims);
+  std::swap(q.src_block, q.dst_block);
   q.transposed = !p.transposed;
   q.has_bias = false;
   for (std::size_t i = 0; i < p.spatial(); ++i) {
@@ -105,8 +106,8 @@ std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc&
 std::optional<RunWeightGradient> plan_blocked(const Problem& p, const at::Tensor& diff_weight) {
   if (!has_onednn_type(p.dtype)) return std::nullopt;
   const auto gradient =
-      make(p, blocked_md(p.src_dims, p.block, p.dtype), blocked_md(p.dst_dims, p.block, p.dtype),
-           dense_weights_md(p, diff_weight));
+      make(p, activation_md(p.src_dims, p.src_block, p.dtype),
+           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     gradient->execute(src.physical, diff_dst.physical, diff_weight);
@@ -119,8 +120,8 @@ std::optional<RunWeightGradient> plan_plain_src(const Problem& p, const at::Tens
   using Tag = dnnl::memory::format_tag;
   const Tag tag = std::array{Tag::ncw, Tag::nchw, Tag::ncdhw}[p.spatial() - 1];
   const auto gradient =
-      make(p, {p.src_dims, onednn_type(p.dtype), tag}, blocked_md(p.dst_dims, p.block, p.dtype),
-           dense_weights_md(p, diff_weight));
+      make(p, {p.src_dims, onednn_type(p.dtype), tag},
+           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     gradient->execute(reorder_to_dense(kOp, src, false), diff_dst.physical, diff_weight);
@@ -178,9 +179,9 @@ const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weig
 
 at::Tensor input_gradient(const Problem& p, const Blocked& diff_dst, const at::Tensor& weight) {
   if (p.src_dims[0] == 0) {
-    return empty_blocked(p.src_dims, p.block, diff_dst.physical.options()).physical;
+    return empty_blocked(p.src_dims, p.src_block, diff_dst.physical.options()).physical;
   }
-  return convolution_plan(mirrored(p))(diff_dst, weight, at::Tensor());
+  return run_convolution(mirrored(p), diff_dst.physical, weight, at::Tensor());
 }
 
 at::Tensor weight_gradient(const Problem& p, const Blocked& src, const Blocked& diff_dst,

@@ -17,7 +17,7 @@ kernels::DepthwiseGradient gradient_of(const Problem& p) {
   return {.src = nullptr,
           .diff_dst = nullptr,
           .diff_weights = nullptr,
-          .block = p.block,
+          .block = p.src_block,
           .in = as_3d(spatial(p.src_dims), 1),
           .out = as_3d(spatial(p.dst_dims), 1),
           .kernel = as_3d(spatial(p.weight_dims), 1),

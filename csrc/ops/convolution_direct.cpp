@@ -38,7 +38,7 @@ Direct direct_of(const Problem& p) {
   Direct d{.n = p.src_dims[0],
            .ic = p.src_dims[1],
            .oc = p.dst_dims[1],
-           .block = p.block,
+           .block = p.dst_block,
            .groups = 0,
            .width = kernels::kernels().direct_channels(),
            .in = as_3d(spatial(p.src_dims), 1),
@@ -134,31 +134,25 @@ void run_rows(const Direct& d, const float* src, const float* weights, const flo
 
 }  // namespace
 
-std::optional<RunConvolution> plan_direct(const Problem& p) {
+std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
+  if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || !p.blocked()) return std::nullopt;
   const Direct d = direct_of(p);
   // A group is whole blocks, or a block whole vectors of the group.
-  const bool fits = d.width % p.block == 0;
-  if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || !fits) return std::nullopt;
-  return [d](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
-    const at::Tensor packed =
-        packed_weights(weight, text("direct", d.width), [&] { return pack(d, weight); });
-    const at::Tensor padded_bias = at::zeros({d.groups * d.width}, src.physical.options());
-    if (bias.defined()) padded_bias.narrow(0, 0, d.oc).copy_(bias);
-    Dims dims = src.dims();
-    dims[1] = d.oc;
-    std::copy_n(d.out.end() - (src.ndims() - 2), src.ndims() - 2, dims.begin() + 2);
-    const Blocked dst = empty_blocked(dims, d.block, src.physical.options());
-    const float *in = src.physical.const_data_ptr<float>(),
-                *weights = packed.const_data_ptr<float>(),
-                *shift = padded_bias.const_data_ptr<float>();
-    float* out = dst.physical.mutable_data_ptr<float>();
+  if (d.width % p.dst_block != 0 || !p.epilogue.empty()) return std::nullopt;
+  const auto run = [d](const ConvolutionBuffers& buffers) {
+    std::vector<float> bias(static_cast<std::size_t>(d.groups * d.width));
+    if (buffers.bias) std::copy_n(static_cast<const float*>(buffers.bias), d.oc, bias.begin());
     // Work is output rows of all images.
     const std::int64_t row_work = d.out[2] * d.groups * d.group_weights();
     parallel_units(d.n * d.out[0] * d.out[1], row_work, [&](std::int64_t begin, std::int64_t end) {
-      run_rows(d, in, weights, shift, out, begin, end);
+      run_rows(d, static_cast<const float*>(buffers.src),
+               static_cast<const float*>(buffers.weights), bias.data(),
+               static_cast<float*>(buffers.dst), begin, end);
     });
-    return dst.physical;
   };
+  return ConvolutionPlan{.weights_format = text("direct", d.width),
+                         .pack = [d](const at::Tensor& weight) { return pack(d, weight); },
+                         .run = run};
 }
 
 }  // namespace torch_blocked

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include <array>
+#include <cmath>
 #include <memory>
 
 #include "ops/convolution.h"
@@ -54,10 +55,45 @@ std::string name_of(const dnnl::memory::desc& md, bool transposed) {
   return std::move(key.add(md.get_inner_idxs())).text();
 }
 
+using Arguments = std::vector<Primitive::Argument>;
+
+void append(dnnl::post_ops& post_ops, const Activation& activation) {
+  using Kind = Activation::Kind;
+  const auto [kind, alpha, beta] = activation;
+  if (kind == Kind::kClamp && alpha == 0 && std::isinf(beta)) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0, 0);
+  } else if (kind == Kind::kClamp) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_clip_v2, alpha, beta);
+  } else if (kind == Kind::kLeakyRelu) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_relu, alpha, 0);
+  } else if (kind == Kind::kHardswish) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_hardswish, 1.f / 6, 0.5f);
+  } else if (kind == Kind::kSilu) {
+    post_ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1, 0);
+  }
+}
+
+// The epilogue as post-ops; the residual is a further argument.
+dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::desc& dst_md,
+                                Arguments& arguments) {
+  dnnl::post_ops post_ops;
+  append(post_ops, epilogue.before);
+  if (epilogue.residual) {
+    post_ops.append_binary(dnnl::algorithm::binary_add, dst_md);
+    arguments.push_back(
+        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(post_ops.len() - 1) | DNNL_ARG_SRC_1, dst_md});
+    append(post_ops, epilogue.after);
+  }
+  dnnl::primitive_attr attr = user_scratchpad();
+  attr.set_post_ops(post_ops);
+  return attr;
+}
+
 template <typename Forward>
-std::shared_ptr<Convolution> make(const Problem& p, const dnnl::memory::desc& src_md,
-                                  const dnnl::memory::desc& dst_md) {
+std::shared_ptr<Convolution> make(const Problem& p) {
   const dnnl::memory::data_type type = onednn_type(p.dtype);
+  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_block, p.dtype),
+                           dst_md = activation_md(p.dst_dims, p.dst_block, p.dtype);
   // `any` for the weights only: oneDNN would pick nhwc for activations.
   const dnnl::memory::desc weights_md(onednn_weight_dims(p), type, dnnl::memory::format_tag::any);
   const dnnl::memory::desc bias_md =
@@ -65,58 +101,55 @@ std::shared_ptr<Convolution> make(const Problem& p, const dnnl::memory::desc& sr
                  : dnnl::memory::desc();
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
+  Arguments rest;
   const typename Forward::primitive_desc pd(
       engine(), dnnl::prop_kind::forward_inference,
       p.transposed ? dnnl::algorithm::deconvolution_direct : dnnl::algorithm::convolution_direct,
       src_md, weights_md, bias_md, dst_md, p.stride, dilates, p.padding, p.padding,
-      user_scratchpad(), /*allow_empty=*/true);
+      attributes(p.epilogue, dst_md, rest), /*allow_empty=*/true);
   if (!pd) return nullptr;
   if (is_ref(pd.impl_info_str())) {
     trace::record({trace::Kind::kRef, "convolution", pd.impl_info_str()});
     return nullptr;
   }
-  std::vector<Primitive::Argument> arguments{
+  Arguments arguments{
       {DNNL_ARG_SRC, src_md}, {DNNL_ARG_WEIGHTS, pd.weights_desc()}, {DNNL_ARG_DST, dst_md}};
   if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, bias_md});
+  arguments.insert(arguments.end(), rest.begin(), rest.end());
   return std::make_shared<Convolution>(
       Convolution{Primitive(Forward(pd), arguments, pd.scratchpad_desc()), pd.weights_desc(),
                   name_of(pd.weights_desc(), p.transposed)});
 }
 
-std::shared_ptr<Convolution> make(const Problem& p, const dnnl::memory::desc& src_md,
-                                  const dnnl::memory::desc& dst_md) {
-  return p.transposed ? make<dnnl::deconvolution_forward>(p, src_md, dst_md)
-                      : make<dnnl::convolution_forward>(p, src_md, dst_md);
+std::shared_ptr<Convolution> make(const Problem& p) {
+  return p.transposed ? make<dnnl::deconvolution_forward>(p) : make<dnnl::convolution_forward>(p);
 }
 
 at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& convolution) {
   const dnnl::memory::desc& weights_md = convolution.weights_md;
-  return packed_weights(weight, convolution.weights_format, [&] {
-    const at::Tensor dense = weight.is_non_overlapping_and_dense() ? weight : weight.contiguous();
-    const auto bytes = static_cast<std::int64_t>(weights_md.get_size());
-    trace::Timed timed(trace::Kind::kPack, "convolution",
-                       static_cast<std::int64_t>(dense.nbytes()) + bytes);
-    const dnnl::memory::desc src_md = dense_weights_md(p, dense);
-    const at::Tensor packed = at::empty({bytes}, at::kByte);
-    const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), weights_md,
-                                           user_scratchpad());
-    const std::array<Primitive::Argument, 2> arguments{
-        {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, weights_md}}};
-    Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc())
-        .execute({dense.const_data_ptr(), packed.mutable_data_ptr()});
-    return packed;
-  });
+  const at::Tensor dense = weight.is_non_overlapping_and_dense() ? weight : weight.contiguous();
+  const auto bytes = static_cast<std::int64_t>(weights_md.get_size());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(dense.nbytes()) + bytes);
+  const dnnl::memory::desc src_md = dense_weights_md(p, dense);
+  const at::Tensor packed = at::empty({bytes}, at::kByte);
+  const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), weights_md, user_scratchpad());
+  const std::array<Primitive::Argument, 2> arguments{
+      {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, weights_md}}};
+  Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc())
+      .execute({dense.const_data_ptr(), packed.mutable_data_ptr()});
+  return packed;
 }
 
-void execute(const Problem& p, Convolution& convolution, const at::Tensor& src,
-             const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& dst) {
-  const at::Tensor packed = pack(p, weight, convolution);
-  const void *in = src.const_data_ptr(), *weights = packed.const_data_ptr();
-  void* out = dst.mutable_data_ptr();
-  if (p.has_bias) {
-    convolution.primitive.execute({in, weights, out, bias.contiguous().const_data_ptr()});
+void execute(const Problem& p, Convolution& convolution, const ConvolutionBuffers& buffers) {
+  const auto [src, weights, bias, residual, dst] = buffers;
+  Primitive& primitive = convolution.primitive;
+  if (p.has_bias && p.epilogue.residual) {
+    primitive.execute({src, weights, dst, bias, residual});
+  } else if (p.has_bias || p.epilogue.residual) {
+    primitive.execute({src, weights, dst, p.has_bias ? bias : residual});
   } else {
-    convolution.primitive.execute({in, weights, out});
+    primitive.execute({src, weights, dst});
   }
 }
 
@@ -134,35 +167,49 @@ Problem as_2d(Problem p) {
 
 }  // namespace
 
-std::optional<RunConvolution> plan_onednn_blocked(const Problem& problem) {
+std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
   if (!has_onednn_type(problem.dtype)) return std::nullopt;
   // oneDNN 3.2 adds the bias of a transposed convolution into the tail of 4c and 32c.
-  if (problem.transposed && problem.block != 8 && problem.block != 16) return std::nullopt;
+  const bool adds_to_tail = problem.dst_block == 4 || problem.dst_block == 32;
+  if (problem.transposed && adds_to_tail) return std::nullopt;
   const Problem p = as_2d(problem);
-  const auto convolution =
-      make(p, blocked_md(p.src_dims, p.block, p.dtype), blocked_md(p.dst_dims, p.block, p.dtype));
+  const auto convolution = make(p);
   if (!convolution) return std::nullopt;
-  return [dims = problem.dst_dims, p, convolution](const Blocked& src, const at::Tensor& weight,
-                                                   const at::Tensor& bias) {
-    const Blocked dst = empty_blocked(dims, p.block, src.physical.options());
-    const bool lifted = p.dst_dims.size() > dims.size();
-    execute(p, *convolution, src.physical, lifted ? weight.unsqueeze(2) : weight, bias,
-            dst.physical);
-    return dst.physical;
-  };
+  const bool lifted = p.dst_dims.size() > problem.dst_dims.size();
+  return ConvolutionPlan{
+      .weights_format = convolution->weights_format,
+      .pack =
+          [p, convolution, lifted](const at::Tensor& weight) {
+            return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
+          },
+      .run = [p, convolution](
+                 const ConvolutionBuffers& buffers) { execute(p, *convolution, buffers); }};
 }
 
-std::optional<RunConvolution> plan_onednn_channels_last(const Problem& p) {
-  if (!has_onednn_type(p.dtype)) return std::nullopt;
-  const dnnl::memory::format_tag tag = channels_last_tag(p);
-  const dnnl::memory::data_type type = onednn_type(p.dtype);
-  const auto convolution = make(p, {p.src_dims, type, tag}, {p.dst_dims, type, tag});
+std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {
+  if (!has_onednn_type(problem.dtype) || !problem.epilogue.empty()) return std::nullopt;
+  Problem p = problem;
+  p.src_block = p.dst_block = kChannelsLast;
+  const auto convolution = make(p);
   if (!convolution) return std::nullopt;
-  return [p, convolution](const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
-    const at::Tensor dst = empty_dense(p.dst_dims, true, src.physical.options());
-    execute(p, *convolution, reorder_to_dense("convolution", src, true), weight, bias, dst);
-    return reorder_to_blocked("convolution", dst, p.block).physical;
+  const auto run = [problem, p, convolution](const ConvolutionBuffers& buffers) {
+    const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
+    const at::Tensor src = empty_dense(p.src_dims, true, options),
+                     dst = empty_dense(p.dst_dims, true, options);
+    const auto side = [&](const void* data, const Dims& dims, std::int64_t block) {
+      return reorder_side(data, dims, block, p.dtype);
+    };
+    reorder("convolution", p.src_dims, side(buffers.src, p.src_dims, problem.src_block), {src, 0});
+    ConvolutionBuffers inner = buffers;
+    inner.src = src.const_data_ptr();
+    inner.dst = dst.mutable_data_ptr();
+    execute(p, *convolution, inner);
+    reorder("convolution", p.dst_dims, {dst, 0}, side(buffers.dst, p.dst_dims, problem.dst_block));
   };
+  return ConvolutionPlan{
+      .weights_format = convolution->weights_format,
+      .pack = [p, convolution](const at::Tensor& weight) { return pack(p, weight, *convolution); },
+      .run = run};
 }
 
 }  // namespace torch_blocked

@@ -47,7 +47,8 @@ bool possible(const Problem& p) {
     return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
   };
   return p.dtype == at::kFloat && p.groups == 1 && p.spatial() == 2 && p.weight_dims[2] == 3 &&
-         p.weight_dims[3] == 3 && all(p.stride, 1) && all(p.dilation, 1) && p.block % 8 == 0;
+         p.weight_dims[3] == 3 && all(p.stride, 1) && all(p.dilation, 1) && p.blocked() &&
+         p.dst_block % 8 == 0;
 }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
@@ -58,7 +59,7 @@ WinogradShape shape_of(const Problem& p) {
   };
   return {.ic = p.src_dims[1],
           .oc = p.dst_dims[1],
-          .block = p.block,
+          .block = p.dst_block,
           .in_h = p.src_dims[2],
           .in_w = p.src_dims[3],
           .out_h = p.dst_dims[2],
@@ -76,7 +77,7 @@ std::int64_t tiles_of(const Problem& p, std::int64_t m) {
 // weight [OC, IC, 3, 3], transposed [IC, OC, 3, 3], any strides -> U.
 at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
-  const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.block) * p.block, width) * width;
+  const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.dst_block) * p.dst_block, width) * width;
   const at::Tensor packed = at::empty({kernel.positions * ic * padded_oc}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
@@ -165,35 +166,38 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   return {tiles, blocks, groups};
 }
 
-std::optional<RunConvolution> plan(const Problem& p, const Winograd& kernel) {
+void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
+         const Epilogue& epilogue, const ConvolutionBuffers& buffers) {
+  const auto *src = static_cast<const float*>(buffers.src),
+             *u = static_cast<const float*>(buffers.weights);
+  const kernels::WinogradDst dst{static_cast<const float*>(buffers.bias),
+                                 static_cast<const float*>(buffers.residual),
+                                 static_cast<float*>(buffers.dst), epilogue};
+  const Units units = units_of(kernel, shape, tiles);
+  at::parallel_for(0, units.blocks * units.groups, 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t most = ceil_div(units.tiles, units.blocks);
+    const std::int64_t v_size = kernel.v_size(shape, most);
+    float* v = workspace(v_size + kernel.m_size(shape, most));
+    float* m = v + v_size;
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const WinogradTiles block = units.block(unit / units.groups);
+      const std::int64_t group = unit % units.groups;
+      if (unit == begin || group == 0) kernel.src(shape, block, src, v);
+      kernel.multiply(shape, block.count, group, v, u, m);
+      kernel.dst(shape, block, group, m, dst);
+    }
+  });
+}
+
+std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
   if (!possible(p)) return std::nullopt;
-  const std::string format = text("winograd", kernel.m, "/", kernel.channels, "/", p.block,
-                                  p.transposed ? "/transposed" : "");
-  return [p, &kernel, format, shape = shape_of(p), tiles = tiles_of(p, kernel.m)](
-             const Blocked& src, const at::Tensor& weight, const at::Tensor& bias) {
-    const at::Tensor packed =
-        packed_weights(weight, format, [&] { return pack(kernel, p, weight); });
-    const at::Tensor shift = bias.defined() ? bias.contiguous() : bias;
-    const Blocked dst = empty_blocked(p.dst_dims, p.block, src.physical.options());
-    const float *in = src.physical.const_data_ptr<float>(), *u = packed.const_data_ptr<float>(),
-                *b = bias.defined() ? shift.const_data_ptr<float>() : nullptr;
-    float* out = dst.physical.mutable_data_ptr<float>();
-    const Units units = units_of(kernel, shape, tiles);
-    at::parallel_for(0, units.blocks * units.groups, 1, [&](std::int64_t begin, std::int64_t end) {
-      const std::int64_t most = ceil_div(units.tiles, units.blocks);
-      const std::int64_t v_size = kernel.v_size(shape, most);
-      float* v = workspace(v_size + kernel.m_size(shape, most));
-      float* m = v + v_size;
-      for (std::int64_t unit = begin; unit < end; ++unit) {
-        const WinogradTiles block = units.block(unit / units.groups);
-        const std::int64_t group = unit % units.groups;
-        if (unit == begin || group == 0) kernel.src(shape, block, in, v);
-        kernel.multiply(shape, block.count, group, v, u, m);
-        kernel.dst(shape, block, group, m, b, out);
-      }
-    });
-    return dst.physical;
-  };
+  return ConvolutionPlan{
+      .weights_format = text("winograd", kernel.m, "/", kernel.channels, "/", p.dst_block,
+                             p.transposed ? "/transposed" : ""),
+      .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
+      .run =
+          [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.m)](
+              const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); }};
 }
 
 // TORCH_BLOCKED_WINOGRAD=0 turns it off.
@@ -242,11 +246,11 @@ bool winograd4_wins(const Problem& p) { return wins(p, kF4); }
 
 bool winograd2_wins(const Problem& p) { return wins(p, kF2); }
 
-std::optional<RunConvolution> plan_winograd4(const Problem& p) {
+std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
   return plan(p, *kernels::kernels().winograd4);
 }
 
-std::optional<RunConvolution> plan_winograd2(const Problem& p) {
+std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) {
   return plan(p, *kernels::kernels().winograd2);
 }
 

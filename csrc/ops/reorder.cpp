@@ -1,6 +1,7 @@
 #include "ops/reorder.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -17,18 +18,16 @@
 namespace torch_blocked {
 namespace {
 
-// Either side of a reorder: a strided tensor, or the physical tensor of a blocked one.
-struct Side {
-  at::Tensor tensor;
-  std::int64_t block;  // 0: strided
+using Side = ReorderSide;
 
-  dnnl::memory::desc md(at::IntArrayRef dims) const {
-    return block ? blocked_md(dims, block, tensor.scalar_type()) : strided_md(tensor);
-  }
-  std::string name() const {
-    return block ? blocked_name(tensor.dim() - 1, block) : strided_name(tensor);
-  }
-};
+dnnl::memory::desc md_of(const Side& side, at::IntArrayRef dims) {
+  return side.block ? activation_md(dims, side.block, side.tensor.scalar_type())
+                    : strided_md(side.tensor);
+}
+
+std::string name_of(const Side& side) {
+  return side.block ? blocked_name(side.tensor.dim() - 1, side.block) : strided_name(side.tensor);
+}
 
 struct Reorder {
   Dims dims;  // [N, C, *spatial]
@@ -88,7 +87,7 @@ bool run_onednn(const Reorder& reorder) {
   }
   static thread_local LruCache<std::optional<Primitive>> cache(kPrimitiveCacheCapacity);
   auto& primitive = cache.get(std::move(key).finish(), [&]() -> std::optional<Primitive> {
-    const auto src_md = reorder.src.md(reorder.dims), dst_md = reorder.dst.md(reorder.dims);
+    const auto src_md = md_of(reorder.src, reorder.dims), dst_md = md_of(reorder.dst, reorder.dims);
     if (!src_md || !dst_md) return std::nullopt;  // overlapping strides
     const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), dst_md, user_scratchpad(),
                                            /*allow_empty=*/true);
@@ -129,6 +128,10 @@ Pieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
 
 // Any type and any strides, at ATen's speed.
 bool run_aten(const Reorder& reorder) {
+  if (!reorder.src.block && !reorder.dst.block) {
+    reorder.dst.tensor.copy_(reorder.src.tensor);
+    return true;
+  }
   if (reorder.src.block && reorder.dst.block) {
     const Side dense{reorder_to_dense("reblock", {reorder.src.tensor, reorder.dims[1]}, false), 0};
     return run_aten({reorder.dims, dense, reorder.dst});
@@ -157,7 +160,7 @@ void run(const char* op, const Reorder& reorder) {
       trace::Kind::kReorder, op,
       static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()));
   if (trace::recording()) {
-    timed.describe(text(reorder.src.name(), " -> ", reorder.dst.name(), " ", reorder.dims));
+    timed.describe(text(name_of(reorder.src), " -> ", name_of(reorder.dst), " ", reorder.dims));
   }
   for (const auto implementation : kImplementations) {
     if (implementation(reorder)) return;
@@ -191,6 +194,20 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType to) {
 }
 
 }  // namespace
+
+ReorderSide reorder_side(const void* data, at::IntArrayRef dims, std::int64_t format,
+                         at::ScalarType dtype) {
+  void* memory = const_cast<void*>(data);
+  if (format == kPlain) return {at::from_blob(memory, dims, dtype), 0};
+  if (format != kChannelsLast) {
+    return {at::from_blob(memory, physical_dims(dims, format), dtype), format};
+  }
+  return {at::from_blob(memory, dims, channels_last_strides(dims), dtype), 0};
+}
+
+void reorder(const char* op, at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst) {
+  run(op, {dims.vec(), src, dst});
+}
 
 Blocked reorder_to_blocked(const char* op, const at::Tensor& src, std::int64_t block,
                            std::optional<at::ScalarType> dtype) {
