@@ -9,7 +9,10 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import convolution, inference
+from .bench import convolution, inference, train
+
+# Words after `bench` that are not models, and what they time.
+NOT_MODELS = {"conv": convolution, "train": train}
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,11 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="torch_blocked", description="Blocked and channels-last CPU tensors for PyTorch."
     )
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:2] == ["bench", "conv"]:  # the word that is not a model
-        return run_conv(words[2:])
+    if words[:1] == ["bench"] and words[1:2] and words[1] in NOT_MODELS:
+        return run_apart(words[1], words[2:])
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     inference.add_arguments(
-        commands.add_parser("bench", help="time models in each format; bench conv: layers")
+        commands.add_parser(
+            "bench", help="time models in each format; bench conv: layers; bench train: steps"
+        )
     )
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
@@ -42,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return args.run(args)
 
 
-def run_conv(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="torch_blocked bench conv")
-    convolution.add_arguments(parser)
+def run_apart(word: str, arguments: Sequence[str]) -> int:
+    parser = Parser(prog=f"torch_blocked bench {word}")
+    NOT_MODELS[word].add_arguments(parser)
     args = parser.parse_args(arguments)
     return args.run(args)
 

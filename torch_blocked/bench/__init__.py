@@ -1,8 +1,10 @@
-"""Benchmarks of whole models, `python -m torch_blocked bench`, and of layers, `... bench conv`.
+"""Benchmarks of whole models, `python -m torch_blocked bench`, of layers, `... bench conv`, and
+of training steps, `... bench train`.
 
 models/       what is timed
 inference.py  the command: builds, verifies, times and reports each model in each format
 convolution.py  the command `bench conv`: the convolutions of layers.py, ours against torch's
+train.py      the command `bench train`: forward, backward and SGD, ours against torch's
 layers.py     the convolutions of well-known models, as data
 fold.py       folds batch norms into convolutions
 measure.py    interleaved timing and its statistics, for any set of functions

@@ -163,6 +163,12 @@ def main(args: argparse.Namespace) -> int:
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
     """What holds for every row."""
+    folds = "folded in every row" if args.fold else "folded in no row"
+    return {**environment_of(args), "batch_norm": folds}
+
+
+def environment_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The circumstances of a run over models."""
     environment = torch_blocked.env()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -176,7 +182,6 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": "float32",
         "batch": args.batch,
         "rounds": args.rounds,
-        "batch_norm": "folded in every row" if args.fold else "folded in no row",
     }
 
 
@@ -261,10 +266,10 @@ def verify(name: str, tag: str, output: Tensor, expected: Tensor) -> float:
     return error
 
 
-def profile_passes(call: Callable[[], Tensor]) -> Profile:
+def profile_passes(call: Callable[[], Any], passes: int = PROFILED_PASSES) -> Profile:
     """Counts what one call does beside computing; weights are packed before, if they are cached."""
     percents = []
-    for _ in range(PROFILED_PASSES):
+    for _ in range(passes):
         with torch_blocked.profile() as profile:
             start = time.perf_counter()
             call()

@@ -1,0 +1,84 @@
+"""The command `python -m torch_blocked bench train`; no test asserts a time."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from torch_blocked.__main__ import main
+from torch_blocked.bench import train
+from torch_blocked.bench.inference import blocked_tags
+
+SMALL = ["bench", "train", "resnet18", "--size", "32", "--batch", "2", "--rounds", "2"]
+MODES = ["nchw", "nhwc", blocked_tags()[0]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Folder with out.json and out.csv of one small run."""
+    folder = tmp_path_factory.mktemp("train")
+    files = ["--json", str(folder / "out.json"), "--csv", str(folder / "out.csv")]
+    threads = torch.get_num_threads()
+    assert main([*SMALL, "--no-compile", "--threads", "1", *files]) == 0
+    assert torch.get_num_threads() == threads
+    return folder
+
+
+def test_json_has_every_mode(written):
+    report = json.loads((written / "out.json").read_text())
+    assert report["context"]["batch"] == 2 and report["context"]["threads"] == 1
+    assert [result["mode"] for result in report["results"]] == MODES
+    for result in report["results"]:
+        assert result["input_dims"] == [2, 3, 32, 32]
+        assert len(result["rounds_ms"]) == 2 and min(result["rounds_ms"]) > 0
+        assert result["loss_error"] < train.LOSS_TOLERANCE
+        assert result["gradient_error"] < train.GRADIENT_TOLERANCE
+        assert (result["packs"] is None) == (result["mode"] in MODES[:2])
+    blocked = report["results"][-1]
+    assert blocked["fallbacks"] == 0 and blocked["packs"] > 0
+    assert min(result["speed_to_best_torch"] for result in report["results"][:2]) <= 1
+
+
+def test_csv_has_a_line_for_each_round(written):
+    with (written / "out.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["mode"], line["round"]) for line in lines] == [
+        (m, r) for m in MODES for r in "01"
+    ]
+
+
+@pytest.mark.parametrize("name", ("mobilenet_v2", "unet"))
+def test_modes_agree(name):
+    """Classes and masks as targets."""
+    for result in train.bench_model(name, batch=4, rounds=1, size=64, compiles=False):
+        assert result.loss_error < train.LOSS_TOLERANCE
+
+
+@pytest.mark.parametrize("wrong", (1.5, float("nan")), ids=("gradient", "nan"))
+def test_wrong_gradients_fail_before_they_are_timed(monkeypatch, capsys, wrong):
+    training_of = train.training_of
+    made = []
+
+    def sabotaged(*arguments):
+        training = training_of(*arguments)
+        made.append(training)
+        if len(made) == 3:  # float64, nchw, nhwc
+            for parameter in training.model.parameters():
+                parameter.register_hook(lambda gradient: gradient * wrong)
+        return training
+
+    monkeypatch.setattr(train, "training_of", sabotaged)
+    monkeypatch.setattr(train, "time_interleaved", lambda *_, **__: pytest.fail("it was timed"))
+    assert main([*SMALL, "--no-compile"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("torch_blocked bench train: resnet18 in nhwc has a loss wrong by ")
+    assert error.endswith("nothing was timed\n")
+
+
+def test_bad_arguments_give_one_sentence(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", "train", "resnet5"])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torch_blocked bench train: argument MODELS: unknown name 'resnet5'; ")

@@ -1,0 +1,317 @@
+"""`python -m torch_blocked bench train MODELS`: training steps, blocked against torch's own modes.
+
+A step is forward, loss, backward and SGD. Every mode starts from the same weights, input and
+target; its first loss and gradients are compared with those in float64 before anything is timed."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torch_blocked
+
+from .convolution import names
+from .inference import (
+    INPUT_SEED,
+    Profile,
+    WrongResult,
+    blocked_tags,
+    environment_of,
+    output_path,
+    positive,
+    profile_passes,
+)
+from .measure import Timing, time_interleaved
+from .models import MODELS, build_model
+from .report import table, write_csv, write_json
+
+LEARNING_RATE, MOMENTUM = 1e-4, 0.9
+# Largest |loss - loss64| / loss64 of a mode's first step, and largest |g - g64| / |g64| of all its
+# gradients g. ReLUs and small batches amplify rounding: torch's own float32 shows up to 0.07, where
+# one wrong layer shows 0.7.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 0.2
+
+NCHW, NHWC, COMPILED = "nchw", "nhwc", "nhwc compiled"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and what runs one step of it and returns the loss."""
+
+    model: nn.Module
+    step: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: one model in one mode. profile is None for torch's modes: nothing is traced."""
+
+    model: str
+    input_dims: tuple[int, ...]
+    mode: str
+    timing: Timing
+    speed_to: dict[str, float]  # how many times faster than each of torch's modes
+    loss: float  # of the first step
+    loss_error: float
+    gradient_error: float
+    profile: Profile | None
+
+    def record(self) -> dict[str, Any]:
+        """The row as a flat dict for JSON and CSV."""
+        return {
+            "model": self.model,
+            "input_dims": list(self.input_dims),
+            "mode": self.mode,
+            "median_ms": self.timing.median_ms,
+            "iqr_ms": self.timing.iqr_ms,
+            "min_ms": self.timing.min_ms,
+            "speed_to_best_torch": min(self.speed_to.values()),
+            "loss": self.loss,
+            "loss_error": self.loss_error,
+            "gradient_error": self.gradient_error,
+            "reorders": self.profile.reorders if self.profile else None,
+            "packs": self.profile.packs if self.profile else None,
+            "fallbacks": self.profile.fallbacks if self.profile else None,
+            "rounds_ms": list(self.timing.rounds_ms),
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments and `main` as what runs it."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Times a training step (forward, loss, backward, SGD) of some models in torch's NCHW,\n"
+        "channels_last and compiled channels_last and in the blocked format, interleaved, after\n"
+        "comparing the first loss and gradients of every mode with float64. The reorder into the\n"
+        "blocked format is part of the time."
+    )
+    parser.epilog = (
+        f"models: {', '.join(MODELS)}\n\n"
+        "To compare on a lesser instruction set, limit torch too:\n"
+        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench train ..."
+    )
+    parser.add_argument("models", metavar="MODELS", type=names(MODELS), help="a,b,c")
+    parser.add_argument("--threads", type=positive, help="default: torch.get_num_threads()")
+    parser.add_argument("--batch", type=positive, default=8, help="images in a batch (default: 8)")
+    parser.add_argument("--rounds", type=positive, default=7, help="timed rounds (default: 7)")
+    parser.add_argument(
+        "--size", type=positive, help="height and width of the images (default: the model's own)"
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time torch.compile too; compiling takes minutes (default: compile)",
+    )
+    parser.add_argument(
+        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
+    )
+    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code: 0, or 1 if a mode's losses are wrong."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(args.threads or threads_before)
+    results: list[Result] = []
+    try:
+        context = environment_of(args)
+        print(describe(context), end="\n\n", flush=True)
+        for name in args.models:
+            rows = bench_model(name, args.batch, args.rounds, args.size, args.compile)
+            print(render(rows), end="\n\n", flush=True)
+            results += rows
+    except WrongResult as error:
+        print(f"torch_blocked bench train: {error}", file=sys.stderr)
+        return 1
+    finally:
+        torch.set_num_threads(threads_before)
+    print(NOTES)
+    records = [result.record() for result in results]
+    if args.json:
+        write_json(args.json, context, records)
+    if args.csv:
+        write_csv(args.csv, context, records)
+    return 0
+
+
+def describe(c: dict[str, Any]) -> str:
+    isa = f"{c['isa']} by {c['isa_limits']}" if c["isa_limits"] else c["isa"]
+    plural = "" if c["threads"] == 1 else "s"
+    return (
+        f"{c['cpu']} ({isa}), {c['threads']} thread{plural}, torch {c['torch']}, "
+        f"oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, {c['date']}; "
+        f"{c['dtype']}, batch {c['batch']}, {c['rounds']} rounds, SGD with momentum"
+    )
+
+
+def bench_model(
+    name: str, batch: int = 8, rounds: int = 7, size: int | None = None, compiles: bool = True
+) -> list[Result]:
+    """Verifies and times one model; one result for each mode, NCHW first.
+
+    Raises WrongResult before timing if a first loss or gradients are not those in float64."""
+    model, _ = build_model(name)
+    without_dropout(model.train())
+    channels, *spatial = MODELS[name].input_dims
+    dims = (batch, channels, *([size] * len(spatial) if size else spatial))
+    input = torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+    exact = exact_training(model, input)
+    exact_loss = exact.step()
+    modes = trainings(model, input, compiles)
+    losses = {mode: training.step() for mode, training in modes.items()}
+    errors = {
+        mode: verify(name, mode, losses[mode], exact_loss, training.model, exact.model)
+        for mode, training in modes.items()
+    }
+    del exact
+    calls = {mode: training.step for mode, training in modes.items()}
+    profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags()[:1]}
+    timings = time_interleaved(calls, rounds, warmups=1)
+    rivals = [mode for mode in modes if mode not in profiles]
+    return [
+        Result(
+            model=name,
+            input_dims=dims,
+            mode=mode,
+            timing=timing,
+            speed_to={rival: speed(timings[rival], timing) for rival in rivals},
+            loss=losses[mode],
+            loss_error=errors[mode][0],
+            gradient_error=errors[mode][1],
+            profile=profiles.get(mode),
+        )
+        for mode, timing in timings.items()
+    ]
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Random masks would make the losses of no two modes comparable."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def trainings(model: nn.Module, input: Tensor, compiles: bool) -> dict[str, Training]:
+    """One for each mode, on its own copy of the model.
+
+    channels_last gets its weights and its input so before the clock starts; the blocked mode starts
+    from the NCHW input and the model as it is."""
+    tag = blocked_tags()[0]
+    target = target_of(model, input)
+    input_nhwc = input.contiguous(memory_format=torch.channels_last)
+
+    def nhwc() -> nn.Module:
+        return copy.deepcopy(model).to(memory_format=torch.channels_last)
+
+    modes = {
+        NCHW: training_of(copy.deepcopy(model), lambda: input, target),
+        NHWC: training_of(nhwc(), lambda: input_nhwc, target),
+    }
+    if compiles:
+        modes[COMPILED] = training_of(torch.compile(nhwc()), lambda: input_nhwc, target)
+    modes[tag] = training_of(
+        copy.deepcopy(model), lambda: torch_blocked.to_blocked(input, tag), target
+    )
+    return modes
+
+
+def exact_training(model: nn.Module, input: Tensor) -> Training:
+    """The same in float64."""
+    target = target_of(model, input)
+    target = target.double() if target.is_floating_point() else target
+    return training_of(copy.deepcopy(model).double(), input.double, target)
+
+
+def target_of(model: nn.Module, input: Tensor) -> Tensor:
+    """Random classes for a classifier's logits, random masks for probabilities per pixel."""
+    generator = torch.Generator().manual_seed(INPUT_SEED)
+    with torch.no_grad(), warnings.catch_warnings():
+        output = copy.deepcopy(model).eval()(input)
+    if output.dim() == 2:
+        return torch.randint(output.shape[1], output.shape[:1], generator=generator)
+    return torch.randint(2, output.shape, generator=generator).float()
+
+
+def training_of(model: nn.Module, input: Callable[[], Tensor], target: Tensor) -> Training:
+    loss_of = F.binary_cross_entropy if target.is_floating_point() else F.cross_entropy
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        output = model(input())
+        output = output.to_dense() if torch_blocked.is_blocked(output) else output
+        loss = loss_of(output, target)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return Training(model, step)
+
+
+def verify(
+    name: str, mode: str, loss: float, exact_loss: float, model: nn.Module, exact: nn.Module
+) -> tuple[float, float]:
+    """The relative errors of the loss and of all gradients together.
+
+    Raises WrongResult if one is not below its tolerance."""
+    loss_error = abs(loss - exact_loss) / abs(exact_loss)
+    difference = total = 0.0
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        difference += (ours.grad - theirs.grad).square().sum().item()
+        total += theirs.grad.square().sum().item()
+    gradient_error = (difference / total) ** 0.5
+    if not (loss_error < LOSS_TOLERANCE and gradient_error < GRADIENT_TOLERANCE):  # NaN, too
+        raise WrongResult(
+            f"{name} in {mode} has a loss wrong by {loss_error:.1e} and gradients wrong by "
+            f"{gradient_error:.1e} of float64's, expected below {LOSS_TOLERANCE:.0e} and "
+            f"{GRADIENT_TOLERANCE:.0e}; nothing was timed"
+        )
+    return loss_error, gradient_error
+
+
+def speed(theirs: Timing, ours: Timing) -> float:
+    """How many times faster ours is; the median over rounds, whose members ran in turn."""
+    pairs = zip(theirs.rounds_ms, ours.rounds_ms, strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+HEADER = ("model", "mode", "median ms", "IQR ms", "min ms", "vs best torch", "loss",
+          "loss error", "gradient error", "reorders", "packs", "fallbacks")  # fmt: skip
+NOTES = (
+    "vs best torch: above 1 is faster than each of torch's modes; the median over rounds.\n"
+    "loss: of the first step; errors: relative to float64's, of all gradients together.\n"
+    "Blocked rows include the reorder of the input; counts are of one step."
+)
+
+
+def render(results: list[Result]) -> str:
+    return table(HEADER, [cells(result) for result in results], 2)
+
+
+def cells(result: Result) -> list[str]:
+    timing, profile = result.timing, result.profile
+    counts = [profile.reorders, profile.packs, profile.fallbacks] if profile else ["-"] * 3
+    return [
+        result.model,
+        result.mode,
+        f"{timing.median_ms:.1f}",
+        f"{timing.iqr_ms:.1f}",
+        f"{timing.min_ms:.1f}",
+        f"{min(result.speed_to.values()):.2f}x",
+        f"{result.loss:.5f}",
+        f"{result.loss_error:.0e}",
+        f"{result.gradient_error:.0e}",
+        *map(str, counts),
+    ]
