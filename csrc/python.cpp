@@ -13,6 +13,7 @@
 #include "ops/convolution.h"
 #include "runtime/fma_peak.h"
 #include "runtime/isa.h"
+#include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/trace.h"
 
@@ -94,6 +95,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("threads_in_use", &threads_in_use);
   m.def("packed_weight_bytes", &packed_weight_bytes);
   m.def("clear_packed_weights", &clear_packed_weights);
+  m.def("idle_pool_bytes", &idle_pool_bytes);
+  m.def("release_pool", &release_pool);
   m.def("force_convolution", &force_convolution);
   m.def("last_convolution", &last_convolution);
   m.def("convolution_implementations", &convolution_implementations);

@@ -17,7 +17,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "to_dense(Tensor input, SymInt channels, *, bool channels_last=False, ScalarType? "
       "dtype=None) -> Tensor");
   m.def("reblock(Tensor input, SymInt channels, int block, *, ScalarType? dtype=None) -> Tensor");
-  // pointwise: the zero tail; (a!) is written in place
+  // pointwise: uninitialised memory for a result; the zero tail; (a!) is written in place
+  m.def("empty_like(Tensor input) -> Tensor");
   m.def("clear_tail_(Tensor(a!) input, SymInt channels) -> ()");
   m.def("tail_is_zero(Tensor input, SymInt channels) -> bool");
   // convolution, also transposed; weight and bias are dense
@@ -53,6 +54,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("to_blocked", kernel<&to_blocked>);
   m.impl("to_dense", kernel<&to_dense>);
   m.impl("reblock", kernel<&reblock>);
+  m.impl("empty_like", kernel<&empty_like>);
   m.impl("clear_tail_", kernel<&clear_tail_>);
   m.impl("tail_is_zero", kernel<&tail_is_zero>);
   m.impl("convolution", kernel<&convolution>);

@@ -15,6 +15,8 @@ ALL_TESTS = (
 )
 # A bool that depends on values, not sizes: no fake kernel can give it.
 DATA_DEPENDENT = {"tail_is_zero"}
+# No two runs give the same values.
+UNINITIALISED = {"empty_like"}
 
 
 def blocked(channels, block, *spatial, batch=2, dtype=torch.float32):
@@ -147,6 +149,11 @@ def examples():
                 *normed(blocked(9, 4, 2, 4, 5)), vectors[0], *vectors[2:], True, [False, True, True]
             ),
         ],
+        "empty_like": [
+            example(blocked(9, 8, 5, 7)),
+            example(blocked(9, 16, 11, dtype=torch.bfloat16)),
+            example(blocked(64, 16, 64, 64)),
+        ],
         "slice_channels": [
             example(blocked(17, 8, 5, 7), 17, 3, 9),
             example(blocked(17, 16, 11), 17, 16, 1),
@@ -176,6 +183,7 @@ def test_every_op_has_examples():
 def test_opcheck(op, index):
     args, kwargs = EXAMPLES[op][index]
     tests = ALL_TESTS[:2] if op in DATA_DEPENDENT else ALL_TESTS
+    tests = ALL_TESTS[:3] if op in UNINITIALISED else tests
     torch.library.opcheck(getattr(OPS, op).default, args, kwargs, test_utils=tests)
 
 

@@ -48,7 +48,10 @@ def check() -> None:
 
 
 def env() -> dict[str, Any]:
-    """The versions, libraries, CPU and settings in use, for bug reports and benchmark tables."""
+    """The versions, libraries, CPU, settings and memory in use, for bug reports and benchmark tables.
+
+    packed_weight_bytes: held for the packed copies of weights. idle_pool_bytes: held for the next
+    large results."""
     torch = importlib.import_module("torch")
     extension = importlib.import_module("torch_blocked._C")
     onednn = extension.onednn_version()
@@ -67,6 +70,8 @@ def env() -> dict[str, Any]:
         "isa_limits": {name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
         "native_blocks": extension.native_blocks(),
         "threads": torch.get_num_threads(),
+        "packed_weight_bytes": extension.packed_weight_bytes(),
+        "idle_pool_bytes": extension.idle_pool_bytes(),
     }
 
 

@@ -1,13 +1,11 @@
 #include "ops/blocked.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-
 #include <array>
 #include <numeric>
 
 #include "format/errors.h"
 #include "format/tag.h"
+#include "runtime/memory_pool.h"
 
 namespace torch_blocked {
 namespace {
@@ -88,7 +86,7 @@ Dims physical_dims(at::IntArrayRef dims, std::int64_t block) {
 
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {
   const Dims shape = physical_dims(dims, block);
-  return {at::empty(shape, options.memory_format(at::MemoryFormat::Contiguous)), dims[1]};
+  return {empty_pooled(shape, options), dims[1]};
 }
 
 dnnl::memory::desc activation_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype) {
@@ -142,8 +140,8 @@ std::string strided_name(const at::Tensor& tensor) {
 }
 
 at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options) {
-  if (!channels_last) return at::empty(dims, options.memory_format(at::MemoryFormat::Contiguous));
-  return at::empty_strided(dims, channels_last_strides(dims), options);
+  if (!channels_last) return empty_pooled(dims, options);
+  return empty_pooled(dims, channels_last_strides(dims), options);
 }
 
 bool is_channels_last(const at::Tensor& tensor) {

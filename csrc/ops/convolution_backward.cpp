@@ -24,6 +24,7 @@
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
+#include "runtime/memory_pool.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
@@ -63,7 +64,7 @@ struct WeightGradient {
   std::int64_t bytes;  // of diff_weights in oneDNN's format
 
   void execute(const at::Tensor& src, const at::Tensor& diff_dst, const at::Tensor& diff_weight) {
-    const at::Tensor packed = at::empty({bytes}, at::kByte);
+    const at::Tensor packed = empty_pooled({bytes}, at::kByte);
     primitive.execute({src.const_data_ptr(), diff_dst.const_data_ptr(), packed.mutable_data_ptr()});
     reorder.execute({packed.const_data_ptr(), diff_weight.mutable_data_ptr()});
   }
@@ -187,7 +188,10 @@ at::Tensor input_gradient(const Problem& p, const Blocked& diff_dst, const at::T
 at::Tensor weight_gradient(const Problem& p, const Blocked& src, const Blocked& diff_dst,
                            const at::Tensor& weight) {
   if (p.src_dims[0] == 0) return at::zeros_like(weight);
-  const at::Tensor diff_weight = at::empty_like(weight);
+  const at::Tensor diff_weight =
+      weight.is_non_overlapping_and_dense()
+          ? empty_pooled(weight.sizes(), weight.strides(), weight.options())
+          : at::empty_like(weight);
   if (p.transposed) {
     find_plan(mirrored(p), diff_weight)(diff_dst, src, diff_weight);
   } else {

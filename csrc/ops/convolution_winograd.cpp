@@ -20,6 +20,7 @@
 #include "ops/convolution.h"
 #include "runtime/huge_pages.h"
 #include "runtime/isa.h"
+#include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
@@ -78,7 +79,7 @@ std::int64_t tiles_of(const Problem& p, std::int64_t m) {
 at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
   const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.dst_block) * p.dst_block, width) * width;
-  const at::Tensor packed = at::empty({kernel.positions * ic * padded_oc}, weight.options());
+  const at::Tensor packed = empty_pooled({kernel.positions * ic * padded_oc}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   const std::int64_t h_stride = weight.stride(2), w_stride = weight.stride(3);
@@ -92,7 +93,6 @@ at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weig
       .h_stride = p.transposed ? -h_stride : h_stride,
       .w_stride = p.transposed ? -w_stride : w_stride};
   float* u = packed.mutable_data_ptr<float>();
-  prefer_huge_pages(u, packed.nbytes());
   // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
   constexpr std::int64_t kChannels = 16;
   const std::int64_t parts = ceil_div(ic, kChannels);

@@ -2,6 +2,7 @@
 
 #include "ops/blocked.h"
 #include "ops/registered.h"
+#include "runtime/memory_pool.h"
 
 namespace torch_blocked {
 namespace {
@@ -15,6 +16,10 @@ at::Tensor tail_of(const char* op, const at::Tensor& physical, std::int64_t chan
 }
 
 }  // namespace
+
+at::Tensor empty_like(const at::Tensor& physical) {
+  return empty_pooled(physical.sizes(), physical.options());
+}
 
 void clear_tail_(at::Tensor& physical, std::int64_t channels) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -20,6 +20,7 @@ at::Tensor reblock(const at::Tensor& input, std::int64_t channels, std::int64_t 
                    std::optional<at::ScalarType> dtype);
 
 // pointwise.cpp
+at::Tensor empty_like(const at::Tensor& physical);
 void clear_tail_(at::Tensor& physical, std::int64_t channels);
 bool tail_is_zero(const at::Tensor& physical, std::int64_t channels);
 

@@ -27,6 +27,20 @@ _KEEPS_ZERO = {
     "relu", "relu_", "silu", "silu_", "sqrt", "square", "tanh", "tanh_", "threshold_backward",
 }  # fmt: skip
 
+# Ops of training steps whose results take memory from our pool, by their forms that write into an
+# argument: the pages of a fresh result cost more than the op itself.
+_POOLED = {
+    aten.add.Tensor: (aten.add.out, "out"),
+    aten.mul.Tensor: (aten.mul.out, "out"),
+    aten.relu.default: (aten.relu.out, "out"),
+    aten.silu.default: (aten.silu.out, "out"),
+    aten.hardtanh.default: (aten.hardtanh.out, "out"),
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    aten.hardtanh_backward.default: (aten.hardtanh_backward.grad_input, "grad_input"),
+    aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
+}
+_POOLED_BYTES = 1 << 20
+
 _DIVIDES = {
     aten.div.Tensor_mode, aten.div_.Tensor_mode, aten.fmod.Tensor, aten.fmod_.Tensor,
     aten.remainder.Tensor, aten.remainder_.Tensor, aten.remainder.Scalar_Tensor,
@@ -61,13 +75,15 @@ def pointwise_handler(func) -> Handler:
     random = torch.Tag.nondeterministic_seeded in func.tags
     divides = func in _DIVIDES
     many = len(func._schema.returns) > 1
+    into, out_name = _POOLED.get(func, (None, ""))
 
     def pointwise(func, *args, **kwargs):
         if random:
             return NotImplemented  # random streams follow the logical order
         if len(args) == 1 and not kwargs:
             like = args[0]
-            out = func(like._physical)
+            operands = (like,)
+            args = (like._physical,)
         else:
             operands = [a for a in args if isinstance(a, Tensor)]
             operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
@@ -81,6 +97,9 @@ def pointwise_handler(func) -> Handler:
                 name: _physical(value, like) if isinstance(value, Tensor) else value
                 for name, value in kwargs.items()
             }
+        if into is not None and _fills_pool(like, operands):
+            out = into(*args, **kwargs, **{out_name: _tb.empty_like(like._physical)})
+        else:
             out = func(*args, **kwargs)
         channels = like._channels
         if writes:
@@ -100,6 +119,16 @@ def pointwise_handler(func) -> Handler:
 
 for _op in _UNTAGGED:
     implements(_op)(pointwise_handler(_op))
+
+
+def _fills_pool(like: BlockedTensor, operands) -> bool:
+    """Whether the result has the dims and dtype of `like` and is large."""
+    physical = like._physical
+    return (
+        type(physical) is Tensor
+        and physical.nbytes >= _POOLED_BYTES
+        and all(o.shape == like.shape and o.dtype == like.dtype for o in operands)
+    )
 
 
 def _result_like(operands: list[Tensor]) -> BlockedTensor | None:

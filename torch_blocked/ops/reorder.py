@@ -26,6 +26,11 @@ def _(input, channels, block, *, dtype=None):
     return input.new_empty(n, -(-channels // block), *spatial, block, dtype=dtype)
 
 
+@torch.library.register_fake("torch_blocked::empty_like")
+def _(input):
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
 @torch.library.register_fake("torch_blocked::clear_tail_")
 def _(input, channels):
     pass

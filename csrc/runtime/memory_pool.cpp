@@ -1,0 +1,162 @@
+#include "runtime/memory_pool.h"
+
+#include <ATen/EmptyTensor.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string_view>
+#include <vector>
+
+#include "runtime/huge_pages.h"
+
+namespace torch_blocked {
+namespace {
+
+constexpr std::size_t kLeastBytes = 1 << 20;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+// Blocks are whole huge pages, mapped for themselves.
+void* map(std::size_t bytes) {
+  const std::size_t mapped = bytes + kHugePage;  // room to align it
+  void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) throw std::bad_alloc();
+  const auto begin = reinterpret_cast<std::uintptr_t>(start);
+  const std::size_t before = round_up(begin, kHugePage) - begin;
+  char* data = static_cast<char*>(start) + before;
+  if (before > 0) munmap(start, before);
+  if (before < kHugePage) munmap(data + bytes, kHugePage - before);
+  prefer_huge_pages(data, bytes);
+  return data;
+}
+
+class Pool {
+ public:
+  struct Block {
+    void* data;
+    std::size_t bytes;
+  };
+
+  Block take(std::size_t bytes) {
+    bytes = round_up(bytes, kHugePage);
+    {
+      std::lock_guard lock(mutex_);
+      const auto fit = idle_.lower_bound(bytes);
+      if (fit != idle_.end() && fit->first <= bytes + bytes / 4) {
+        const Block block{fit->second.back(), fit->first};
+        fit->second.pop_back();
+        if (fit->second.empty()) idle_.erase(fit);
+        idle_bytes_ -= block.bytes;
+        count_used(block.bytes);
+        return block;
+      }
+      count_used(bytes);
+      shrink(most_ + most_ / 4 - used_);
+    }
+    return {map(bytes), bytes};
+  }
+
+  void give(const Block& block) {
+    std::lock_guard lock(mutex_);
+    used_ -= block.bytes;
+    idle_bytes_ += block.bytes;
+    idle_[block.bytes].push_back(block.data);
+  }
+
+  void release() {
+    std::lock_guard lock(mutex_);
+    shrink(0);
+    most_ = used_;
+  }
+
+  std::int64_t idle_bytes() {
+    std::lock_guard lock(mutex_);
+    return static_cast<std::int64_t>(idle_bytes_);
+  }
+
+ private:
+  void count_used(std::size_t bytes) {
+    used_ += bytes;
+    most_ = std::max(most_, used_);
+  }
+
+  // Unmaps idle blocks, largest first, until at most `bytes` are left.
+  void shrink(std::size_t bytes) {
+    while (idle_bytes_ > bytes) {
+      const auto last = std::prev(idle_.end());
+      munmap(last->second.back(), last->first);
+      idle_bytes_ -= last->first;
+      last->second.pop_back();
+      if (last->second.empty()) idle_.erase(last);
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> idle_;  // by size
+  std::size_t idle_bytes_ = 0, used_ = 0, most_ = 0;
+};
+
+// Never destroyed: tensors may outlive every other static object.
+Pool& pool() {
+  static Pool& pool = *new Pool;
+  return pool;
+}
+
+class PoolAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto block = std::make_unique<Pool::Block>(pool().take(bytes));
+    void* data = block->data;
+    return {data, block.release(), free, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data is not its context
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  static void free(void* context) {
+    const std::unique_ptr<Pool::Block> block(static_cast<Pool::Block*>(context));
+    pool().give(*block);
+  }
+};
+
+// TORCH_BLOCKED_POOL=0 turns it off.
+bool enabled() {
+  static const bool on = [] {
+    const char* setting = std::getenv("TORCH_BLOCKED_POOL");
+    return !setting || std::string_view(setting) != "0";
+  }();
+  return on;
+}
+
+c10::Allocator* allocator_for(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  static PoolAllocator pooled;
+  const auto bytes =
+      static_cast<std::size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  return bytes >= kLeastBytes && enabled() ? &pooled : c10::GetAllocator(at::kCPU);
+}
+
+const c10::DispatchKeySet kCpu{c10::DispatchKey::CPU};
+
+}  // namespace
+
+at::Tensor empty_pooled(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::detail::empty_generic(sizes, allocator_for(sizes, options), kCpu,
+                                   options.dtype().toScalarType(), std::nullopt);
+}
+
+at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
+                        const at::TensorOptions& options) {
+  return at::detail::empty_strided_generic(sizes, strides, allocator_for(sizes, options), kCpu,
+                                           options.dtype().toScalarType());
+}
+
+std::int64_t idle_pool_bytes() { return pool().idle_bytes(); }
+
+void release_pool() { pool().release(); }
+
+}  // namespace torch_blocked
