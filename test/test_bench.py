@@ -115,6 +115,16 @@ def test_table_is_aligned_markdown():
     ]
 
 
+@pytest.mark.parametrize(
+    "name, size, plain", [("hifigan", 4, ["ncw"]), ("unet3d", 8, ["ncdhw", "ndhwc"])]
+)
+def test_signals_and_volumes_have_formats_of_their_own(name, size, plain):
+    results = inference.bench_model(name, rounds=1, size=size)
+    ndim = len(results[0].input_dims)
+    assert [result.format for result in results] == [*plain, *inference.blocked_tags(ndim)]
+    assert results[0].input_dims[2:] == (size,) * (ndim - 2) and results[0].speed_to_nchw == 1
+
+
 @pytest.mark.parametrize("fold", [True, False], ids=["fold", "no-fold"])
 def test_resnet50_stays_blocked(fold):
     for result in inference.bench_model("resnet50", rounds=1, fold=fold, size=64):

@@ -55,6 +55,11 @@ def test_modes_agree(name):
         assert result.loss_error < train.LOSS_TOLERANCE
 
 
+def test_numbers_are_targets_of_mean_squared_error():
+    results = train.bench_model("hifigan", batch=1, rounds=1, size=4, compiles=False)
+    assert [result.mode for result in results] == ["ncw", blocked_tags(3)[0]]
+
+
 @pytest.mark.parametrize("wrong", (1.5, float("nan")), ids=("gradient", "nan"))
 def test_wrong_gradients_fail_before_they_are_timed(monkeypatch, capsys, wrong):
     training_of = train.training_of

@@ -11,10 +11,13 @@ from torch import nn
 import torch_blocked
 from torch_blocked.bench.fold import fold_batch_norms
 from torch_blocked.bench.models import MODELS, build_model
+from torch_blocked.bench.models.unet3d import UNet3d
 from torch_blocked.bench.models.weights import random_model
+from torch_blocked.tensor import format_name
 
-# Parameters as published: torchvision's table of models for the first five, the authors' code for
-# EfficientNet-Lite0 and U-Net.
+# Parameters as published: torchvision's table of models for those it has, else the authors' code
+# and papers, which round to 3.8 million for SegFormer-B0 and to 0.92 million for HiFi-GAN V2. The
+# 3-D U-Net is half as wide as published: see test_unet3d_has_the_published_size.
 PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
@@ -23,8 +26,26 @@ PARAMETERS = {
     "densenet121": 7_978_856,
     "efficientnet_lite0": 4_652_008,
     "unet": 7_763_041,
+    "resnext50_32x4d": 25_028_904,
+    "shufflenet_v2": 2_278_604,
+    "convnext_tiny": 28_589_128,
+    "segformer_b0": 3_752_694,
+    "hifigan": 925_985,
+    "unet3d": 4_770_210,
 }
-OUTPUT_DIMS = dict.fromkeys(MODELS, (2, 1000)) | {"unet": (2, 1, 256, 256)}
+OUTPUT_DIMS = dict.fromkeys(MODELS, (2, 1000)) | {
+    "unet": (2, 1, 256, 256),
+    "segformer_b0": (2, 150, 128, 128),
+    "hifigan": (2, 1, 16384),
+    "unet3d": (2, 2, 32, 48, 48),
+}
+# Small inputs, of odd extents where the model takes them.
+SMALL_DIMS = dict.fromkeys(MODELS, (2, 3, 70, 70)) | {
+    "unet": (2, 3, 64, 64),
+    "densenet121": (2, 3, 64, 64),
+    "hifigan": (2, 80, 7),
+    "unet3d": (2, 1, 16, 24, 8),
+}
 # Names and dims that public checkpoints have.
 CHECKPOINT_NAMES = {
     "resnet18": {"layer2.0.downsample.1.running_var": (128,), "fc.weight": (1000, 512)},
@@ -48,6 +69,42 @@ CHECKPOINT_NAMES = {
         "upconv4.bias": (256,),
         "decoder1.dec1conv1.weight": (32, 64, 3, 3),
     },
+    "resnext50_32x4d": {
+        "layer1.0.conv2.weight": (128, 4, 3, 3),
+        "layer4.2.conv2.weight": (1024, 32, 3, 3),
+    },
+    "shufflenet_v2": {
+        "conv1.0.weight": (24, 3, 3, 3),
+        "stage2.0.branch1.2.weight": (58, 24, 1, 1),
+        "stage4.3.branch2.5.weight": (232, 232, 1, 1),
+        "conv5.1.running_var": (1024,),
+        "fc.bias": (1000,),
+    },
+    "convnext_tiny": {
+        "features.0.1.weight": (96,),
+        "features.1.2.layer_scale": (96, 1, 1),
+        "features.5.8.block.0.weight": (384, 1, 7, 7),
+        "features.6.1.weight": (768, 384, 2, 2),
+        "features.7.0.block.5.weight": (768, 3072),
+        "classifier.2.weight": (1000, 768),
+    },
+    "segformer_b0": {
+        "backbone.patch_embed1.proj.weight": (32, 3, 7, 7),
+        "backbone.block1.1.attn.sr.weight": (32, 32, 8, 8),
+        "backbone.block3.0.attn.kv.weight": (320, 160),
+        "backbone.block4.1.mlp.dwconv.dwconv.weight": (1024, 1, 3, 3),
+        "backbone.norm4.weight": (256,),
+        "decode_head.linear_c2.proj.weight": (256, 64),
+        "decode_head.linear_fuse.bn.running_mean": (256,),
+        "decode_head.linear_pred.bias": (150,),
+    },
+    "hifigan": {
+        "conv_pre.weight": (128, 80, 7),
+        "ups.0.weight": (128, 64, 16),
+        "resblocks.11.convs1.2.weight": (8, 8, 11),
+        "conv_post.weight": (1, 8, 7),
+    },
+    "unet3d": {"decoder3.0.weight": (128, 384, 3, 3, 3)},
 }
 FOLDED = {
     "resnet18": 20,
@@ -57,16 +114,21 @@ FOLDED = {
     "densenet121": 59,  # norm0 and the norm2 of 58 layers; the others precede their convolution
     "efficientnet_lite0": 49,
     "unet": 18,
+    "resnext50_32x4d": 53,
+    "shufflenet_v2": 56,
+    "convnext_tiny": 0,
+    "segformer_b0": 1,
+    "hifigan": 0,
+    "unet3d": 14,
 }
-TAGS = [f"nChw{block}c" for block in torch_blocked.native_blocks()]
+BLOCKS = torch_blocked.native_blocks()
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def built(request):
     """(name, model, small input, float64 output)."""
     model, _ = build_model(request.param)
-    side = 64 if request.param in ("unet", "densenet121") else 70
-    input = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(3))
+    input = torch.randn(SMALL_DIMS[request.param], generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         return request.param, model, input, copy.deepcopy(model).double()(input.double())
 
@@ -85,6 +147,15 @@ def test_size_is_the_published_one(name):
     assert output.shape == OUTPUT_DIMS[name]
 
 
+def test_unet3d_has_the_published_size():
+    """19 069 955 of the paper, without the batch norms' two for each channel."""
+    with torch.device("meta"):
+        model = UNet3d()
+    norms = (m for m in model.modules() if isinstance(m, nn.BatchNorm3d))
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert counted - sum(2 * norm.num_features for norm in norms) == 19_069_955
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_names_are_those_of_public_checkpoints(name):
     with torch.device("meta"):
@@ -93,11 +164,11 @@ def test_names_are_those_of_public_checkpoints(name):
         assert state[key].shape == dims, key
 
 
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("block", BLOCKS)
 @torch.no_grad()
-def test_blocked_equals_dense(built, tag):
+def test_blocked_equals_dense(built, block):
     _, model, input, expected = built
-    output = model(torch_blocked.to_blocked(input, tag))
+    output = model(torch_blocked.to_blocked(input, format_name(input.dim(), block)))
     if torch_blocked.is_blocked(output):
         output = output.to_dense()
     assert relative_error(output, expected) < 1e-4

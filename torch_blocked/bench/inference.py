@@ -1,5 +1,7 @@
 """`python -m torch_blocked bench MODEL...`: whole models in NCHW, NHWC and each blocked format.
 
+Models of volumes run in NCDHW and NDHWC, those of signals in NCW: torch has no 1-D channels_last.
+
 The same weights, the same input and the same folding for every row; results are verified against
 float64 before anything is timed."""
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.tensor import format_name
 
 from .fold import fold_batch_norms
 from .measure import Timing, time_interleaved
@@ -31,6 +34,9 @@ from .report import table, write_csv, write_json
 TOLERANCE = 1e-4
 INPUT_SEED = 1
 PROFILED_PASSES = 5
+# By number of dims: tags of the contiguous and of torch's channels-last format.
+CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
+CHANNELS_LAST = {4: ("nhwc", torch.channels_last), 5: ("ndhwc", torch.channels_last_3d)}
 
 
 class WrongResult(RuntimeError):
@@ -58,7 +64,7 @@ class Result:
     folded_batch_norms: int
     format: str
     timing: Timing
-    speed_to_nchw: float
+    speed_to_nchw: float  # to the contiguous format
     relative_error: float
     profile: Profile | None
 
@@ -102,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=1, help="images in a batch (default: 1)")
     parser.add_argument("--rounds", type=positive, default=15, help="timed rounds (default: 15)")
     parser.add_argument(
-        "--size", type=positive, help="height and width of the images (default: the model's own)"
+        "--size", type=positive, help="spatial extent of the inputs (default: the model's own)"
     )
     parser.add_argument(
         "--fold",
@@ -194,26 +200,25 @@ def bench_model(
     Raises WrongResult before timing if a format's result is further than TOLERANCE from the float64
     result of the model as it was built (not folded)."""
     model, weights = build_model(name)
-    channels, *spatial = MODELS[name].input_dims
-    dims = (batch, channels, *([size] * len(spatial) if size else spatial))
-    input = torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+    input = random_input(name, batch, size)
     expected = copy.deepcopy(model).double()(input.double())
     folded = 0
     if fold:
         model, folded = fold_batch_norms(model)
     rivals = runners(model, input)
     errors = {tag: verify(name, tag, call(), expected) for tag, call in rivals.items()}
-    profiles = {tag: profile_passes(rivals[tag]) for tag in blocked_tags()}
+    profiles = {tag: profile_passes(rivals[tag]) for tag in blocked_tags(input.dim())}
     timings = time_interleaved(rivals, rounds)
+    contiguous = timings[CONTIGUOUS[input.dim()]]
     return [
         Result(
             model=name,
             weights=weights,
-            input_dims=dims,
+            input_dims=tuple(input.shape),
             folded_batch_norms=folded,
             format=tag,
             timing=timing,
-            speed_to_nchw=timings["nchw"].median_ms / timing.median_ms,
+            speed_to_nchw=contiguous.median_ms / timing.median_ms,
             relative_error=errors[tag],
             profile=profiles.get(tag),
         )
@@ -221,9 +226,16 @@ def bench_model(
     ]
 
 
-def blocked_tags() -> list[str]:
+def random_input(name: str, batch: int, size: int | None = None) -> Tensor:
+    """`batch` seeded random inputs of a model; `size` takes the place of each spatial extent."""
+    channels, *spatial = MODELS[name].input_dims
+    dims = (batch, channels, *([size] * len(spatial) if size else spatial))
+    return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+
+
+def blocked_tags(ndim: int = 4) -> list[str]:
     """The blocked formats that this CPU has fast kernels for, best first."""
-    return [f"nChw{block}c" for block in torch_blocked.native_blocks()]
+    return [format_name(ndim, block) for block in torch_blocked.native_blocks()]
 
 
 def runners(model: nn.Module, input: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -231,8 +243,6 @@ def runners(model: nn.Module, input: Tensor) -> dict[str, Callable[[], Tensor]]:
 
     NHWC gets its weights and its input in channels_last before the clock starts. A blocked row
     starts from the NCHW input, so its time holds the reorders in and out."""
-    model_nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    input_nhwc = input.contiguous(memory_format=torch.channels_last)
 
     def blocked(tag: str) -> Callable[[], Tensor]:
         def call() -> Tensor:
@@ -241,11 +251,13 @@ def runners(model: nn.Module, input: Tensor) -> dict[str, Callable[[], Tensor]]:
 
         return call
 
-    return {
-        "nchw": lambda: model(input),
-        "nhwc": lambda: model_nhwc(input_nhwc),
-        **{tag: blocked(tag) for tag in blocked_tags()},
-    }
+    calls = {CONTIGUOUS[input.dim()]: lambda: model(input)}
+    if input.dim() in CHANNELS_LAST:
+        tag, memory_format = CHANNELS_LAST[input.dim()]
+        model_last = copy.deepcopy(model).to(memory_format=memory_format)
+        input_last = input.contiguous(memory_format=memory_format)
+        calls[tag] = lambda: model_last(input_last)
+    return calls | {tag: blocked(tag) for tag in blocked_tags(input.dim())}
 
 
 def verify(name: str, tag: str, output: Tensor, expected: Tensor) -> float:

@@ -22,6 +22,8 @@ import torch_blocked
 
 from .convolution import names
 from .inference import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
     INPUT_SEED,
     Profile,
     WrongResult,
@@ -30,6 +32,7 @@ from .inference import (
     output_path,
     positive,
     profile_passes,
+    random_input,
 )
 from .measure import Timing, time_interleaved
 from .models import MODELS, build_model
@@ -40,8 +43,6 @@ LEARNING_RATE, MOMENTUM = 1e-4, 0.9
 # gradients g. ReLUs and small batches amplify rounding: torch's own float32 shows up to 0.07, where
 # one wrong layer shows 0.7.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 0.2
-
-NCHW, NHWC, COMPILED = "nchw", "nhwc", "nhwc compiled"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=8, help="images in a batch (default: 8)")
     parser.add_argument("--rounds", type=positive, default=7, help="timed rounds (default: 7)")
     parser.add_argument(
-        "--size", type=positive, help="height and width of the images (default: the model's own)"
+        "--size", type=positive, help="spatial extent of the inputs (default: the model's own)"
     )
     parser.add_argument(
         "--compile",
@@ -164,9 +165,7 @@ def bench_model(
     Raises WrongResult before timing if a first loss or gradients are not those in float64."""
     model, _ = build_model(name)
     without_dropout(model.train())
-    channels, *spatial = MODELS[name].input_dims
-    dims = (batch, channels, *([size] * len(spatial) if size else spatial))
-    input = torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+    input = random_input(name, batch, size)
     exact = exact_training(model, input)
     exact_loss = exact.step()
     modes = trainings(model, input, compiles)
@@ -177,13 +176,13 @@ def bench_model(
     }
     del exact
     calls = {mode: training.step for mode, training in modes.items()}
-    profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags()[:1]}
+    profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags(input.dim())[:1]}
     timings = time_interleaved(calls, rounds, warmups=1)
     rivals = [mode for mode in modes if mode not in profiles]
     return [
         Result(
             model=name,
-            input_dims=dims,
+            input_dims=tuple(input.shape),
             mode=mode,
             timing=timing,
             speed_to={rival: speed(timings[rival], timing) for rival in rivals},
@@ -204,23 +203,28 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def trainings(model: nn.Module, input: Tensor, compiles: bool) -> dict[str, Training]:
-    """One for each mode, on its own copy of the model.
+    """One for each mode, on its own copy of the model: contiguous, channels-last where torch has
+    it, the latter compiled, and blocked.
 
     channels_last gets its weights and its input so before the clock starts; the blocked mode starts
-    from the NCHW input and the model as it is."""
-    tag = blocked_tags()[0]
+    from the contiguous input and the model as it is."""
+    ndim = input.dim()
+    tag = blocked_tags(ndim)[0]
     target = target_of(model, input)
-    input_nhwc = input.contiguous(memory_format=torch.channels_last)
+    contiguous = (CONTIGUOUS[ndim], torch.contiguous_format)
+    last, memory_format = CHANNELS_LAST.get(ndim, contiguous)
+    input_last = input.contiguous(memory_format=memory_format)
 
-    def nhwc() -> nn.Module:
-        return copy.deepcopy(model).to(memory_format=torch.channels_last)
+    def model_last() -> nn.Module:
+        copied = copy.deepcopy(model)
+        return copied.to(memory_format=memory_format) if ndim in CHANNELS_LAST else copied
 
-    modes = {
-        NCHW: training_of(copy.deepcopy(model), lambda: input, target),
-        NHWC: training_of(nhwc(), lambda: input_nhwc, target),
-    }
+    modes = {CONTIGUOUS[ndim]: training_of(copy.deepcopy(model), lambda: input, target)}
+    if ndim in CHANNELS_LAST:
+        modes[last] = training_of(model_last(), lambda: input_last, target)
     if compiles:
-        modes[COMPILED] = training_of(torch.compile(nhwc()), lambda: input_nhwc, target)
+        compiled = torch.compile(model_last())
+        modes[f"{last} compiled"] = training_of(compiled, lambda: input_last, target)
     modes[tag] = training_of(
         copy.deepcopy(model), lambda: torch_blocked.to_blocked(input, tag), target
     )
@@ -235,17 +239,27 @@ def exact_training(model: nn.Module, input: Tensor) -> Training:
 
 
 def target_of(model: nn.Module, input: Tensor) -> Tensor:
-    """Random classes for a classifier's logits, random masks for probabilities per pixel."""
+    """Random classes for a classifier's logits, random masks for probabilities per pixel, random
+    numbers for anything else."""
     generator = torch.Generator().manual_seed(INPUT_SEED)
     with torch.no_grad(), warnings.catch_warnings():
         output = copy.deepcopy(model).eval()(input)
     if output.dim() == 2:
         return torch.randint(output.shape[1], output.shape[:1], generator=generator)
-    return torch.randint(2, output.shape, generator=generator).float()
+    if 0 <= output.min() and output.max() <= 1:
+        return torch.randint(2, output.shape, generator=generator).float()
+    return torch.randn(output.shape, generator=generator)
+
+
+def loss_for(target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross-entropy for classes and masks, mean squared error for numbers."""
+    if not target.is_floating_point():
+        return F.cross_entropy
+    return F.mse_loss if target.min() < 0 else F.binary_cross_entropy
 
 
 def training_of(model: nn.Module, input: Callable[[], Tensor], target: Tensor) -> Training:
-    loss_of = F.binary_cross_entropy if target.is_floating_point() else F.cross_entropy
+    loss_of = loss_for(target)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
 
     def step() -> float:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from .convnext import convnext_tiny
 from .densenet import densenet121
 from .efficientnet import efficientnet_lite0, imagenet_weights
+from .hifigan import hifigan
 from .mobilenet import mobilenet_v2
-from .resnet import resnet18, resnet50
+from .resnet import resnet18, resnet50, resnext50_32x4d
+from .segformer import segformer_b0
+from .shufflenet import shufflenet_v2
 from .unet import unet
+from .unet3d import unet3d
 from .vgg import vgg16
 from .weights import random_model
 
@@ -52,6 +57,12 @@ MODELS: dict[str, ModelSpec] = {
     ),
     "densenet121": ModelSpec(densenet121, IMAGE, SMALL, "concatenations, norm before convolution"),
     "unet": ModelSpec(unet, (3, 256, 256), SMALL, "32 channels, transposed convolutions, skips"),
+    "resnext50_32x4d": ModelSpec(resnext50_32x4d, IMAGE, SMALL, "3x3 in 32 groups of 4 and more"),
+    "shufflenet_v2": ModelSpec(shufflenet_v2, IMAGE, SMALL, "splits and shuffles of channels"),
+    "convnext_tiny": ModelSpec(convnext_tiny, IMAGE, SMALL, "depthwise 7x7, layer norm, linear"),
+    "segformer_b0": ModelSpec(segformer_b0, (3, 512, 512), SMALL, "attention and convolutions"),
+    "hifigan": ModelSpec(hifigan, (80, 64), (2, 80, 32), "1-D: speech from a spectrogram"),
+    "unet3d": ModelSpec(unet3d, (1, 32, 48, 48), (2, 1, 16, 32, 32), "3-D: volumes, 16 channels"),
 }
 
 

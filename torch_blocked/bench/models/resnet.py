@@ -1,7 +1,8 @@
-"""ResNet-18 and ResNet-50 v1.5, with torchvision's parameter names.
+"""ResNet-18, ResNet-50 v1.5 and ResNeXt-50 32x4d, with torchvision's parameter names.
 
 Source: "Deep Residual Learning for Image Recognition" (arXiv 1512.03385); v1.5 puts the stride of a
-bottleneck on its 3x3 convolution instead of its first 1x1."""
+bottleneck on its 3x3 convolution instead of its first 1x1. "Aggregated Residual Transformations for
+Deep Neural Networks" (arXiv 1611.05431), table 1."""
 
 from __future__ import annotations
 
@@ -31,18 +32,22 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 and a shortcut: [N, C, H, W] -> [N, 4 width, H/stride, W/stride]."""
+    """1x1, 3x3, 1x1 and a shortcut: [N, C, H, W] -> [N, 4 width, H/stride, W/stride].
+
+    The 3x3 convolution has `groups` groups, and `inner` channels for each 64 of width."""
 
     expansion = 4
+    groups, inner = 1, 64
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = width * self.expansion
-        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        inner = width * self.inner // 64
+        self.conv1 = nn.Conv2d(in_channels, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=self.groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = projection(in_channels, out_channels, stride)
@@ -53,6 +58,12 @@ class Bottleneck(nn.Module):
         out = self.bn3(self.conv3(out))
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
+
+
+class GroupedBottleneck(Bottleneck):
+    """32 groups of 4 channels in the first stage, of 32 in the last."""
+
+    groups, inner = 32, 128
 
 
 def projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
@@ -69,7 +80,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: type[BasicBlock | Bottleneck],
         depths: tuple[int, int, int, int],
         classes: int = 1000,
     ) -> None:
@@ -92,7 +103,7 @@ class ResNet(nn.Module):
 
 
 def stage(
-    block: type[BasicBlock] | type[Bottleneck],
+    block: type[BasicBlock | Bottleneck],
     in_channels: int,
     width: int,
     depth: int,
@@ -110,3 +121,7 @@ def resnet18() -> ResNet:
 
 def resnet50() -> ResNet:
     return ResNet(Bottleneck, (3, 4, 6, 3))
+
+
+def resnext50_32x4d() -> ResNet:
+    return ResNet(GroupedBottleneck, (3, 4, 6, 3))

@@ -41,10 +41,13 @@ def fill(module: nn.Module, name: str) -> None:
     of the activations. Source: "Delving Deep into Rectifiers" (arXiv 1502.01852)."""
     if not any(True for _ in module.parameters(recurse=False)):
         return
-    if isinstance(module, BatchNorm):
-        module.reset_running_stats()
+    if isinstance(module, (BatchNorm, nn.LayerNorm)):
+        if isinstance(module, BatchNorm):
+            module.reset_running_stats()
         module.weight.uniform_(0.5, 1.5)
         module.bias.normal_(0.0, 0.2)
+    elif [name for name, _ in module.named_parameters(recurse=False)] == ["layer_scale"]:
+        module.layer_scale.uniform_(0.5, 1.5)
     elif isinstance(module, (Convolution, nn.Linear)):
         module.weight.normal_(0.0, math.sqrt(2.0 / fan_in(module)))
         if module.bias is not None:
