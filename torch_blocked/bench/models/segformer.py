@@ -61,8 +61,10 @@ class Attention(nn.Module):
         query = self.q(x).reshape(n, length, self.heads, size).transpose(1, 2)
         if self.reduces:
             x = self.norm(tokens(self.sr(pixels(x, height, width))))
-        # [2, N, heads, H W / reduction^2, size]
-        key, value = self.kv(x).reshape(n, -1, 2, self.heads, size).permute(2, 0, 3, 1, 4).unbind(0)
+        # [N, heads, H W / reduction^2, size]
+        key, value = self.kv(x).chunk(2, -1)
+        key = key.reshape(n, -1, self.heads, size).transpose(1, 2)
+        value = value.reshape(n, -1, self.heads, size).transpose(1, 2)
         x = F.scaled_dot_product_attention(query, key, value)
         return self.proj(x.transpose(1, 2).reshape(n, length, channels))
 

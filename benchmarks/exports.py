@@ -1,0 +1,104 @@
+"""What the engines of peers.py read: weights, input, float64 result, ONNX and ncnn files.
+
+    python benchmarks/exports.py MODEL BATCH FOLDER [onnx] [ncnn]     (a process of peers.py)
+
+Files are kept and used again, in a folder named after the sources and versions they come from."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy
+import torch
+from engines import version
+
+from torch_blocked.bench import fold, models
+from torch_blocked.bench.fold import fold_batch_norms
+from torch_blocked.bench.inference import random_input
+from torch_blocked.bench.models import build_model
+
+ONNX_OPSET = 18
+
+
+def folder_of(cache: Path, model: str) -> Path:
+    """Where the files of a model are kept; another folder for other sources or versions."""
+    sources = [Path(__file__), Path(fold.__file__), *Path(models.__file__).parent.glob("*.py")]
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    for package in ("torch", "onnx", "pnnx"):
+        digest.update(version(package).encode())
+    return cache / f"{model}-{digest.hexdigest()[:12]}"
+
+
+def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dict[str, str]:
+    """Makes the files that are not there yet; returns why a format could not be made, by format."""
+    batch_folder = folder / f"batch{batch}"
+    wanted = {
+        "onnx": batch_folder / "model.onnx",
+        "ncnn": folder / "ncnn" / "model.ncnn.bin",
+    }
+    refusals = {name: path.with_suffix(".failed") for name, path in wanted.items()}
+    missing = [n for n in formats if not (wanted[n].exists() or refusals[n].exists())]
+    expected = batch_folder / "expected.npy"  # the last of the files that every engine reads
+    if missing or not expected.exists():
+        make(model_name, batch, folder, {name: wanted[name] for name in missing}, refusals)
+    return {name: refusals[name].read_text() for name in formats if refusals[name].exists()}
+
+
+def make(
+    model_name: str, batch: int, folder: Path, missing: dict[str, Path], refusals: dict[str, Path]
+) -> None:
+    """Weights, input, float64 result, and an export in each format, or the reason why not."""
+    batch_folder = folder / f"batch{batch}"
+    batch_folder.mkdir(parents=True, exist_ok=True)
+    model, _ = build_model(model_name)
+    input = random_input(model_name, batch)
+    with torch.no_grad():
+        if not (batch_folder / "expected.npy").exists():
+            torch.save(model.state_dict(), folder / "weights.pt")
+            numpy.save(batch_folder / "input.npy", input.numpy())
+            exact = copy.deepcopy(model).double()
+            outputs = [exact(image.double()) for image in input.split(1)]
+            numpy.save(batch_folder / "expected.npy", torch.cat(outputs).numpy())
+        folded, _ = fold_batch_norms(model)
+        for name, path in missing.items():
+            path.parent.mkdir(exist_ok=True)
+            try:
+                EXPORTS[name](folded, input, path)
+            except Exception as error:
+                refusals[name].write_text(str(error).strip().splitlines()[0][:160])
+
+
+def export_onnx(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    """With the batch fixed, so that the engines know every dim."""
+    partial = path.with_suffix(".partial")
+    torch.onnx.export(model, (input,), partial, dynamo=False, opset_version=ONNX_OPSET)
+    partial.rename(path)
+
+
+def export_ncnn(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    """One image, by pnnx, in float32; the .bin is its last file."""
+    image = input[:1]
+    traced = path.parent / "model.pt"
+    torch.jit.trace(model, image, check_trace=False).save(traced)
+    dims = ",".join(map(str, image.shape))
+    pnnx = Path(sysconfig.get_path("scripts")) / "pnnx"
+    command = [pnnx, traced, f"inputshape=[{dims}]", "fp16=0"]
+    subprocess.run(command, check=True, cwd=path.parent, stdout=sys.stderr)
+    for leftover in path.parent.iterdir():
+        if not leftover.name.startswith("model.ncnn."):
+            leftover.unlink()
+
+
+EXPORTS = {"onnx": export_onnx, "ncnn": export_ncnn}
+
+if __name__ == "__main__":
+    name, batch, folder, *formats = sys.argv[1:]
+    print(json.dumps(export(name, int(batch), Path(folder), formats)))

@@ -1,0 +1,348 @@
+"""Whole models in every engine side by side: the same weights, the same input, results verified.
+
+    python benchmarks/peers.py resnet18 mobilenet_v2 --json peers.json --svg peers.svg
+
+Each engine has a process of its own; samples are taken in interleaved rounds. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import chart
+from engines import ENGINES, Job, arguments, version
+from exports import folder_of
+
+import torch_blocked
+from torch_blocked.bench.convolution import names
+from torch_blocked.bench.inference import output_path, positive
+from torch_blocked.bench.measure import Timing
+from torch_blocked.bench.models import MODELS
+from torch_blocked.bench.report import table
+
+ROOT = Path(__file__).parent
+OURS = "torch_blocked"
+# One sample is as many calls as fit into this time, at most MAX_CALLS; a row has at least
+# MIN_ROUNDS samples of each engine.
+SAMPLE_MS, MAX_CALLS = 30.0, 20
+MIN_ROUNDS, MAX_ROUNDS = 3, 40
+SETUP_S = 240  # an engine that takes longer to load has failed
+Record = dict[str, Any]
+
+
+class Dead(RuntimeError):
+    """An engine's process ended, or said that it failed."""
+
+
+@dataclass
+class Worker:
+    """The process of one engine, and the samples it gave."""
+
+    engine: str
+    job: Job
+    process: subprocess.Popen[str]
+    log: Any
+    facts: dict[str, Any] = field(default_factory=dict)
+    calls: int = 1
+    rounds_ms: list[float] = field(default_factory=list)
+    best_ms: float = math.inf
+    failure: str = ""
+
+    def answer(self) -> Any:
+        """The next line of the process. Raises Dead."""
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            self.log.seek(0)
+            last = (self.log.read().strip().splitlines() or [""])[-1]
+            raise Dead(f"its process ended with {code}: {last[:120]}".rstrip(": "))
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise Dead(answer["failed"])
+        return answer
+
+    def sample(self) -> None:
+        """One round of this engine. Raises Dead."""
+        print(self.calls, file=self.process.stdin, flush=True)
+        times = self.answer()
+        self.rounds_ms.append(statistics.median(times))
+        self.best_ms = min(self.best_ms, *times)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def start(engine: str, job: Job) -> Worker:
+    """The process of an engine, loading."""
+    log = tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(
+        arguments(engine, job),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(job.threads)},
+    )
+    return Worker(engine, job, process, log)
+
+
+def load(workers: Sequence[Worker]) -> None:
+    """Waits until each has loaded or failed, and finds out how many calls make a sample."""
+    for worker in workers:
+        try:
+            worker.facts = worker.answer()
+        except Dead as error:
+            worker.failure = str(error)
+
+
+def measure(workers: Sequence[Worker], seconds: float) -> None:
+    """Interleaved rounds, each started by another engine, for about that long."""
+    for worker in workers:
+        try:
+            worker.sample()
+        except Dead as error:
+            worker.failure = str(error)
+        else:
+            worker.calls = max(1, min(MAX_CALLS, int(SAMPLE_MS / worker.rounds_ms.pop())))
+    end = time.monotonic() + seconds
+    for turn in range(MAX_ROUNDS):
+        if turn >= MIN_ROUNDS and time.monotonic() > end:
+            break
+        alive = [worker for worker in workers if not worker.failure]
+        shift = turn % max(1, len(alive))
+        for worker in alive[shift:] + alive[:shift]:
+            try:
+                worker.sample()
+            except Dead as error:
+                worker.failure = str(error)
+
+
+def run_row(job: Job, engines: Sequence[str], failed: dict[str, str], seconds: float) -> list:
+    """One model at one batch and number of threads: a record for each engine.
+
+    failed: why a format could not be exported. An engine that tunes itself by measuring is loaded
+    after the others, alone."""
+    workers: list[Worker] = []
+    try:
+        for tunes in (False, True):
+            wave = [
+                start(name, job)
+                for name in engines
+                if ENGINES[name].tunes == tunes and ENGINES[name].needs not in failed
+            ]
+            workers += wave
+            load(wave)
+        measure([worker for worker in workers if not worker.failure], seconds)
+    finally:
+        for worker in workers:
+            worker.close()
+    by_engine = {worker.engine: worker for worker in workers}
+    return [record(job, name, by_engine.get(name), failed) for name in engines]
+
+
+def record(job: Job, engine: str, worker: Worker | None, failed: dict[str, str]) -> Record:
+    """A flat object for JSON; its median_ms is None and `failure` says why if it has no result."""
+    failure = worker.failure if worker else failed[ENGINES[engine].needs]
+    row = {
+        "model": job.model,
+        "batch": job.batch,
+        "threads": job.threads,
+        "engine": engine,
+        "version": version(ENGINES[engine].package),
+        "failure": failure,
+        "median_ms": None,
+    }
+    if failure:
+        return row
+    timing = Timing(tuple(worker.rounds_ms))
+    return row | {
+        "median_ms": timing.median_ms,
+        "iqr_ms": timing.iqr_ms,
+        "min_ms": worker.best_ms,
+        "rounds_ms": worker.rounds_ms,
+        **worker.facts,
+    }
+
+
+def export(model: str, batch: int, folder: Path, engines: Sequence[str]) -> dict[str, str]:
+    """Makes what the engines read, in a process of its own; why a format could not be made."""
+    formats = sorted({ENGINES[name].needs for name in engines} - {None})
+    command = [sys.executable, ROOT / "exports.py", model, str(batch), folder, *formats]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"peers: {model} could not be prepared:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(records: Sequence[Record]) -> Iterator[tuple[tuple[int, int], list[list[Record]]]]:
+    """((batch, threads), the records of each model), in the order they come."""
+    groups: dict[tuple[int, int], dict[str, list[Record]]] = {}
+    for r in records:
+        models = groups.setdefault((r["batch"], r["threads"]), {})
+        models.setdefault(r["model"], []).append(r)
+    for key, models in groups.items():
+        yield key, list(models.values())
+
+
+def times_of(row: Sequence[Record], statistic: str) -> dict[str, float]:
+    """Milliseconds of each engine that has a result."""
+    return {r["engine"]: r[statistic] for r in row if r["median_ms"] is not None}
+
+
+def ratio(row: Sequence[Record], statistic: str, peers: str = "") -> float | None:
+    """How many times faster than the best peer ours is; None without one of them.
+
+    peers: the beginning of the names of those that count."""
+    times = times_of(row, statistic)
+    others = [ms for name, ms in times.items() if not ENGINES[name].ours and name.startswith(peers)]
+    return min(others) / times[OURS] if others and OURS in times else None
+
+
+def render(records: Sequence[Record], statistic: str) -> str:
+    """A table for each batch and number of threads; the fastest of a row is bold."""
+    parts = []
+    for (batch, threads), rows in rows_of(records):
+        used = [name for name in ENGINES if any(name in times_of(r, statistic) for r in rows)]
+        lines = [cells(row, used, statistic) for row in rows]
+        means = [geometric_mean(rows, statistic, peers) for peers in ("", "torch")]
+        if len(rows) > 1:
+            lines.append(["geometric mean", *[""] * len(used), *means])
+        title = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}, {statistic} in ms"
+        header = ["model", *used, "vs best peer", "vs best torch"]
+        parts += [title, "", table(header, lines), ""]
+        parts += [
+            f"{r['model']}, {r['engine']}: {r['failure']}"
+            for row in rows
+            for r in row
+            if r["failure"]
+        ]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def geometric_mean(rows: Sequence[Sequence[Record]], statistic: str, peers: str) -> str:
+    ratios = [value for row in rows if (value := ratio(row, statistic, peers))]
+    return f"{statistics.geometric_mean(ratios):.2f}x" if ratios else "-"
+
+
+def cells(row: Sequence[Record], engines: Sequence[str], statistic: str) -> list[str]:
+    times = times_of(row, statistic)
+    best = min(times.values(), default=None)
+    texts = [row[0]["model"]]
+    for name in engines:
+        text = f"{times[name]:.2f}" if name in times else "-"
+        texts.append(f"**{text}**" if times.get(name) == best else text)
+    for peers in ("", "torch"):
+        value = ratio(row, statistic, peers)
+        texts.append(f"{value:.2f}x" if value else "-")
+    return texts
+
+
+def context() -> dict[str, Any]:
+    environment = torch_blocked.env()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": environment["cpu"],
+        "isa": environment["isa"],
+        "onednn": environment["onednn"],
+        "versions": {name: version(engine.package) for name, engine in ENGINES.items()},
+        "dtype": "float32",
+    }
+
+
+def merged(paths: Sequence[Path], records: Sequence[Record]) -> list[Record]:
+    """The records of files and of this run; the later takes the place of the same measurement."""
+    by_key = {}
+    loaded = [r for path in paths for r in json.loads(path.read_text())["results"]]
+    for r in [*loaded, *records]:
+        by_key[r["model"], r["batch"], r["threads"], r["engine"]] = r
+    return list(by_key.values())
+
+
+def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
+    if args.json:
+        report = {"context": context(), "results": records}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.svg:
+        args.svg.write_text(chart.bars(speeds(records, args.statistic), ENGINES, OURS))
+
+
+def speeds(records: Sequence[Record], statistic: str) -> dict[str, dict[str, float]]:
+    """For the chart: by row, the speed of each engine relative to the best peer's."""
+    result = {}
+    for (batch, threads), rows in rows_of(records):
+        for row in rows:
+            times = times_of(row, statistic)
+            peers = [ms for name, ms in times.items() if not ENGINES[name].ours]
+            if peers:
+                label = f"{row[0]['model']}, batch {batch}, {threads}T"
+                result[label] = {name: min(peers) / ms for name, ms in times.items()}
+    return result
+
+
+def numbers(text: str) -> list[int]:
+    return [positive(word) for word in text.split(",")]
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
+    parser.add_argument("--batch", type=numbers, default=[1], help="default: 1")
+    parser.add_argument("--engines", type=names(ENGINES), default=list(ENGINES), help="a,b,c")
+    parser.add_argument("--skip", type=names(ENGINES), default=[], help="engines to leave out")
+    parser.add_argument("--seconds", type=float, default=15, help="of timing for a row")
+    parser.add_argument("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
+    parser.add_argument("--json", type=output_path, help="write every measurement")
+    parser.add_argument("--svg", type=output_path, help="write a bar chart")
+    parser.add_argument("--load", type=Path, nargs="+", default=[], help="JSON files to include")
+    parser.add_argument(
+        "--cache", type=Path, default=home / "torch_blocked" / "peers", help="exported models"
+    )
+    args = parser.parse_args(argv)
+    unknown = [name for name in args.models if name not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+    if not args.models and not args.load:
+        args.models = list(MODELS)
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    engines = [name for name in args.engines if name not in args.skip]
+    records: list[Record] = []
+    for model in args.models:
+        for batch in args.batch:
+            folder = folder_of(args.cache, model)
+            failed = export(model, batch, folder, engines)
+            for threads in args.threads:
+                job = Job(model, batch, threads, str(folder))
+                rows = run_row(job, engines, failed, args.seconds)
+                records += rows
+                print(render(rows, args.statistic), flush=True)
+                write(args, merged(args.load, records))
+    records = merged(args.load, records)
+    write(args, records)
+    if len(args.models) != 1 or args.load:
+        print(render(records, args.statistic))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
