@@ -5,7 +5,6 @@ import copy
 import gc
 import io
 import pickle
-import tempfile
 import threading
 import warnings
 
@@ -313,33 +312,6 @@ def test_copies_and_files(requires_grad):
     for refused in (copy.deepcopy, pickle.dumps):
         with pytest.raises(RuntimeError, match=r"^torch_blocked::\w+: expected a leaf"):
             refused(x.detach().requires_grad_() * 2)
-
-
-def compiled_results(backend):
-    weight = random_dense(8, 17, 3, 3)
-
-    def function(dense):
-        y = torch.nn.functional.conv2d((dense.to_blocked(TAG) * 2).relu(), weight)
-        return torch.nn.functional.max_pool2d(y, 2).to_dense()
-
-    torch._dynamo.reset()
-    eager, compiled = random_dense().requires_grad_(), random_dense().requires_grad_()
-    return (
-        (function(eager), eager),
-        (torch.compile(function, backend=backend, fullgraph=True)(compiled), compiled),
-    )
-
-
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
-def test_compiles_without_a_graph_break(backend, monkeypatch):
-    # Inductor would reuse code made for another instruction set: it is not in the cache's key.
-    cache = f"{tempfile.gettempdir()}/torch_blocked_test_{torch_blocked.env()['isa']}"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)
-    (expected, eager), (result, compiled) = compiled_results(backend)
-    torch.testing.assert_close(result, expected)
-    expected.square().sum().backward()
-    result.square().sum().backward()
-    torch.testing.assert_close(compiled.grad, eager.grad)
 
 
 # --- writes

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _C
-from torch_blocked.tensor import BlockedTensor, default_block, format_name
+from torch_blocked.export import ExportedTensor
+from torch_blocked.tensor import BlockedTensor, default_block, format_name, known_when_traced
 
 _ops = torch.ops.torch_blocked
 
@@ -80,14 +81,12 @@ def to_format(input: Tensor, tag: str) -> Tensor:
     """`input` in the format `tag`: plain ("nchw", "nhwc", "nwc", "ncdhw", ...) or blocked.
 
     Raises ValueError if the tag is not one of activations with the rank of `input`."""
-    ndim = input.dim()
-    canonical = _C.canonical_tag(tag)
-    for plain, channels_last in ((_CONTIGUOUS, False), (_CHANNELS_LAST, True)):
-        if ndim in plain and canonical == _C.canonical_tag(plain[ndim]):
-            if isinstance(input, BlockedTensor):
-                return _ToDense.apply(input, channels_last, input.dtype)
-            return _to_plain(input, channels_last)
-    return to_blocked(input, tag)
+    channels_last = _is_channels_last(tag, input.dim())
+    if channels_last is None:
+        return to_blocked(input, tag)
+    if isinstance(input, BlockedTensor):
+        return _ToDense.apply(input, channels_last, input.dtype)
+    return _to_plain(input, channels_last)
 
 
 def format_of(tensor: Tensor) -> str:
@@ -117,7 +116,7 @@ def zeros(*size, format: str | None = None, dtype=None, requires_grad: bool = Fa
     block = default_block() if format is None else _block_of(format, len(dims))
     n, c, *spatial = dims
     physical = torch.zeros(n, -(-c // block), *spatial, block, dtype=dtype)
-    return BlockedTensor(physical, c).requires_grad_(requires_grad)
+    return _wrapper()(physical, c).requires_grad_(requires_grad)
 
 
 def ones(*size, format: str | None = None, dtype=None, requires_grad: bool = False):
@@ -132,6 +131,10 @@ def randn(*size, format: str | None = None, dtype=None, requires_grad: bool = Fa
     return to_blocked(dense, format).requires_grad_(requires_grad)
 
 
+def _wrapper() -> type[BlockedTensor]:
+    return ExportedTensor if torch.compiler.is_exporting() else BlockedTensor
+
+
 class _ToBlocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
@@ -141,7 +144,7 @@ class _ToBlocked(torch.autograd.Function):
             physical = _ops.reblock(input._read(), input._channels, block, dtype=dtype)
         else:
             physical = _ops.to_blocked(input, block, dtype=dtype)
-        return BlockedTensor(physical, input.shape[1])
+        return _wrapper()(physical, input.shape[1])
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -163,8 +166,23 @@ class _ToDense(torch.autograd.Function):
         return to_blocked(grad, ctx.format, ctx.dtype), None, None
 
 
-@lru_cache(maxsize=256)
+@known_when_traced
+def _is_channels_last(tag: str, ndim: int) -> bool | None:
+    """False for the contiguous tag of `ndim` dims, True for channels-last, None for any other."""
+    canonical = _C.canonical_tag(tag)
+    for plain, channels_last in ((_CONTIGUOUS, False), (_CHANNELS_LAST, True)):
+        if ndim in plain and canonical == _C.canonical_tag(plain[ndim]):
+            return channels_last
+    return None
+
+
+@known_when_traced
 def _block_of(tag: str, ndim: int) -> int:
+    return _parsed_block(tag, ndim)
+
+
+@lru_cache(maxsize=256)
+def _parsed_block(tag: str, ndim: int) -> int:
     block = _C.activation_block(tag)
     if block is None or ndim not in _CONTIGUOUS or _rank(tag) != ndim:
         wanted = f" such as {format_name(ndim, 16)}" if ndim in _CONTIGUOUS else " and 3 to 5 dims"

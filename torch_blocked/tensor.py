@@ -181,6 +181,14 @@ def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
 torch.serialization.add_safe_globals([_rebuild])
 
 
+def known_when_traced(function: Callable) -> Callable:
+    """Tells torch.compile to take the result, which depends on constants only, as a constant.
+
+    It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
+    function._dynamo_marked_constant = True
+    return function
+
+
 def format_name(ndim: int, block: int) -> str:
     return f"nC{_SPATIAL[ndim]}{block}c"
 
@@ -208,6 +216,7 @@ def check_tail(op: str, tensor: BlockedTensor) -> None:
         )
 
 
+@known_when_traced
 def default_block() -> int:
     """The block that runs fastest on this CPU: 16 with AVX-512, else 8."""
     return _C.native_blocks()[0]
