@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from xml.sax.saxutils import escape
 
 LABEL, BARS, NUMBER = 110, 420, 60  # widths of a bar's name, of speed 1, and of its number
@@ -24,11 +24,14 @@ STYLE = """
 """  # noqa: E501
 
 
-def bars(rows: Mapping[str, Mapping[str, float]], order: Iterable[str], ours: str) -> str:
+def bars(
+    rows: Mapping[str, Mapping[str, float]], order: Iterable[str], ours: Collection[str]
+) -> str:
     """One group of bars for each row, one bar for each engine: speed, best peer = 1."""
     order = list(order)
     longest = max((speed for row in rows.values() for speed in row.values()), default=1.0)
-    width = LABEL + BARS * max(1.0, longest) + NUMBER
+    column = LABEL + BARS * max(1.0, longest)  # of the numbers
+    width = column + NUMBER
     parts: list[str] = []
     y = GAP
     for label, speeds in rows.items():
@@ -37,7 +40,7 @@ def bars(rows: Mapping[str, Mapping[str, float]], order: Iterable[str], ours: st
         top = y
         for engine in order:
             if engine in speeds:
-                parts += bar(engine, speeds[engine], y, engine == ours)
+                parts += bar(engine, speeds[engine], y, column, engine in ours)
                 y += BAR + GAP
         x = LABEL + BARS
         parts.append(f'<line class="best" x1="{x}" x2="{x}" y1="{top}" y2="{y - GAP}"/>')
@@ -55,11 +58,11 @@ def bars(rows: Mapping[str, Mapping[str, float]], order: Iterable[str], ours: st
     )
 
 
-def bar(engine: str, speed: float, y: int, is_ours: bool) -> list[str]:
-    length, base = BARS * speed, y + BAR - 3
+def bar(engine: str, speed: float, y: int, column: float, is_ours: bool) -> list[str]:
+    base = y + BAR - 3
     kind = "ours" if is_ours else "peer"
     return [
         f'<text class="name" x="{LABEL - 8}" y="{base}">{escape(engine)}</text>',
-        f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}"/>',
-        f'<text x="{LABEL + length + 6:.1f}" y="{base}">{speed:.2f}</text>',
+        f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{BARS * speed:.1f}" height="{BAR}"/>',
+        f'<text x="{column + 8:.1f}" y="{base}">{speed:.2f}</text>',
     ]

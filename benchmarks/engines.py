@@ -135,8 +135,7 @@ def load_openvino(job: Job) -> Callable[[], Any]:
     }
     model = openvino.Core().compile_model(job.files / "model.onnx", "CPU", settings)
     request = model.create_infer_request()
-    input = numpy.load(job.files / "input.npy")
-    request.set_input_tensor(openvino.Tensor(input, shared_memory=True))
+    request.set_input_tensor(openvino.Tensor(numpy.load(job.files / "input.npy")))
 
     def run() -> Any:
         request.infer()

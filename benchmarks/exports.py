@@ -30,7 +30,7 @@ def folder_of(cache: Path, model: str) -> Path:
     """Where the files of a model are kept; another folder for other sources or versions."""
     sources = [Path(__file__), Path(fold.__file__), *Path(models.__file__).parent.glob("*.py")]
     digest = hashlib.sha256()
-    for source in sorted(sources):
+    for source in sorted(sources, key=lambda path: path.name):
         digest.update(source.read_bytes())
     for package in ("torch", "onnx", "pnnx"):
         digest.update(version(package).encode())

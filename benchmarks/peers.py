@@ -278,7 +278,8 @@ def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
         report = {"context": context(), "results": records}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.svg:
-        args.svg.write_text(chart.bars(speeds(records, args.statistic), ENGINES, OURS))
+        ours = [name for name, engine in ENGINES.items() if engine.ours]
+        args.svg.write_text(chart.bars(speeds(records, args.statistic), ENGINES, ours))
 
 
 def speeds(records: Sequence[Record], statistic: str) -> dict[str, dict[str, float]]:

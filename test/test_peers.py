@@ -108,7 +108,7 @@ def test_later_measurements_replace_earlier_ones(tmp_path):
 
 
 def test_chart_has_a_bar_for_each_result():
-    text = chart.bars(peers.speeds(RECORDS, "median_ms"), engines.ENGINES, peers.OURS)
+    text = chart.bars(peers.speeds(RECORDS, "median_ms"), engines.ENGINES, [peers.OURS])
     bars = [
         (node.get("class"), float(node.get("width")) / chart.BARS)
         for node in ElementTree.fromstring(text)
