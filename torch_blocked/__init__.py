@@ -8,6 +8,10 @@ import torch  # noqa: E402
 
 from torch_blocked import ops as _ops  # noqa: E402, F401  fills the ops table
 from torch_blocked._C import native_blocks  # noqa: E402
+from torch_blocked.channels_last_1d import (  # noqa: E402
+    is_contiguous_channels_last_1d,
+    to_channels_last_1d,
+)
 from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
 from torch_blocked.environment import env  # noqa: E402
 from torch_blocked.formats import (  # noqa: E402
@@ -37,6 +41,7 @@ __all__ = [
     "env",
     "format_of",
     "is_blocked",
+    "is_contiguous_channels_last_1d",
     "native_blocks",
     "ones",
     "physical_shape",
@@ -44,6 +49,7 @@ __all__ = [
     "randn",
     "strict",
     "to_blocked",
+    "to_channels_last_1d",
     "to_dense",
     "to_format",
     "zeros",
