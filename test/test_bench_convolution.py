@@ -3,6 +3,7 @@
 import csv
 import json
 from collections import Counter
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -12,7 +13,7 @@ import torch_blocked
 from torch_blocked import _C
 from torch_blocked.__main__ import main
 from torch_blocked.bench import convolution
-from torch_blocked.bench.layers import LAYERS, parse
+from torch_blocked.bench.layers import LAYERS, Layer, parse
 from torch_blocked.bench.models import MODELS, build_model
 
 ALL_LAYERS = [layer for layers in LAYERS.values() for layer in layers]
@@ -40,11 +41,20 @@ def test_layers_are_what_their_lines_say(layer):
     assert layer.flops(2) == 2 * 2 * pixels * prod(layer.weight_dims)
 
 
-def of_module(module, input):
-    groups = f" g{module.groups}" if module.groups > 1 else ""
-    stride = f" s{module.stride[0]}" if module.stride[0] > 1 else ""
-    size, kernel = input.shape[-1], module.kernel_size[0]
-    return f"{module.in_channels}-{module.out_channels}@{size} k{kernel}{stride}{groups}"
+def layer_of(module, input):
+    """The row of the list that describes a module and its input."""
+    return Layer(
+        1,
+        module.in_channels,
+        module.out_channels,
+        tuple(input.shape[2:]),
+        module.kernel_size,
+        module.stride[0],
+        module.padding,
+        module.dilation[0],
+        module.groups,
+        module.transposed,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS.keys() & MODELS.keys()))
@@ -52,10 +62,10 @@ def test_lists_have_the_layers_of_the_models(name):
     found = Counter()
     model, _ = build_model(name)
     for module in model.modules():
-        if isinstance(module, torch.nn.Conv2d):
-            module.register_forward_hook(lambda m, args, _: found.update([of_module(m, args[0])]))
+        if hasattr(module, "transposed"):
+            module.register_forward_hook(lambda m, args, _: found.update([layer_of(m, args[0])]))
     model.to("meta")(torch.empty(MODELS[name].input_dims, device="meta")[None])
-    assert found == {layer.id.replace(" p0", ""): layer.count for layer in LAYERS[name]}
+    assert found == {replace(layer, count=1): layer.count for layer in LAYERS[name]}
 
 
 def test_report(small, tmp_path, capsys):

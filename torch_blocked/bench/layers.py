@@ -106,21 +106,21 @@ def _layers(ndim: int, *lines: str) -> tuple[Layer, ...]:
 
 
 def _hifigan() -> tuple[Layer, ...]:
-    """The V1 generator on 32 mel frames: each residual block has kernels 3, 7 and 11, and of each
+    """The V2 generator on 64 mel frames: each residual block has kernels 3, 7 and 11, and of each
     one layer of dilation 3, one of 5 and four of 1."""
     blocks = [
         f"{count}x {channels}-{channels}@{length} k{kernel}" + (f" d{dilation}" * (dilation > 1))
-        for channels, length in ((256, 256), (128, 2048), (64, 4096), (32, 8192))
+        for channels, length in ((64, 512), (32, 4096), (16, 8192), (8, 16384))
         for kernel in (3, 7, 11)
         for dilation, count in ((1, 4), (3, 1), (5, 1))
     ]
     return _layers(
         1,
-        "80-512@32 k7",
-        "512-256@32 k16 s8 p4 t, 256-128@256 k16 s8 p4 t",
-        "128-64@2048 k4 s2 p1 t, 64-32@4096 k4 s2 p1 t",
+        "80-128@64 k7",
+        "128-64@64 k16 s8 p4 t, 64-32@512 k16 s8 p4 t",
+        "32-16@4096 k4 s2 p1 t, 16-8@8192 k4 s2 p1 t",
         *blocks,
-        "32-1@8192 k7",
+        "8-1@16384 k7",
     )
 
 
@@ -173,10 +173,10 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
     "hifigan": _hifigan(),
     "unet3d": _layers(
         3,
-        "1-32@32 k3, 32-64@32 k3, 64-64@16 k3, 64-128@16 k3",
-        "128-128@8 k3, 128-256@8 k3, 256-256@4 k3, 256-512@4 k3",
-        "512-512@4 k2 s2 p0 t, 768-256@8 k3, 256-256@8 k3",
-        "256-256@8 k2 s2 p0 t, 384-128@16 k3, 128-128@16 k3",
-        "128-128@16 k2 s2 p0 t, 192-64@32 k3, 64-64@32 k3, 64-3@32 k1",
+        "1-16@32x48x48 k3, 16-32@32x48x48 k3, 32-32@16x24x24 k3, 32-64@16x24x24 k3",
+        "64-64@8x12x12 k3, 64-128@8x12x12 k3, 128-128@4x6x6 k3, 128-256@4x6x6 k3",
+        "256-256@4x6x6 k2 s2 p0 t, 384-128@8x12x12 k3, 128-128@8x12x12 k3",
+        "128-128@8x12x12 k2 s2 p0 t, 192-64@16x24x24 k3, 64-64@16x24x24 k3",
+        "64-64@16x24x24 k2 s2 p0 t, 96-32@32x48x48 k3, 32-32@32x48x48 k3, 32-2@32x48x48 k1",
     ),
 }
