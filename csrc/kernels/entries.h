@@ -23,6 +23,10 @@ void normalisation_gradient(const float* diff_dst, const float* src, const float
                             float* diff_src, std::int64_t block, std::int64_t pixels,
                             std::int64_t periods, std::int64_t begin, std::int64_t end);
 void depthwise_gradient(const DepthwiseGradient& gradient);
+void depthwise(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
+void grouped_broadcast(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
+void grouped_permute(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
+void grouped_gather(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
 void direct_row(const DirectRow& row);
 std::int64_t direct_channels();
 void finish(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);

@@ -40,6 +40,42 @@ struct DirectRow {
   std::int64_t dst_block_stride;  // elements from a channel block of dst to the next
 };
 
+// One spatial dim of a depthwise or grouped convolution: output o of `out` reads the input indices
+// origin + o * stride + tap * dilation and goes to index dst_first + o * dst_step of dst.
+struct GroupedAxis {
+  std::int64_t in, out, dst, kernel;
+  std::int64_t origin, stride, dilation;
+  std::int64_t dst_first, dst_step;
+};
+
+// How a vector of output channels finds one input channel each in a vector of src.
+struct LaneSource {
+  std::int64_t block;                  // of src
+  std::int64_t count;                  // in the first of them: how many there are
+  std::array<std::int32_t, 16> lanes;  // for each output lane one of the block; -1: not here
+};
+
+// A convolution whose output channels see few input channels each. The block must be a whole vector
+// of the kernels' instruction set.
+struct GroupedConvolution {
+  std::array<GroupedAxis, 3> axes;  // d, h, w
+  std::int64_t src_blocks, dst_blocks, oc;
+  std::int64_t inputs;  // input channels that an output channel sees; depthwise: 1
+  std::int64_t part;    // pixels of a row that are a unit of work
+  // [dst_blocks, inputs, sources]: the vectors that hold an input for a vector of outputs
+  const LaneSource* lanes;
+  std::int64_t sources;
+  const float* src;              // [N, src_blocks, ID, IH, IW, block]
+  const float* weights;          // [dst_blocks, KD, KH, inputs, KW, block]
+  const float *bias, *residual;  // [oc] and as dst, or null
+  float* dst;                    // [N, dst_blocks, OD, OH, OW, block]
+  Epilogue epilogue;
+};
+
+// Parts [begin, end) of output rows, numbered along w, then h, d, blocks and images.
+using RunGrouped = void (*)(const GroupedConvolution& convolution, std::int64_t begin,
+                            std::int64_t end);
+
 // The gradient of a depthwise weight from one channel block of one image; sizes are d, h, w.
 struct DepthwiseGradient {
   const float* src;       // [ID, IH, IW, block]
@@ -146,6 +182,12 @@ struct Kernels {
                                  std::int64_t end);
 
   void (*depthwise_gradient)(const DepthwiseGradient& gradient);
+
+  // Output channel i sees input channel i only; `lanes` is null.
+  RunGrouped depthwise;
+  // grouped_broadcast: a vector of output channels sees the same input channel in all lanes.
+  // grouped_permute: its input channels lie in one vector or two; grouped_gather: in any number.
+  RunGrouped grouped_broadcast, grouped_permute, grouped_gather;
 
   void (*direct_row)(const DirectRow& row);
   std::int64_t (*direct_channels)();  // output channels of a group: 2 vectors

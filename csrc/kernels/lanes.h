@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
@@ -28,6 +29,13 @@ inline void store(const Vec& value, float* dst, std::int64_t count) {
   count == kWidth ? value.store(dst) : value.store(dst, static_cast<int>(count));
 }
 
+// All bits in the first `count` lanes.
+inline Vec lanes_mask(std::int64_t count) {
+  alignas(64) float ones[kWidth];
+  std::memset(ones, 0xff, sizeof ones);
+  return Vec::loadu(ones, count);
+}
+
 // What at::vec lacks: the only intrinsics of the project.
 
 // x * 2^n for whole n in [-126, 127].
@@ -45,6 +53,53 @@ inline Vec scale_by_power(const Vec& x, const Vec& n) {
     values[i] = std::ldexp(values[i], static_cast<int>(powers[i]));
   }
   return Vec::loadu(values);
+#endif
+}
+
+using Index = at::vec::Vectorized<std::int32_t>;
+
+// Lane i is lane index[i] of x, or of `kept` lane i where index[i] is negative.
+inline Vec permute(const Vec& x, const Index& index, const Vec& kept) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __mmask16 taken = ~_mm512_movepi32_mask(index);
+  return _mm512_mask_permutexvar_ps(kept, taken, index, x);
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(x, index), kept, _mm256_castsi256_ps(index));
+#else
+  float from[kWidth], to[kWidth];
+  std::int32_t lanes[kWidth];
+  x.store(from);
+  kept.store(to);
+  index.store(lanes);
+  for (std::int64_t i = 0; i < kWidth; ++i) to[i] = lanes[i] < 0 ? to[i] : from[lanes[i]];
+  return Vec::loadu(to);
+#endif
+}
+
+// The same without negative indices.
+inline Vec permute(const Vec& x, const Index& index) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_permutexvar_ps(index, x);
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_permutevar8x32_ps(x, index);
+#else
+  return permute(x, index, x);
+#endif
+}
+
+// Makes x once and keeps it: left to itself, GCC loads it anew for each use, and the loads then
+// take as long as the FMAs.
+inline Vec in_register(const Vec& x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 value = x;
+  asm("" : "+v"(value));
+  return value;
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256 value = x;
+  asm("" : "+x"(value));
+  return value;
+#else
+  return x;
 #endif
 }
 

@@ -258,13 +258,6 @@ inline void dst_tile(Passes<passes...>, const float* m, std::int64_t stride, con
   (dst_pass<T, kLanes>(passes(), m, stride, store, to), ...);
 }
 
-// All bits in the first `count` lanes.
-inline Vec lanes_mask(std::int64_t count) {
-  alignas(64) float ones[kWidth];
-  std::memset(ones, 0xff, sizeof ones);
-  return Vec::loadu(ones, count);
-}
-
 template <typename T, int kLanes>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {

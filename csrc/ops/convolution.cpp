@@ -113,9 +113,11 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
 }
 
 // Fastest first; ATen takes what is left.
-constexpr std::array<ConvolutionImplementation, 6> kImplementations{{
+constexpr std::array<ConvolutionImplementation, 8> kImplementations{{
     {"winograd4", plan_winograd4, winograd4_wins},
     {"winograd2", plan_winograd2, winograd2_wins},
+    {"depthwise", plan_depthwise, depthwise_wins},
+    {"grouped", plan_grouped, grouped_wins},
     {"onednn_blocked", plan_onednn_blocked},
     {"direct", plan_direct},
     {"onednn_channels_last", plan_onednn_channels_last},

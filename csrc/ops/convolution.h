@@ -112,6 +112,13 @@ std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem)
 bool winograd4_wins(const ConvolutionProblem& problem);
 bool winograd2_wins(const ConvolutionProblem& problem);
 
+// convolution_grouped.cpp: groups with few channels, those of one among them, and where they are
+// faster than oneDNN's.
+std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
+bool depthwise_wins(const ConvolutionProblem& problem);
+bool grouped_wins(const ConvolutionProblem& problem);
+
 // convolution_direct.cpp: our kernel for what oneDNN's blocked ones refuse.
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 

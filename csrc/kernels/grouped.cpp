@@ -1,0 +1,115 @@
+// Grouped convolution: for each of the input channels of a group in turn, a vector that has that
+// channel of its own group in every output lane.
+#include "kernels/grouped.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+inline Index index_of(const LaneSource& source) { return Index::loadu(source.lanes.data()); }
+
+// One group fills the vector.
+class Broadcast {
+ public:
+  static constexpr bool kOneInput = false, kZeroTail = false;
+
+  Broadcast(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input,
+            const float* src) {
+    const LaneSource& source = row.lanes[input * g.sources];
+    src_ = src + source.block * row.src_plane + source.lanes[0];
+  }
+
+  Vec operator()(std::int64_t offset) const { return Vec(src_[offset]); }
+
+ private:
+  const float* src_;
+};
+
+// The groups of the vector lie in one vector of the input.
+class Permute {
+ public:
+  static constexpr bool kOneInput = false, kZeroTail = false;
+
+  Permute(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input, const float* src)
+      : src_(src + row.lanes[input * g.sources].block * row.src_plane),
+        index_(index_of(row.lanes[input * g.sources])) {}
+
+  Vec operator()(std::int64_t offset) const { return permute(Vec::loadu(src_ + offset), index_); }
+
+ private:
+  const float* src_;
+  Index index_;
+};
+
+// They lie in two.
+class PermuteTwo {
+ public:
+  static constexpr bool kOneInput = false, kZeroTail = false;
+
+  PermuteTwo(const GroupedConvolution&, const GroupedRow& row, std::int64_t input,
+             const float* src) {
+    const LaneSource* sources = row.lanes + input * 2;
+    first_ = src + sources[0].block * row.src_plane;
+    second_ = src + sources[1].block * row.src_plane;
+    first_index_ = index_of(sources[0]);
+    second_index_ = index_of(sources[1]);
+  }
+
+  Vec operator()(std::int64_t offset) const {
+    const Vec x = permute(Vec::loadu(first_ + offset), first_index_);
+    return permute(Vec::loadu(second_ + offset), second_index_, x);
+  }
+
+ private:
+  const float *first_, *second_;
+  Index first_index_, second_index_;
+};
+
+// They lie in several.
+class Gather {
+ public:
+  static constexpr bool kOneInput = false, kZeroTail = false;
+
+  Gather(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input, const float* src)
+      : src_(src),
+        first_(row.lanes + input * g.sources),
+        end_(first_ + first_->count),
+        plane_(row.src_plane) {}
+
+  Vec operator()(std::int64_t offset) const {
+    Vec x = permute(Vec::loadu(src_ + first_->block * plane_ + offset), index_of(*first_));
+    for (const LaneSource* source = first_ + 1; source < end_; ++source) {
+      x = permute(Vec::loadu(src_ + source->block * plane_ + offset), index_of(*source), x);
+    }
+    return x;
+  }
+
+ private:
+  const float* src_;
+  const LaneSource *first_, *end_;
+  std::int64_t plane_;
+};
+
+template <typename Source>
+constexpr std::array kKernels{
+    grouped_kernel<Source, 3, 1>(),
+    grouped_kernel<Source, 3, 2>(),
+    grouped_kernel<Source, 2, 1>(),
+    grouped_kernel<Source, 0, 0>(),
+};
+
+}  // namespace
+
+void grouped_broadcast(const GroupedConvolution& g, std::int64_t begin, std::int64_t end) {
+  grouped_parts(g, kKernels<Broadcast>.data(), begin, end);
+}
+
+void grouped_permute(const GroupedConvolution& g, std::int64_t begin, std::int64_t end) {
+  const auto& kernels = g.sources == 1 ? kKernels<Permute> : kKernels<PermuteTwo>;
+  grouped_parts(g, kernels.data(), begin, end);
+}
+
+void grouped_gather(const GroupedConvolution& g, std::int64_t begin, std::int64_t end) {
+  grouped_parts(g, kKernels<Gather>.data(), begin, end);
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

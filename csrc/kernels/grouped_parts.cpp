@@ -1,0 +1,139 @@
+// Walks the output rows of depthwise and grouped convolutions in tiles.
+#include "kernels/epilogue.h"
+#include "kernels/grouped.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+// The size that takes the least time for a row: a tile costs its pixels and about 1 more.
+std::size_t tile_size(std::int64_t pixels) {
+  const auto cost = [&](std::size_t i) {
+    const std::int64_t size = kTilePixels[i];
+    return (pixels + size - 1) / size * (size + 1);
+  };
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < kTilePixels.size(); ++i) {
+    if (cost(i) <= cost(best)) best = i;
+  }
+  return best;
+}
+
+struct Taps {
+  std::int64_t begin, end;
+};
+
+// Those that see the input when tap 0 sees input index `at`.
+Taps taps_inside(const GroupedAxis& axis, std::int64_t at) {
+  const auto first_from = [&](std::int64_t index) {  // the first tap at `index` or beyond
+    if (index <= at) return std::int64_t{0};
+    return axis.dilation == 1 ? index - at : (index - at - 1) / axis.dilation + 1;
+  };
+  const std::int64_t end = std::min(first_from(axis.in), axis.kernel);
+  return {std::min(first_from(0), end), end};
+}
+
+struct Walk {
+  const GroupedConvolution& g;
+  const GroupedTiles& tiles;
+  std::size_t size = tile_size(std::min(g.axes[2].out, g.part));
+  std::int64_t pixels = kTilePixels[size];
+  std::int64_t parts = (g.axes[2].out + g.part - 1) / g.part;  // of a row
+  std::int64_t plane_parts = g.axes[0].out * g.axes[1].out * parts;
+  std::int64_t src_row = g.axes[2].in * kWidth, dst_row = g.axes[2].dst * kWidth;
+  std::int64_t src_plane = g.axes[0].in * g.axes[1].in * src_row;
+  std::int64_t dst_plane = g.axes[0].dst * g.axes[1].dst * dst_row;
+  std::int64_t weights_h = g.inputs * g.axes[2].kernel * kWidth;
+  std::int64_t weights_d = g.axes[1].kernel * weights_h;
+
+  // What the rows of an output plane, a block of an image, share.
+  GroupedRow plane_row(std::int64_t block) const {
+    const GroupedAxis &d = g.axes[0], &h = g.axes[1];
+    const std::int64_t count = std::min(kWidth, g.oc - block * kWidth);
+    const Activation& activation = g.epilogue.before;
+    const bool clamp = activation.kind == Activation::Kind::kClamp;
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    return {.src = nullptr,
+            .weights = nullptr,
+            .lanes = g.lanes + block * g.inputs * g.sources,
+            .dst = nullptr,
+            .kd = 0,
+            .kh = 0,
+            .src_d = d.dilation * h.in * src_row,
+            .src_h = h.dilation * src_row,
+            .weights_d = weights_d,
+            .weights_h = weights_h,
+            .src_plane = src_plane,
+            .bias = g.bias ? load(g.bias + block * kWidth, count) : Vec(0.f),
+            .lanes_mask = lanes_mask(count),
+            .least = Vec(clamp ? activation.alpha : -kInfinity),
+            .greatest = Vec(clamp ? activation.beta : kInfinity),
+            .clamps = g.epilogue.empty() || (clamp && !g.epilogue.residual)};
+  }
+
+  // Parts [begin, end) of one output plane.
+  void plane(std::int64_t plane, std::int64_t begin, std::int64_t end) const {
+    const auto& [d, h, w] = g.axes;
+    const std::int64_t block = plane % g.dst_blocks, image = plane / g.dst_blocks;
+    GroupedRow row = plane_row(block);
+    const float* src = g.src + (image * g.src_blocks + (g.lanes ? 0 : block)) * src_plane;
+    const float* weights = g.weights + block * d.kernel * weights_d;
+    float* dst = g.dst + plane * dst_plane + w.dst_first * kWidth;
+    std::int64_t part = begin % parts, oh = begin / parts % h.out, od = begin / parts / h.out;
+    for (std::int64_t at = begin; at < end; ++at) {
+      const std::int64_t id = od * d.stride + d.origin, ih = oh * h.stride + h.origin;
+      const Taps taps_d = taps_inside(d, id), taps_h = taps_inside(h, ih);
+      row.kd = taps_d.end - taps_d.begin;
+      row.kh = taps_h.end - taps_h.begin;
+      row.src =
+          src + (id * h.in + ih) * src_row + taps_d.begin * row.src_d + taps_h.begin * row.src_h;
+      row.weights = weights + taps_d.begin * weights_d + taps_h.begin * weights_h;
+      row.dst =
+          dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) * dst_row;
+      run(row, part * g.part, std::min(w.out, (part + 1) * g.part));
+      if (++part < parts) continue;
+      part = 0;
+      if (++oh < h.out) continue;
+      oh = 0;
+      ++od;
+    }
+  }
+
+  // Output pixels [first, last) of a row.
+  void run(const GroupedRow& row, std::int64_t first, std::int64_t last) const {
+    const GroupedAxis& w = g.axes[2];
+    const std::int64_t reach = (pixels - 1) * w.stride + (w.kernel - 1) * w.dilation;
+    for (; first < last; first += pixels) {
+      const std::int64_t in = first * w.stride + w.origin;
+      tiles[size][in >= 0 && in + reach < w.in](g, row, first, std::min(pixels, last - first));
+    }
+  }
+};
+
+}  // namespace
+
+void store_finished(const GroupedConvolution& g, const GroupedRow& row, const float* sums,
+                    float* dst, std::int64_t count) {
+  const Finish finish(g.epilogue, g.residual, g.dst);
+  for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += g.axes[2].dst_step * kWidth) {
+    (finish(Vec::loadu(sums), dst) & row.lanes_mask).store(dst);
+  }
+}
+
+void grouped_parts(const GroupedConvolution& g, const GroupedKernel* kernels, std::int64_t begin,
+                   std::int64_t end) {
+  const GroupedAxis& w = g.axes[2];
+  const auto fits = [&](const GroupedKernel& kernel) {
+    const bool same = kernel.taps == w.kernel && kernel.stride == w.stride && w.dilation == 1;
+    return kernel.taps == 0 || same;
+  };
+  while (!fits(*kernels)) ++kernels;
+  const Walk walk{g, kernels->tiles};
+  while (begin < end) {
+    const std::int64_t plane = begin / walk.plane_parts, first = begin % walk.plane_parts;
+    const std::int64_t last = std::min(walk.plane_parts, first + end - begin);
+    walk.plane(plane, first, last);
+    begin += last - first;
+  }
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -1,0 +1,316 @@
+// Depthwise and grouped convolutions of ours, float32, where the channel block is a vector: forward
+// and transposed (the gradient by src), any kernel, stride and dilation.
+//
+// A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
+// outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/convolution.h"
+#include "runtime/isa.h"
+#include "runtime/threads.h"
+#include "runtime/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+using kernels::GroupedAxis;
+using kernels::GroupedConvolution;
+using kernels::LaneSource;
+using kernels::RunGrouped;
+using Problem = ConvolutionProblem;
+
+// 1-D rows are shared among threads in parts of as many pixels; all tile sizes divide them.
+constexpr std::int64_t kPart = 140;
+
+// One dim of a phase, and which taps of the weight it has, in its order.
+struct Phase {
+  GroupedAxis axis;
+  std::vector<std::int64_t> taps;
+};
+
+struct Dim {
+  std::int64_t in, out, kernel, stride, padding, dilation;
+};
+
+Phase forward(const Dim& dim) {
+  std::vector<std::int64_t> taps(static_cast<std::size_t>(dim.kernel));
+  std::iota(taps.begin(), taps.end(), 0);
+  return {{.in = dim.in,
+           .out = dim.out,
+           .dst = dim.out,
+           .kernel = dim.kernel,
+           .origin = -dim.padding,
+           .stride = dim.stride,
+           .dilation = dim.dilation,
+           .dst_first = 0,
+           .dst_step = 1},
+          std::move(taps)};
+}
+
+// Input o and tap k of a transposed convolution meet in output o * stride + k * dilation - padding.
+Phase transposed(const Dim& dim, std::int64_t remainder) {
+  Phase phase;
+  for (std::int64_t k = dim.kernel - 1; k >= 0; --k) {
+    if ((remainder + dim.padding - k * dim.dilation) % dim.stride == 0) phase.taps.push_back(k);
+  }
+  const std::int64_t last = phase.taps.empty() ? 0 : phase.taps.front();
+  phase.axis = {.in = dim.in,
+                .out = ceil_div(dim.out - remainder, dim.stride),
+                .dst = dim.out,
+                .kernel = static_cast<std::int64_t>(phase.taps.size()),
+                .origin = (remainder + dim.padding - last * dim.dilation) / dim.stride,
+                .stride = 1,
+                .dilation = dim.dilation / std::gcd(dim.dilation, dim.stride),
+                .dst_first = remainder,
+                .dst_step = dim.stride};
+  return phase;
+}
+
+std::vector<Phase> phases_of(const Dim& dim, bool is_transposed) {
+  if (!is_transposed) return {forward(dim)};
+  std::vector<Phase> phases;
+  for (std::int64_t remainder = 0; remainder < std::min(dim.stride, dim.out); ++remainder) {
+    phases.push_back(transposed(dim, remainder));
+  }
+  return phases;
+}
+
+// Everything that does not change from run to run.
+struct Grouped {
+  struct Part {
+    GroupedConvolution convolution;
+    std::array<std::vector<std::int64_t>, 3> taps;
+    std::int64_t weights;  // where its weights begin, in elements
+    std::int64_t units;    // of work
+  };
+
+  std::vector<Part> parts;  // one for each phase
+  std::vector<LaneSource> lanes;
+  std::int64_t n, oc, block, blocks, inputs, weights = 0;
+  bool transposed;
+  RunGrouped kernel;
+};
+
+// Which input channel every output lane sees as its `input`-th, one entry for each vector of src
+// that has some: at least one.
+std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::int64_t input) {
+  const std::int64_t ic = p.src_dims[1] / p.groups, oc = p.dst_dims[1] / p.groups;
+  std::vector<LaneSource> sources;
+  for (std::int64_t lane = 0; lane < p.dst_block; ++lane) {
+    const std::int64_t channel = block * p.dst_block + lane;
+    if (channel >= p.dst_dims[1]) break;
+    const std::int64_t from = channel / oc * ic + input, from_block = from / p.src_block;
+    if (sources.empty() || sources.back().block != from_block) {
+      sources.push_back({from_block, 0, {}});
+      sources.back().lanes.fill(-1);
+    }
+    sources.back().lanes[static_cast<std::size_t>(lane)] =
+        static_cast<std::int32_t>(from % p.src_block);
+  }
+  return sources;
+}
+
+// [blocks, inputs, sources], as many sources as the largest entry has; the rest change nothing.
+// Returns how many.
+std::int64_t fill_lanes(const Problem& p, Grouped& grouped) {
+  std::vector<std::vector<LaneSource>> all;
+  std::size_t most = 1;
+  for (std::int64_t block = 0; block < grouped.blocks; ++block) {
+    for (std::int64_t input = 0; input < grouped.inputs; ++input) {
+      all.push_back(sources_of(p, block, input));
+      most = std::max(most, all.back().size());
+    }
+  }
+  for (std::vector<LaneSource>& sources : all) {
+    sources.front().count = static_cast<std::int64_t>(sources.size());
+    LaneSource nothing{sources.back().block, 0, {}};
+    nothing.lanes.fill(-1);
+    sources.resize(most, nothing);
+    grouped.lanes.insert(grouped.lanes.end(), sources.begin(), sources.end());
+  }
+  return static_cast<std::int64_t>(most);
+}
+
+// Whether every vector of output channels lies in one group.
+bool one_group(const std::vector<LaneSource>& lanes) {
+  return std::ranges::all_of(lanes, [](const LaneSource& source) {
+    return std::ranges::all_of(
+        source.lanes, [&](std::int32_t lane) { return lane == source.lanes[0] || lane < 0; });
+  });
+}
+
+RunGrouped kernel_for(const Grouped& grouped, std::int64_t sources) {
+  const kernels::Kernels& table = kernels::kernels_for(grouped.block);
+  if (sources > 2) return table.grouped_gather;
+  return sources == 1 && one_group(grouped.lanes) ? table.grouped_broadcast : table.grouped_permute;
+}
+
+bool is_depthwise(const Problem& p) {
+  return p.groups == p.src_dims[1] && p.groups == p.dst_dims[1];
+}
+
+// The block must be one vector of the kernels.
+bool possible(const Problem& p) {
+  const bool vector = p.src_block == 8 || (p.src_block == 16 && isa() == Isa::kAvx512);
+  return p.dtype == at::kFloat && p.blocked() && vector && p.groups > 1;
+}
+
+std::shared_ptr<Grouped> grouped_of(const Problem& p) {
+  const auto spatial = [](const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); };
+  const auto in = spatial(p.src_dims), out = spatial(p.dst_dims), kernel = spatial(p.weight_dims);
+  const auto stride = as_3d(p.stride, 1), padding = as_3d(p.padding, 0),
+             dilation = as_3d(p.dilation, 1);
+  const auto phases = [&](std::size_t i) {
+    return phases_of({in[i], out[i], kernel[i], stride[i], padding[i], dilation[i]}, p.transposed);
+  };
+  auto grouped = std::make_shared<Grouped>();
+  grouped->n = p.dst_dims[0];
+  grouped->oc = p.dst_dims[1];
+  grouped->block = p.dst_block;
+  grouped->blocks = ceil_div(p.dst_dims[1], p.dst_block);
+  grouped->inputs = p.src_dims[1] / p.groups;
+  grouped->transposed = p.transposed;
+  std::int64_t sources = 0;
+  if (is_depthwise(p)) {
+    grouped->kernel = kernels::kernels_for(p.dst_block).depthwise;
+  } else {
+    sources = fill_lanes(p, *grouped);
+    grouped->kernel = kernel_for(*grouped, sources);
+  }
+  for (const Phase& d : phases(0)) {
+    for (const Phase& h : phases(1)) {
+      for (const Phase& w : phases(2)) {
+        const bool one_row = d.axis.out * h.axis.out == 1;
+        const std::int64_t part = one_row ? std::min(w.axis.out, kPart) : w.axis.out;
+        const GroupedConvolution convolution{.axes = {d.axis, h.axis, w.axis},
+                                             .src_blocks = ceil_div(p.src_dims[1], p.src_block),
+                                             .dst_blocks = grouped->blocks,
+                                             .oc = grouped->oc,
+                                             .inputs = grouped->inputs,
+                                             .part = part,
+                                             .lanes = sources ? grouped->lanes.data() : nullptr,
+                                             .sources = sources,
+                                             .src = nullptr,
+                                             .weights = nullptr,
+                                             .bias = nullptr,
+                                             .residual = nullptr,
+                                             .dst = nullptr,
+                                             .epilogue = p.epilogue};
+        const std::int64_t units =
+            grouped->n * grouped->blocks * d.axis.out * h.axis.out * ceil_div(w.axis.out, part);
+        grouped->parts.push_back({convolution, {d.taps, h.taps, w.taps}, grouped->weights, units});
+        grouped->weights += grouped->blocks * d.axis.kernel * h.axis.kernel * w.axis.kernel *
+                            grouped->inputs * grouped->block;
+      }
+    }
+  }
+  return grouped;
+}
+
+// weight [OC, inputs, *kernel], transposed [IC, OC / groups, *kernel], to [blocks, KD, KH, inputs,
+// KW, block] for the taps of each phase, zeros beyond OC.
+at::Tensor pack(const Grouped& grouped, const at::Tensor& weight) {
+  const at::Tensor packed = at::empty({grouped.weights}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+  at::Tensor dense = weight;  // -> [OC, inputs, KD, KH, KW]
+  while (dense.dim() < 5) dense = dense.unsqueeze(2);
+  if (grouped.transposed) {
+    const std::int64_t groups = grouped.oc / dense.size(1);
+    dense = dense.unflatten(0, {groups, grouped.inputs}).transpose(1, 2).flatten(0, 1);
+  }
+  for (const Grouped::Part& part : grouped.parts) {
+    at::Tensor taps = dense;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto dim = static_cast<std::int64_t>(i) + 2;
+      if (taps.size(dim) == 1 && part.taps[i].size() == 1) continue;
+      taps = taps.index_select(dim, at::tensor(part.taps[i], at::kLong));
+    }
+    if (taps.numel() == 0) continue;
+    at::Tensor padded = at::zeros(
+        {grouped.blocks * grouped.block, grouped.inputs, taps.size(2), taps.size(3), taps.size(4)},
+        weight.options());
+    padded.narrow(0, 0, grouped.oc).copy_(taps);
+    const at::Tensor ordered =
+        padded.unflatten(0, {grouped.blocks, grouped.block}).permute({0, 3, 4, 2, 5, 1});
+    packed.narrow(0, part.weights, padded.numel()).view(ordered.sizes()).copy_(ordered);
+  }
+  return packed;
+}
+
+void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
+  std::int64_t units = 0, work = 0;
+  for (const Grouped::Part& part : grouped.parts) {
+    const auto& [d, h, w] = part.convolution.axes;
+    units += part.units;
+    work = std::max(work, part.convolution.part * grouped.block * grouped.inputs * d.kernel *
+                              h.kernel * w.kernel);
+  }
+  parallel_units(units, work, [&](std::int64_t begin, std::int64_t end) {
+    for (const Grouped::Part& part : grouped.parts) {
+      if (begin < part.units && end > 0) {
+        GroupedConvolution convolution = part.convolution;
+        convolution.src = static_cast<const float*>(buffers.src);
+        convolution.weights = static_cast<const float*>(buffers.weights) + part.weights;
+        convolution.bias = static_cast<const float*>(buffers.bias);
+        convolution.residual = static_cast<const float*>(buffers.residual);
+        convolution.dst = static_cast<float*>(buffers.dst);
+        grouped.kernel(convolution, std::max<std::int64_t>(begin, 0), std::min(end, part.units));
+      }
+      begin -= part.units;
+      end -= part.units;
+    }
+  });
+}
+
+std::optional<ConvolutionPlan> plan(const Problem& p) {
+  const auto grouped = grouped_of(p);
+  std::string format = text("grouped/", p.groups, "/", p.dst_block);
+  if (p.transposed) format += text("/transposed/", p.stride, p.padding, p.dilation, p.dst_dims);
+  return ConvolutionPlan{
+      .weights_format = std::move(format),
+      .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
+      .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); }};
+}
+
+}  // namespace
+
+std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) {
+  if (!possible(p) || !is_depthwise(p)) return std::nullopt;
+  return plan(p);
+}
+
+std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
+  if (!possible(p) || is_depthwise(p)) return std::nullopt;
+  return plan(p);
+}
+
+bool depthwise_wins(const Problem&) { return isa() != Isa::kDefault; }
+
+// Measured on Zen 4, one thread, 3x3, GF/s of ours and of oneDNN's blocked and channels-last
+// kernels (which cost two reorders besides), for as many channels a group:
+//   16c    4 102 - 39     8 107 - 77    16 108 118 97    24 76 - 79    3 57 - 13
+//    8c    4  78 - 22     8  90 47 61   16  94  74 81    32 101 94 78  64 93 109 111
+// Where input lanes are permuted, the taps of a row share that: a 1x1 kernel has none to share it.
+bool grouped_wins(const Problem& p) {
+  if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return false;
+  const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
+  Grouped grouped;
+  grouped.blocks = ceil_div(p.dst_dims[1], p.dst_block);
+  grouped.inputs = inputs;
+  if (fill_lanes(p, grouped) > 1) return taps >= 3;
+  if (!one_group(grouped.lanes)) return true;
+  return (p.dst_block == 8 && inputs <= 32 && taps == 3) || !plan_onednn_blocked(p);
+}
+
+}  // namespace torch_blocked
