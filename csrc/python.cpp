@@ -23,6 +23,7 @@ namespace torch_blocked {
 
 void bind_errors(py::module_& m);      // python_errors.cpp
 void bind_descriptor(py::module_& m);  // python_descriptor.cpp
+void bind_graph(py::module_& m);       // python_graph.cpp
 
 namespace {
 
@@ -88,6 +89,7 @@ std::pair<std::size_t, int> threads_in_use() {
 PYBIND11_MODULE(_C, m) {
   bind_errors(m);
   bind_descriptor(m);
+  bind_graph(m);
   bind_trace(m);
   m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2 or avx512");
   m.def("native_blocks", &native_blocks);

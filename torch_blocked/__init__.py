@@ -25,6 +25,7 @@ from torch_blocked.formats import (  # noqa: E402
     to_format,
     zeros,
 )
+from torch_blocked.optimize import load, optimize  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor  # noqa: E402
 
@@ -42,8 +43,10 @@ __all__ = [
     "format_of",
     "is_blocked",
     "is_contiguous_channels_last_1d",
+    "load",
     "native_blocks",
     "ones",
+    "optimize",
     "physical_shape",
     "profile",
     "randn",

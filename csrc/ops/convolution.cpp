@@ -36,7 +36,7 @@ Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std:
   return values.size() == 1 ? Dims(spatial, values[0]) : values.vec();
 }
 
-void check_weight(const Problem& p, const at::Tensor& weight, const at::Tensor& bias) {
+void check_weight(const Problem& p, const at::Tensor& bias) {
   const std::size_t ndims = p.src_dims.size();
   if (p.weight_dims.size() != ndims) {
     fail_value("convolution", text("a weight with ", ndims, " dims"), text(p.weight_dims), "");
@@ -52,13 +52,18 @@ void check_weight(const Problem& p, const at::Tensor& weight, const at::Tensor& 
                text("a weight for ", p.src_dims[1], " input channels in ", p.groups, " groups"),
                text(p.weight_dims), "");
   }
-  if (weight.scalar_type() != p.dtype || (bias.defined() && bias.scalar_type() != p.dtype)) {
-    fail_type("convolution", "input, weight and bias of one dtype",
-              text(c10::toString(p.dtype), " and ", weight.dtype().name()), "convert one of them");
-  }
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != p.dst_dims[1])) {
     fail_value("convolution", text("a bias of size [", p.dst_dims[1], "]"), text(bias.sizes()), "");
   }
+}
+
+void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  const bool same = weight.scalar_type() == input.scalar_type();
+  if (same && (!bias.defined() || bias.scalar_type() == input.scalar_type())) return;
+  const at::Tensor& other = same ? bias : weight;
+  fail_type("convolution", text("a ", same ? "bias" : "weight", " of the input's dtype, ",
+                                input.dtype().name()),
+            text(other.dtype().name()), "convert one of them");
 }
 
 // Output sizes. Source: torch.nn.Conv2d and ConvTranspose2d shape formulas.
@@ -114,10 +119,10 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
 
 // Fastest first; ATen takes what is left.
 constexpr std::array<ConvolutionImplementation, 8> kImplementations{{
-    {"winograd4", plan_winograd4, winograd4_wins},
-    {"winograd2", plan_winograd2, winograd2_wins},
-    {"depthwise", plan_depthwise, depthwise_wins},
-    {"grouped", plan_grouped, grouped_wins},
+    {"winograd4", plan_winograd4, winograd4_wins, /*sums_in_place=*/true},
+    {"winograd2", plan_winograd2, winograd2_wins, /*sums_in_place=*/true},
+    {"depthwise", plan_depthwise, depthwise_wins, /*sums_in_place=*/true},
+    {"grouped", plan_grouped, grouped_wins, /*sums_in_place=*/true},
     {"onednn_blocked", plan_onednn_blocked},
     {"direct", plan_direct},
     {"onednn_channels_last", plan_onednn_channels_last},
@@ -169,13 +174,13 @@ thread_local const char* last = "none";
 
 }  // namespace
 
-ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& weight,
-                                       const at::Tensor& bias, at::IntArrayRef stride,
-                                       at::IntArrayRef padding, at::IntArrayRef dilation,
-                                       bool transposed, at::IntArrayRef output_padding,
-                                       std::int64_t groups) {
-  const std::size_t spatial = src.ndims() - 2;
-  Problem p{.src_dims = src.dims(),
+ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t block,
+                                       const at::Tensor& weight, const at::Tensor& bias,
+                                       at::IntArrayRef stride, at::IntArrayRef padding,
+                                       at::IntArrayRef dilation, bool transposed,
+                                       at::IntArrayRef output_padding, std::int64_t groups) {
+  const std::size_t spatial = src_dims.size() - 2;
+  Problem p{.src_dims = src_dims.vec(),
             .dst_dims = {},
             .weight_dims = weight.sizes().vec(),
             .stride = per_dim("stride", stride, spatial, 1),
@@ -183,14 +188,14 @@ ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& wei
             .dilation = per_dim("dilation", dilation, spatial, 1),
             .output_padding = per_dim("output_padding", output_padding, spatial, 0),
             .groups = groups,
-            .src_block = src.block(),
-            .dst_block = src.block(),
+            .src_block = block,
+            .dst_block = block,
             .transposed = transposed,
             .has_bias = bias.defined(),
-            .dtype = src.physical.scalar_type()};
+            .dtype = weight.scalar_type()};
   if (p.weight_dims.size() >= 2)
     p.dst_dims = {0, transposed ? p.weight_dims[1] * groups : p.weight_dims[0]};
-  check_weight(p, weight, bias);
+  check_weight(p, bias);
   p.dst_dims = output_dims(p);
   return p;
 }
@@ -272,6 +277,10 @@ void force_convolution(const std::string& name) {
 
 const char* last_convolution() { return last; }
 
+bool sums_in_place(const std::string& implementation) {
+  return find("convolution", implementation).sums_in_place;
+}
+
 std::vector<std::string> convolution_implementations() {
   std::vector<std::string> names;
   for (const Implementation& each : kImplementations) names.emplace_back(each.name);
@@ -285,7 +294,8 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument("convolution", input, channels);
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
-  const Problem p = convolution_problem(src, weight, bias_tensor, stride, padding, dilation,
+  check_dtypes(input, weight, bias_tensor);
+  const Problem p = convolution_problem(src.dims(), src.block(), weight, bias_tensor, stride, padding, dilation,
                                         transposed, output_padding, groups);
   if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.dst_block, input.options()).physical;
   return run_convolution(p, src.physical, weight, bias_tensor);

@@ -31,7 +31,7 @@ struct ConvolutionProblem {
 };
 
 // The data of one run, in the formats that the problem names. bias has OC elements, or is null;
-// residual is in dst's format, may be dst itself, and is null unless the epilogue adds it.
+// residual is in dst's format, and null unless the epilogue adds it.
 struct ConvolutionBuffers {
   const void *src, *weights, *bias, *residual;
   void* dst;
@@ -52,15 +52,18 @@ struct ConvolutionImplementation {
   std::optional<ConvolutionPlan> (*plan)(const ConvolutionProblem& problem);
   // Whether to take it where it is possible; null: always.
   bool (*wins)(const ConvolutionProblem& problem) = nullptr;
+  // Whether dst may be the residual's memory: it reads each residual before it writes there. Those
+  // that add up parts in dst may not.
+  bool sums_in_place = false;
 };
 
 // The problem that these arguments pose, checked; sizes that ATen lets be given once are spread
 // over the spatial dims. Raises ValueError or TypeError.
-ConvolutionProblem convolution_problem(const Blocked& src, const at::Tensor& weight,
-                                       const at::Tensor& bias, at::IntArrayRef stride,
-                                       at::IntArrayRef padding, at::IntArrayRef dilation,
-                                       bool transposed, at::IntArrayRef output_padding,
-                                       std::int64_t groups);
+ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t block,
+                                       const at::Tensor& weight, const at::Tensor& bias,
+                                       at::IntArrayRef stride, at::IntArrayRef padding,
+                                       at::IntArrayRef dilation, bool transposed,
+                                       at::IntArrayRef output_padding, std::int64_t groups);
 
 // The implementation that the list's order and `wins` prefer. What it runs by is plan.name.
 struct NamedPlan {
@@ -86,6 +89,7 @@ at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 // unknown name. last_convolution(): what this thread's last one ran by.
 void force_convolution(const std::string& name);
 const char* last_convolution();
+bool sums_in_place(const std::string& implementation);
 std::vector<std::string> convolution_implementations();
 
 // A key of all that decides; `name` tells its users apart.

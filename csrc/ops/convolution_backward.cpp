@@ -224,7 +224,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                                std::array<bool, 3> output_mask) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument(kOp, input, channels);
-  const Problem p = convolution_problem(src, weight, at::Tensor(), stride, padding, dilation,
+  const Problem p = convolution_problem(src.dims(), src.block(), weight, at::Tensor(), stride, padding, dilation,
                                         transposed, output_padding, groups);
   const Blocked diff_dst = blocked_argument(kOp, grad_output, p.dst_dims[1]);
   if (grad_output.scalar_type() != input.scalar_type()) {

@@ -102,11 +102,17 @@ std::shared_ptr<Convolution> make(const Problem& p) {
                  : dnnl::memory::desc();
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
+  Dims padding_end = p.padding;  // what dst has beyond the symmetric padding
+  for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
+    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
+    padding_end[i] = std::max<std::int64_t>(
+        p.padding[i], (p.dst_dims[2 + i] - 1) * p.stride[i] + reach - p.src_dims[2 + i] - p.padding[i]);
+  }
   Arguments rest;
   const typename Forward::primitive_desc pd(
       engine(), dnnl::prop_kind::forward_inference,
       p.transposed ? dnnl::algorithm::deconvolution_direct : dnnl::algorithm::convolution_direct,
-      src_md, weights_md, bias_md, dst_md, p.stride, dilates, p.padding, p.padding,
+      src_md, weights_md, bias_md, dst_md, p.stride, dilates, p.padding, padding_end,
       attributes(p.epilogue, dst_md, rest), /*allow_empty=*/true);
   if (!pd) return nullptr;
   if (is_ref(pd.impl_info_str())) {

@@ -1,0 +1,129 @@
+// A model's forward as nodes and values, free of sizes, formats and memory: those are a plan's.
+//
+//   Graph (graph.h)      what is computed; simplified once (simplify.cpp)
+//   Plan (plan.h)        for given input dims: formats and implementations, measured
+//   Run (run.h)          a plan's steps and memory, for one call at a time
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ops/convolution.h"
+
+namespace torch_blocked::graph {
+
+// Values are numbered; -1 is none.
+using Value = std::int64_t;
+inline constexpr Value kNone = -1;
+
+struct ValueRef {
+  Value value;
+};
+
+// An argument of an op: a constant, a value of the graph, or a list of these.
+struct Argument {
+  std::variant<c10::IValue, ValueRef, std::vector<Argument>> held;
+
+  Value value() const {  // kNone if it is a constant or a list
+    const auto* ref = std::get_if<ValueRef>(&held);
+    return ref ? ref->value : kNone;
+  }
+  bool is_constant() const { return std::holds_alternative<c10::IValue>(held); }
+  const c10::IValue& constant() const { return std::get<c10::IValue>(held); }
+};
+
+// What a node does in terms of formats.
+enum class Kind {
+  kBoxed,        // anything: called through the dispatcher on plain tensors
+  kConvolution,  // may change the format
+  kAffine,       // x * scale + shift per channel
+  kPointwise,    // takes any format and keeps it, all operands in the same
+  kImages,       // treats channels alike (pooling, resampling, zero padding): keeps the format
+  kConcat,       // along channels: keeps the format
+};
+
+// With parameters as dense tensors, batch norm folded in; bias may be undefined.
+struct Convolution {
+  Value src, residual = kNone;
+  at::Tensor weight, bias;
+  Dims stride, padding, dilation, output_padding;
+  Dims padding_end;  // zeros beyond the symmetric padding, at the far end; empty: none
+  bool transposed;
+  std::int64_t groups;
+  Epilogue epilogue = {};
+};
+
+struct Affine {
+  Value src;
+  at::Tensor scale, shift;  // [C]
+  Activation activation = {};
+};
+
+struct Node {
+  std::string name, overload;  // the op it came from: "aten::conv2d", ""
+  std::vector<Argument> arguments;
+  std::vector<Value> outputs;
+  Kind kind = Kind::kBoxed;
+  std::optional<Convolution> convolution = {};
+  std::optional<Affine> affine = {};
+
+  Value output() const { return outputs[0]; }
+};
+
+struct Graph {
+  std::vector<Node> nodes;  // in order of execution
+  std::vector<Value> inputs;
+  std::vector<Argument> outputs;
+  std::map<Value, at::Tensor> constants;
+  Value values = 0;  // how many there are
+};
+
+// Calls f(Value) for each value that the node reads.
+template <typename F>
+void for_arguments(const std::vector<Argument>& arguments, F&& f) {
+  for (const Argument& argument : arguments) {
+    if (argument.value() != kNone) f(argument.value());
+    if (const auto* list = std::get_if<std::vector<Argument>>(&argument.held)) {
+      for_arguments(*list, f);
+    }
+  }
+}
+template <typename F>
+void for_reads(const Node& node, F&& f) {
+  if (node.convolution) {
+    f(node.convolution->src);
+    if (node.convolution->residual != kNone) f(node.convolution->residual);
+  } else if (node.affine) {
+    f(node.affine->src);
+  } else {
+    for_arguments(node.arguments, f);
+  }
+}
+
+// Sizes and element type of a value.
+struct Meta {
+  Dims dims;
+  at::ScalarType dtype = at::kFloat;
+};
+
+// simplify.cpp, in place: nodes that do nothing in inference go; batch norms are folded or become
+// affine; activations, residual sums and zero padding move into convolutions; kinds are set.
+// `example` has the metas of one capture, by value.
+void simplify(Graph& graph, const std::vector<Meta>& example);
+
+// boxed.cpp: calls the node's op through the dispatcher with `value_of` its values. Lists that it
+// returns are flattened.
+std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of);
+// The convolution that a node is for src of these dims; formats plain.
+ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas);
+// The metas of all values for inputs of these metas.
+std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs);
+
+}  // namespace torch_blocked::graph

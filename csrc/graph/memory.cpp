@@ -1,0 +1,186 @@
+#include "graph/memory.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace torch_blocked::graph {
+namespace {
+
+// A cache line; oneDNN's kernels and ours want no more.
+constexpr std::int64_t kAlignment = 64;
+
+std::int64_t bytes_of(const SlotPlan& slot) {
+  const std::int64_t elements = slot.dims.size() < 3
+                                    ? c10::multiply_integers(slot.dims)
+                                    : c10::multiply_integers(physical_dims(slot.dims, slot.format));
+  return elements * static_cast<std::int64_t>(c10::elementSize(slot.dtype));
+}
+
+class MemoryPlanner {
+ public:
+  explicit MemoryPlanner(const Plan& plan)
+      : plan_(plan), root_(plan.slots.size()), shift_(root_.size()), first_(root_.size()) {
+    std::iota(root_.begin(), root_.end(), Slot{0});
+    result_.slots.resize(plan.slots.size());
+    result_.copies.resize(plan.steps.size(), true);
+    for (Slot slot = 0; slot < plan.slots.size(); ++slot) {
+      result_.slots[slot].bytes = bytes_of(plan.slots[slot]);
+    }
+    find_lifetimes();
+    for (std::size_t i = plan.steps.size(); i-- > 0;) place_concat(i);
+    for (std::size_t i = 0; i < plan.steps.size(); ++i) work_in_place(i);
+  }
+
+  MemoryPlan plan() {
+    assign_offsets();
+    for (Slot slot = 0; slot < root_.size(); ++slot) {
+      Placement& placement = result_.slots[slot];
+      if (placement.in_arena) placement.offset = result_.slots[root_[slot]].offset + shift_[slot];
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void find_lifetimes() {
+    for (std::size_t i = 0; i < plan_.steps.size(); ++i) {
+      const Step& step = plan_.steps[i];
+      // What ATen computes, it allocates too.
+      const bool ours = step.kind == StepKind::kConvolution || step.kind == StepKind::kAffine ||
+                        step.kind == StepKind::kReorder;
+      for (const Slot slot : step.writes) {
+        first_[slot] = last(slot) = i;
+        result_.slots[slot].in_arena = ours;
+      }
+      for (const auto& [value, slot] : step.reads) last(slot) = i;
+    }
+    for (const auto& [value, slot] : plan_.outputs) last(slot) = plan_.steps.size();
+    // A boxed op may return a view of what it reads.
+    for (std::size_t i = plan_.steps.size(); i-- > 0;) {
+      const Step& step = plan_.steps[i];
+      if (step.kind != StepKind::kBoxed) continue;
+      for (const auto& [value, from] : step.reads) {
+        for (const Slot to : step.writes) last(from) = std::max(last(from), last(to));
+      }
+    }
+  }
+
+  // The operands of a concat of one image lie behind each other in dst where they are whole
+  // blocks: then they are written there in the first place.
+  void place_concat(std::size_t i) {
+    const Step& step = plan_.steps[i];
+    if (step.kind != StepKind::kConcat) return;
+    const SlotPlan& dst = plan_.slots[step.writes[0]];
+    const std::int64_t lanes = dst.format;
+    if (dst.dims[0] != 1 || dst.format == kChannelsLast) return;
+    std::vector<Slot> operands;
+    bool fits = true;
+    for_reads(*step.node, [&](Value value) {
+      const Slot slot = step.reads.at(value);
+      fits &= plan_.slots[slot].dims[1] % lanes == 0 && result_.slots[slot].in_arena;
+      fits &= std::ranges::find(operands, slot) == operands.end();
+      operands.push_back(slot);
+    });
+    if (!fits) return;
+    if (continues(operands)) {  // as they lie in the dst of a later, longer concat
+      adopt(step.writes[0], root_[operands[0]], shift_[operands[0]]);
+    } else if (std::ranges::all_of(operands, [&](Slot slot) { return root_[slot] == slot; })) {
+      result_.slots[step.writes[0]].in_arena = true;
+      std::int64_t shift = 0;
+      for (const Slot slot : operands) {
+        adopt(slot, step.writes[0], shift);
+        shift += result_.slots[slot].bytes;
+      }
+    } else {
+      return;
+    }
+    result_.slots[step.writes[0]].in_arena = true;
+    result_.copies[i] = false;
+  }
+
+  bool continues(const std::vector<Slot>& operands) const {
+    std::int64_t shift = shift_[operands[0]];
+    for (const Slot slot : operands) {
+      if (root_[slot] == slot || root_[slot] != root_[operands[0]] || shift_[slot] != shift) {
+        return false;
+      }
+      shift += result_.slots[slot].bytes;
+    }
+    return true;
+  }
+
+  // A sum is stored over its residual, an affine over its src, where nobody else reads them.
+  void work_in_place(std::size_t i) {
+    const Step& step = plan_.steps[i];
+    Value over = kNone;
+    if (step.kind == StepKind::kConvolution && sums_in_place(step.implementation))
+      over = step.node->convolution->residual;
+    if (step.kind == StepKind::kAffine) over = step.node->affine->src;
+    if (over == kNone) return;
+    const Slot from = step.reads.at(over), to = step.writes[0];
+    const bool is_src = step.node->convolution && step.node->convolution->src == over;
+    if (is_src || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
+    if (last(root_[from]) != i || last(from) != i) return;
+    if (plan_.slots[from].format != plan_.slots[to].format) return;
+    if (result_.slots[from].bytes != result_.slots[to].bytes) return;
+    adopt(to, root_[from], shift_[from]);
+  }
+
+  bool holds_others(Slot slot) const {
+    return std::ranges::count(root_, slot) > 1;  // itself and others
+  }
+
+  // `slot`, and all that lie in it, lie in `root` from now on.
+  void adopt(Slot slot, Slot root, std::int64_t shift) {
+    for (Slot each = 0; each < root_.size(); ++each) {
+      if (root_[each] != slot || each == slot) continue;
+      root_[each] = root;
+      shift_[each] += shift;
+    }
+    root_[slot] = root;
+    shift_[slot] = shift;
+    first_[root] = std::min(first_[root], first_[slot]);
+    last(root) = std::max(last(root), last(slot));
+  }
+
+  // The largest first, each at the lowest offset that is free for its whole life.
+  void assign_offsets() {
+    std::vector<Slot> order;
+    for (Slot slot = 0; slot < root_.size(); ++slot) {
+      if (result_.slots[slot].in_arena && root_[slot] == slot) order.push_back(slot);
+    }
+    std::ranges::stable_sort(order, std::greater(), [&](Slot slot) { return size(slot); });
+    std::vector<Slot> placed;  // by offset
+    for (const Slot slot : order) {
+      std::int64_t offset = 0;
+      for (const Slot other : placed) {
+        const bool together = first_[slot] <= last(other) && first_[other] <= last(slot);
+        if (!together) continue;
+        if (offset + size(slot) <= result_.slots[other].offset) break;
+        offset = std::max(offset, result_.slots[other].offset + size(other));
+      }
+      result_.slots[slot].offset = offset;
+      result_.bytes = std::max(result_.bytes, offset + size(slot));
+      const auto behind = std::ranges::upper_bound(
+          placed, offset, {}, [&](Slot other) { return result_.slots[other].offset; });
+      placed.insert(behind, slot);
+    }
+  }
+
+  std::int64_t size(Slot slot) const {
+    return (result_.slots[slot].bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::size_t& last(Slot slot) { return result_.slots[slot].last; }
+
+  const Plan& plan_;
+  std::vector<Slot> root_;  // the slot whose memory a slot is part of, often itself
+  std::vector<std::int64_t> shift_;
+  std::vector<std::size_t> first_;
+  MemoryPlan result_;
+};
+
+}  // namespace
+
+MemoryPlan plan_memory(const Plan& plan) { return MemoryPlanner(plan).plan(); }
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,246 @@
+#include "graph/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "format/errors.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// Reorders run at about the speed of memcpy in cache; the constant is what starting threads costs.
+constexpr double kBytesPerMicrosecond = 8e3, kReorderMicroseconds = 3;
+
+std::size_t at(Value value) { return static_cast<std::size_t>(value); }
+
+bool keeps_format(const Node& node) {
+  return node.kind == Kind::kAffine || node.kind == Kind::kPointwise ||
+         node.kind == Kind::kImages || node.kind == Kind::kConcat;
+}
+
+// Values that must share one format: what a format-keeping node reads and writes, a convolution's
+// dst and its residual.
+class Groups {
+ public:
+  explicit Groups(const Graph& graph) : parent_(at(graph.values)) {
+    std::iota(parent_.begin(), parent_.end(), Value{0});
+    for (const Node& node : graph.nodes) {
+      if (keeps_format(node)) {
+        for_reads(node, [&](Value value) { join(value, node.output()); });
+      } else if (node.convolution && node.convolution->residual != kNone) {
+        join(node.convolution->residual, node.output());
+      }
+    }
+  }
+
+  Value of(Value value) const {
+    while (parent_[at(value)] != value) value = parent_[at(value)];
+    return value;
+  }
+
+ private:
+  void join(Value a, Value b) { parent_[at(of(a))] = of(b); }
+  std::vector<Value> parent_;
+};
+
+class Planner {
+ public:
+  Planner(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner, std::int64_t block)
+      : graph_(graph), metas_(infer(graph, inputs)), groups_(graph), tuner_(tuner), block_(block) {
+    formats_.assign(at(graph.values), kPlain);
+    made_plain_.assign(at(graph.values), false);
+    for (const Value value : graph.inputs) made_plain_[at(value)] = true;
+    for (const Node& node : graph.nodes) {
+      const bool boxed = node.kind == Kind::kBoxed;
+      for (const Value value : node.outputs) {
+        made_plain_[at(value)] = boxed;
+        if (!boxed) formats_[at(groups_.of(value))] = block;
+      }
+    }
+  }
+
+  Plan plan() {
+    choose_formats();
+    for (const Value value : graph_.inputs) plan_.inputs.push_back(new_slot(value, kPlain));
+    for (const auto& [value, tensor] : graph_.constants) {
+      plan_.constants[value] = new_slot(value, kPlain);
+    }
+    for (const Node& node : graph_.nodes) emit(node);
+    for_arguments(graph_.outputs, [&](Value value) { plan_.outputs[value] = slot(value, kPlain); });
+    return std::move(plan_);
+  }
+
+ private:
+  // The format in which a value comes into being.
+  std::int64_t home(Value value) const {
+    return made_plain_[at(value)] ? kPlain : formats_[at(groups_.of(value))];
+  }
+
+  double reorder_cost(Value value, std::int64_t from, std::int64_t to) const {
+    if (from == to) return 0;
+    const Meta& meta = metas_[at(value)];
+    const auto bytes = static_cast<double>(c10::multiply_integers(meta.dims) *
+                                           static_cast<std::int64_t>(c10::elementSize(meta.dtype)));
+    return kReorderMicroseconds + 2 * bytes / kBytesPerMicrosecond;
+  }
+
+  struct Choice {
+    ConvolutionProblem problem;
+    std::string implementation;
+    double microseconds = std::numeric_limits<double>::infinity(), total = microseconds;
+  };
+
+  // The best way to a convolution's dst in `format`; src may be reordered for it.
+  Choice choose(const Node& node, std::int64_t format) {
+    Choice best;
+    const Value src = node.convolution->src;
+    for (const std::int64_t src_format : {format, kPlain}) {
+      ConvolutionProblem problem = problem_of(node, metas_);
+      // Other mixtures have no kernel. A residual that is src itself has dst's format.
+      if (src_format != format && src == node.convolution->residual) continue;
+      if (src_format == kPlain && format != kPlain && problem.src_dims[1] > 4) continue;
+      problem.src_block = src_format;
+      problem.dst_block = format;
+      const auto choice = tuner_.best(problem);
+      if (!choice) continue;
+      const double total = choice->microseconds + reorder_cost(src, home(src), src_format);
+      if (total < best.total) {
+        best = {problem, choice->implementation, choice->microseconds, total};
+      }
+    }
+    return best;
+  }
+
+  const Choice& chosen(const Node& node, std::int64_t format) {
+    const auto key = std::tuple(&node, format, home(node.convolution->src));
+    const auto found = choices_.find(key);
+    return found != choices_.end() ? found->second
+                                   : choices_.emplace(key, choose(node, format)).first->second;
+  }
+
+  double cost() {
+    double total = 0;
+    for (const Node& node : graph_.nodes) {
+      if (node.convolution) {
+        total += chosen(node, home(node.output())).total;
+        const Value residual = node.convolution->residual;
+        if (residual != kNone) {
+          total += reorder_cost(residual, home(residual), home(node.output()));
+        }
+        continue;
+      }
+      const std::int64_t wanted = node.kind == Kind::kBoxed ? kPlain : home(node.output());
+      for_reads(node, [&](Value value) {
+        if (!graph_.constants.contains(value)) {
+          total += reorder_cost(value, home(value), wanted);
+        }
+      });
+    }
+    return total;
+  }
+
+  // One group after the other takes the format that makes the whole cheapest, until none changes:
+  // groups meet at convolutions only, so two or three rounds do.
+  void choose_formats() {
+    if (!tuner_.enabled()) return;
+    std::vector<Value> groups;
+    for (const Node& node : graph_.nodes) {
+      for (const Value value : node.outputs) {
+        if (!made_plain_[at(value)]) groups.push_back(groups_.of(value));
+      }
+    }
+    std::ranges::sort(groups);
+    groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
+    double least = cost();
+    for (int round = 0; round < 3; ++round) {
+      const double before = least;
+      for (const Value group : groups) {
+        const std::int64_t kept = formats_[at(group)];
+        formats_[at(group)] = kept == block_ ? kChannelsLast : block_;
+        const double total = cost();
+        // A change should win more than the noise of the measurements.
+        if (total < 0.995 * least) {
+          least = total;
+        } else {
+          formats_[at(group)] = kept;
+        }
+      }
+      if (least == before) break;
+    }
+  }
+
+  Slot new_slot(Value value, std::int64_t format) {
+    const Meta& meta = metas_[at(value)];
+    plan_.slots.push_back({meta.dims, meta.dtype, format});
+    return slots_[{value, format}] = plan_.slots.size() - 1;
+  }
+
+  // The value in a format, reordered once for all that want it so.
+  Slot slot(Value value, std::int64_t format) {
+    if (const auto found = slots_.find({value, format}); found != slots_.end()) {
+      return found->second;
+    }
+    const Slot from = slots_.at({value, home(value)});
+    const Slot to = new_slot(value, format);
+    plan_.steps.push_back({StepKind::kReorder, nullptr, {{value, from}}, {to}});
+    return to;
+  }
+
+  void emit(const Node& node) {
+    static constexpr std::array kKinds{StepKind::kBoxed,  StepKind::kConvolution,
+                                       StepKind::kAffine, StepKind::kPointwise,
+                                       StepKind::kImages, StepKind::kConcat};
+    Step step{kKinds[static_cast<std::size_t>(node.kind)], &node, {}, {}};
+    const std::int64_t format = home(node.output());
+    if (node.convolution) {
+      const Choice& choice = chosen(node, format);
+      step.problem = choice.problem;
+      step.implementation = choice.implementation;
+      step.microseconds = choice.microseconds;
+    }
+    for_reads(node, [&](Value value) {
+      if (graph_.constants.contains(value)) {
+        step.reads[value] = plan_.constants.at(value);
+        return;
+      }
+      const bool src = node.convolution && value == node.convolution->src;
+      step.reads[value] = slot(value, src ? step.problem.src_block : format);
+    });
+    for (const Value value : node.outputs) step.writes.push_back(new_slot(value, format));
+    plan_.steps.push_back(std::move(step));
+  }
+
+  const Graph& graph_;
+  std::vector<Meta> metas_;
+  Groups groups_;
+  Tuner& tuner_;
+  std::int64_t block_;
+  std::vector<std::int64_t> formats_;  // of groups
+  std::vector<bool> made_plain_;       // by the caller or a boxed op
+  std::map<std::tuple<const Node*, std::int64_t, std::int64_t>, Choice> choices_;
+  std::map<std::pair<Value, std::int64_t>, Slot> slots_;
+  Plan plan_;
+};
+
+}  // namespace
+
+ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
+  const Convolution& c = *node.convolution;
+  Dims dims = metas[at(c.src)].dims;
+  const Dims src_dims = dims;
+  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
+  ConvolutionProblem problem =
+      convolution_problem(dims, kPlain, c.weight, c.bias, c.stride, c.padding, c.dilation,
+                          c.transposed, c.output_padding, c.groups);
+  problem.src_dims = src_dims;
+  problem.epilogue = c.epilogue;
+  return problem;
+}
+
+Plan make_plan(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner,
+               std::int64_t block) {
+  return Planner(graph, inputs, tuner, block).plan();
+}
+
+}  // namespace torch_blocked::graph

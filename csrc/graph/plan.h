@@ -1,0 +1,63 @@
+// A graph for inputs of given dims: the format of every value and the implementation of every
+// convolution, chosen so that kernels and reorders together take the least time.
+#pragma once
+
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+
+// Memory of a value in one format: a block, kPlain or kChannelsLast.
+using Slot = std::size_t;
+struct SlotPlan {
+  Dims dims;
+  at::ScalarType dtype;
+  std::int64_t format;
+};
+
+enum class StepKind { kConvolution, kAffine, kPointwise, kImages, kConcat, kBoxed, kReorder };
+
+struct Step {
+  StepKind kind;
+  const Node* node;  // null for a reorder
+  std::map<Value, Slot> reads;
+  std::vector<Slot> writes;  // as node->outputs
+  // kConvolution
+  ConvolutionProblem problem = {};
+  std::string implementation = {};
+  double microseconds = 0;  // measured; 0: not
+  std::string why = {};
+};
+
+struct Plan {
+  std::vector<SlotPlan> slots;
+  std::vector<Step> steps;
+  std::vector<Slot> inputs;
+  std::map<Value, Slot> constants;
+  std::map<Value, Slot> outputs;  // values that the graph returns, in plain format or as made
+};
+
+// How a convolution's time is known: by running it, from what an earlier process measured, or not.
+class Tuner {
+ public:
+  struct Choice {
+    std::string implementation;
+    double microseconds;
+  };
+  // `enabled` false: the order of the list decides, by estimates. `path`: the file that keeps
+  // measurements, one a line; empty: none.
+  Tuner(bool enabled, std::string path);
+  // The fastest implementation of the problem; none if there is none in these formats.
+  std::optional<Choice> best(const ConvolutionProblem& problem);
+  bool enabled() const { return enabled_; }
+
+ private:
+  bool enabled_;
+  std::string path_;
+  std::map<std::string, std::optional<Choice>> known_;
+};
+
+// `blocks`: formats to choose from, the preferred first.
+Plan make_plan(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner,
+               std::int64_t block);
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,235 @@
+#include "graph/run.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "ops/registered.h"
+#include "ops/reorder.h"
+#include "runtime/huge_pages.h"
+#include "runtime/threads.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
+
+// A tensor that an op of ATen has made, in the layout of its slot.
+at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot) {
+  if (slot.format == kChannelsLast && tensor.dim() >= 3) {
+    if (is_channels_last(tensor)) return tensor;
+    const at::Tensor dst = empty_dense(tensor.sizes(), true, tensor.options());
+    return dst.copy_(tensor);
+  }
+  return tensor.contiguous();
+}
+
+// [N, blocks, *spatial, b] <-> [N * blocks, b, *spatial] in channels-last: a batch of images of b
+// channels.
+at::Tensor as_images(const at::Tensor& physical) { return physical.flatten(0, 1).movedim(-1, 1); }
+
+at::Tensor from_images(const at::Tensor& images, const SlotPlan& slot) {
+  return images.movedim(1, -1).contiguous().view(physical_dims(slot.dims, slot.format));
+}
+
+}  // namespace
+
+at::Tensor PackedStore::get(const Node& node, const ConvolutionPlan& plan) {
+  const std::lock_guard lock(mutex_);
+  at::Tensor& packed = packed_[{&node, plan.weights_format}];
+  if (!packed.defined()) packed = pack_weights(plan, node.convolution->weight);
+  return packed;
+}
+
+std::int64_t PackedStore::bytes() {
+  const std::lock_guard lock(mutex_);
+  std::int64_t bytes = 0;
+  for (const auto& [key, packed] : packed_) bytes += static_cast<std::int64_t>(packed.nbytes());
+  return bytes;
+}
+
+Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
+    : plan_(plan),
+      memory_(plan_memory(plan)),
+      arena_(at::empty({memory_.bytes}, at::kByte)),
+      slots_(plan.slots.size()),
+      releases_(plan.steps.size()) {
+  prefer_huge_pages(arena_.mutable_data_ptr(), arena_.nbytes());
+  auto* base = static_cast<char*>(arena_.mutable_data_ptr());
+  for (Slot slot = 0; slot < slots_.size(); ++slot) {
+    const SlotPlan& s = plan.slots[slot];
+    const Placement& placement = memory_.slots[slot];
+    if (placement.in_arena) {
+      slots_[slot] = reorder_side(base + placement.offset, s.dims, s.format, s.dtype).tensor;
+    } else if (placement.last < plan.steps.size()) {
+      releases_[placement.last].push_back(slot);
+    }
+  }
+  for (const auto& [value, slot] : plan.constants) slots_[slot] = graph.constants.at(value);
+  for (const auto& [value, slot] : plan.constants) {
+    for (auto& row : releases_) std::erase(row, slot);
+  }
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    steps_.push_back(prepare(plan.steps[i], i, weights));
+  }
+}
+
+std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedStore& weights) {
+  switch (step.kind) {
+    case StepKind::kConvolution:
+      return prepare_convolution(step, weights);
+    case StepKind::kAffine:
+      return prepare_affine(step);
+    case StepKind::kReorder:
+      return prepare_reorder(step);
+    case StepKind::kConcat:
+      if (memory_.copies[index]) return prepare_concat(step);
+      return [] {};  // the operands were written where they belong
+    case StepKind::kPointwise:
+    case StepKind::kImages:
+    case StepKind::kBoxed:
+      return prepare_boxed(step);
+  }
+  __builtin_unreachable();
+}
+
+std::function<void()> Run::prepare_convolution(const Step& step, PackedStore& weights) {
+  const Convolution& c = *step.node->convolution;
+  auto plan = plan_convolution(step.problem, step.implementation)->plan;
+  const at::Tensor packed = weights.get(*step.node, plan);
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const Slot src = step.reads.at(c.src), dst = step.writes[0];
+  const Slot residual = c.residual == kNone ? src : step.reads.at(c.residual);
+  return
+      [this, plan = std::move(plan), packed, bias, src, residual, dst, sums = c.residual != kNone] {
+        plan.run({.src = slots_[src].const_data_ptr(),
+                  .weights = packed.const_data_ptr(),
+                  .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                  .residual = sums ? slots_[residual].const_data_ptr() : nullptr,
+                  .dst = slots_[dst].mutable_data_ptr()});
+      };
+}
+
+std::function<void()> Run::prepare_affine(const Step& step) {
+  const Affine& affine = *step.node->affine;
+  const SlotPlan& slot = plan_.slots[step.writes[0]];
+  const Dims shape = physical_dims(slot.dims, slot.format);  // [N, blocks, *spatial, lanes]
+  const std::int64_t blocks = shape[1], lanes = shape.back();
+  std::vector<float> scale(static_cast<std::size_t>(blocks * lanes)), shift(scale);
+  std::copy_n(affine.scale.contiguous().const_data_ptr<float>(), slot.dims[1], scale.begin());
+  std::copy_n(affine.shift.contiguous().const_data_ptr<float>(), slot.dims[1], shift.begin());
+  const std::int64_t rows = shape[0] * blocks, row = c10::multiply_integers(shape) / rows;
+  const Epilogue epilogue{.before = affine.activation, .after = {}};
+  return [this, from = step.reads.at(affine.src), to = step.writes[0], scale = std::move(scale),
+          shift = std::move(shift), epilogue, blocks, lanes, rows, row] {
+    const auto* src = slots_[from].const_data_ptr<float>();
+    auto* dst = slots_[to].mutable_data_ptr<float>();
+    const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
+    parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        table.affine(src, scale.data(), shift.data(), dst, lanes, row / lanes, blocks, i, i + 1);
+        if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
+      }
+    });
+  };
+}
+
+std::function<void()> Run::prepare_reorder(const Step& step) {
+  const Slot from = step.reads.begin()->second, to = step.writes[0];
+  return [this, from, to] {
+    const auto side = [&](Slot slot) -> ReorderSide {
+      const SlotPlan& s = plan_.slots[slot];
+      return {slots_[slot], is_blocked(s) ? s.format : 0};
+    };
+    reorder("optimize", plan_.slots[to].dims, side(from), side(to));
+  };
+}
+
+std::function<void()> Run::prepare_concat(const Step& step) {
+  std::vector<Slot> from;
+  Dims channels;
+  for_reads(*step.node, [&](Value value) {
+    from.push_back(step.reads.at(value));
+    channels.push_back(plan_.slots[from.back()].dims[1]);
+  });
+  return [this, from, channels, to = step.writes[0]] {
+    std::vector<at::Tensor> operands;
+    for (const Slot slot : from) operands.push_back(slots_[slot]);
+    slots_[to] = is_blocked(plan_.slots[to]) ? concat_channels(operands, channels)
+                                             : in_format(at::cat(operands, 1), plan_.slots[to]);
+  };
+}
+
+// An op of ATen on the slots' tensors; blocked ones are seen as images where the op asks for it.
+std::function<void()> Run::prepare_boxed(const Step& step) {
+  const SlotPlan& dst = plan_.slots[step.writes[0]];
+  const bool blocked = is_blocked(dst), images = blocked && step.kind == StepKind::kImages;
+  const bool clears = blocked && step.kind == StepKind::kPointwise && dst.dims[1] % dst.format != 0;
+  return [this, &step, &dst, images, clears, blocked] {
+    const auto results = call(*step.node, [&](Value value) -> c10::IValue {
+      const at::Tensor& tensor = slots_[step.reads.at(value)];
+      return images ? as_images(tensor) : tensor;
+    });
+    for (std::size_t i = 0; i < step.writes.size(); ++i) {
+      if (!results[i].isTensor()) continue;
+      const at::Tensor& result = results[i].toTensor();
+      slots_[step.writes[i]] = images                          ? from_images(result, dst)
+                               : step.kind == StepKind::kBoxed ? result
+                               : blocked                       ? result.contiguous()
+                                                               : in_format(result, dst);
+    }
+    if (clears) clear_tail_(slots_[step.writes[0]], dst.dims[1]);
+  };
+}
+
+void Run::begin(const std::vector<at::Tensor>& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].contiguous();
+}
+
+void Run::end() {
+  for (const Slot slot : plan_.inputs) slots_[slot] = at::Tensor();
+}
+
+std::map<Value, at::Tensor> Run::operator()(const std::vector<at::Tensor>& inputs) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  begin(inputs);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i]();
+    for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
+  }
+  std::map<Value, at::Tensor> outputs;
+  const auto* arena = static_cast<const char*>(arena_.const_data_ptr());
+  for (const auto& [value, slot] : plan_.outputs) {
+    const at::Tensor& tensor = slots_[slot];
+    const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+    const bool inside = data >= arena && data < arena + arena_.nbytes();
+    outputs[value] = inside ? tensor.clone() : tensor;
+    if (!memory_.slots[slot].in_arena) slots_[slot] = at::Tensor();
+  }
+  for (const auto& [value, slot] : plan_.constants) {
+    if (outputs.contains(value)) slots_[slot] = outputs[value];
+  }
+  end();
+  return outputs;
+}
+
+std::vector<double> Run::timed(const std::vector<at::Tensor>& inputs) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  begin(inputs);
+  std::vector<double> times;
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    steps_[i]();
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
+    times.push_back(time.count());
+    for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
+  }
+  end();
+  return times;
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,52 @@
+// A plan made ready: primitives, packed weights, memory and one function per step.
+#pragma once
+
+#include <mutex>
+
+#include "graph/memory.h"
+
+namespace torch_blocked::graph {
+
+// Packed weights by node and format, shared by all runs of a graph.
+class PackedStore {
+ public:
+  at::Tensor get(const Node& node, const ConvolutionPlan& plan);
+  std::int64_t bytes();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;
+};
+
+// Runs one call at a time.
+class Run {
+ public:
+  Run(const Graph& graph, const Plan& plan, PackedStore& weights);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  // Contiguous inputs of the plan's dims -> the values that the graph returns.
+  std::map<Value, at::Tensor> operator()(const std::vector<at::Tensor>& inputs);
+  // The same with the time of each step in microseconds.
+  std::vector<double> timed(const std::vector<at::Tensor>& inputs);
+  std::int64_t arena_bytes() const { return memory_.bytes; }
+
+ private:
+  std::function<void()> prepare(const Step& step, std::size_t index, PackedStore& weights);
+  std::function<void()> prepare_convolution(const Step& step, PackedStore& weights);
+  std::function<void()> prepare_affine(const Step& step);
+  std::function<void()> prepare_reorder(const Step& step);
+  std::function<void()> prepare_concat(const Step& step);
+  std::function<void()> prepare_boxed(const Step& step);
+  void begin(const std::vector<at::Tensor>& inputs);
+  void end();
+
+  const Plan& plan_;
+  MemoryPlan memory_;
+  at::Tensor arena_;
+  std::vector<at::Tensor> slots_;  // physical for blocked formats, else as their strides say
+  std::vector<std::function<void()>> steps_;
+  std::vector<std::vector<Slot>> releases_;  // by step: ATen's memory that nobody reads any more
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,417 @@
+// From the ops of the capture to what the library has kernels for. One function a rule, in the
+// order of simplify() at the end.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "format/errors.h"
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+using Kind = Activation::Kind;
+constexpr std::string_view kAten = "aten::";
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Who makes and who reads each value.
+struct Uses {
+  std::vector<Node*> maker;
+  std::vector<std::vector<Node*>> readers;
+  std::vector<bool> is_output;
+
+  explicit Uses(Graph& graph)
+      : maker(static_cast<std::size_t>(graph.values)),
+        readers(maker.size()),
+        is_output(maker.size()) {
+    for (Node& node : graph.nodes) {
+      for (const Value value : node.outputs) maker[at(value)] = &node;
+      for_reads(node, [&](Value value) { readers[at(value)].push_back(&node); });
+    }
+    for_arguments(graph.outputs, [&](Value value) { is_output[at(value)] = true; });
+  }
+
+  static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
+  // The only reader of a value that is no output of the graph; else null.
+  Node* only_reader(Value value) const {
+    const auto& all = readers[at(value)];
+    return all.size() == 1 && !is_output[at(value)] ? all[0] : nullptr;
+  }
+};
+
+bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
+  return std::ranges::find(names, std::string_view(node.name)) != names.end();
+}
+
+void replace(std::vector<Argument>& arguments, Value from, Value to) {
+  for (Argument& argument : arguments) {
+    if (argument.value() == from) argument.held = ValueRef{to};
+    if (auto* list = std::get_if<std::vector<Argument>>(&argument.held)) replace(*list, from, to);
+  }
+}
+
+// All reads of `from` become reads of `to`.
+void replace(Graph& graph, Value from, Value to) {
+  for (Node& node : graph.nodes) {
+    replace(node.arguments, from, to);
+    if (node.affine && node.affine->src == from) node.affine->src = to;
+    if (!node.convolution) continue;
+    if (node.convolution->src == from) node.convolution->src = to;
+    if (node.convolution->residual == from) node.convolution->residual = to;
+  }
+  replace(graph.outputs, from, to);
+}
+
+// Takes out nodes marked by having no outputs.
+void sweep(Graph& graph) {
+  std::erase_if(graph.nodes, [](const Node& node) { return node.outputs.empty(); });
+}
+
+const at::Tensor* constant_of(const Graph& graph, const Argument& argument) {
+  const auto found = graph.constants.find(argument.value());
+  return found == graph.constants.end() ? nullptr : &found->second;
+}
+
+bool is_none(const Argument& argument) {
+  return argument.is_constant() && argument.constant().isNone();
+}
+
+double number(const Argument& argument, double missing) {
+  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
+  return argument.constant().toScalar().toDouble();
+}
+
+// The integers of a list of constants, one given for all spatial dims spread over them; nothing if
+// it holds something else.
+std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
+  Dims dims;
+  if (argument.is_constant()) {
+    if (!argument.constant().isInt()) return std::nullopt;
+    dims = {argument.constant().toInt()};
+  } else if (const auto* list = std::get_if<std::vector<Argument>>(&argument.held)) {
+    for (const Argument& item : *list) {
+      if (!item.is_constant() || !item.constant().isInt()) return std::nullopt;
+      dims.push_back(item.constant().toInt());
+    }
+  }
+  if (dims.size() == 1) dims.resize(spatial, dims[0]);
+  return dims;
+}
+
+// Dropout and the like, in inference.
+void drop_identities(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    const bool identity =
+        is_any(node, {"aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::detach",
+                      "aten::alias", "aten::alpha_dropout", "aten::lift_fresh"});
+    if (!identity) continue;
+    const Value from = node.output(), to = node.arguments[0].value();
+    node.outputs.clear();
+    replace(graph, from, to);
+  }
+  sweep(graph);
+}
+
+// Where each kind of convolution op has its arguments; -1: has none.
+struct ConvolutionRow {
+  std::string_view name;
+  std::int64_t stride, padding, dilation, output_padding, groups;
+  bool transposed;
+};
+constexpr std::array kConvolutions{
+    ConvolutionRow{"aten::conv1d", 3, 4, 5, -1, 6, false},
+    ConvolutionRow{"aten::conv2d", 3, 4, 5, -1, 6, false},
+    ConvolutionRow{"aten::conv3d", 3, 4, 5, -1, 6, false},
+    ConvolutionRow{"aten::conv_transpose1d", 3, 4, 7, 5, 6, true},
+    ConvolutionRow{"aten::conv_transpose2d", 3, 4, 7, 5, 6, true},
+    ConvolutionRow{"aten::conv_transpose3d", 3, 4, 7, 5, 6, true},
+};
+
+void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& example) {
+  const auto* row = std::ranges::find(kConvolutions, node.name, &ConvolutionRow::name);
+  if (row == kConvolutions.end() || node.overload == "padding") return;
+  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* bias = constant_of(graph, node.arguments[2]);
+  const Value src = node.arguments[0].value();
+  const std::size_t ndims = example[static_cast<std::size_t>(src)].dims.size();
+  // Without a batch, or with computed weights, it stays an op of ATen.
+  if (!weight || ndims != static_cast<std::size_t>(weight->dim())) return;
+  if (!bias && !is_none(node.arguments[2])) return;
+  const auto list = [&](std::int64_t index) -> std::optional<Dims> {
+    if (index < 0) return Dims(ndims - 2, 0);
+    return integers(node.arguments[static_cast<std::size_t>(index)], ndims - 2);
+  };
+  const auto stride = list(row->stride), padding = list(row->padding),
+             dilation = list(row->dilation), output_padding = list(row->output_padding);
+  if (!stride || !padding || !dilation || !output_padding) return;
+  node.kind = graph::Kind::kConvolution;
+  node.convolution = Convolution{
+      .src = src,
+      .weight = *weight,
+      .bias = bias ? *bias : at::Tensor(),
+      .stride = *stride,
+      .padding = *padding,
+      .dilation = *dilation,
+      .output_padding = *output_padding,
+      .padding_end = {},
+      .transposed = row->transposed,
+      .groups = node.arguments[static_cast<std::size_t>(row->groups)].constant().toInt()};
+  node.arguments.clear();
+}
+
+// scale and shift of a batch norm in inference, in float64; nothing if it is none.
+std::optional<Affine> find_affine(const Graph& graph, const Node& node) {
+  const bool full = node.name == "aten::batch_norm";
+  if (!full && node.name != "aten::_native_batch_norm_legit_no_training") return std::nullopt;
+  if (full && node.arguments[5].constant().toBool()) return std::nullopt;  // training
+  const auto tensor = [&](std::size_t i) { return constant_of(graph, node.arguments[i]); };
+  if (!tensor(3) || !tensor(4)) return std::nullopt;
+  const double eps = number(node.arguments[full ? 7 : 6], 1e-5);
+  at::Tensor scale = tensor(4)->to(at::kDouble).add(eps).rsqrt();
+  if (tensor(1)) scale = scale.mul(tensor(1)->to(at::kDouble));
+  at::Tensor shift = tensor(3)->to(at::kDouble).neg().mul(scale);
+  if (tensor(2)) shift = shift.add(tensor(2)->to(at::kDouble));
+  return Affine{node.arguments[0].value(), scale, shift};
+}
+
+// Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
+void fold(Convolution& convolution, const Affine& affine) {
+  const at::ScalarType dtype = convolution.weight.scalar_type();
+  Dims shape(static_cast<std::size_t>(convolution.weight.dim()), 1);
+  at::Tensor weight = convolution.weight.to(at::kDouble);
+  if (convolution.transposed) {  // [IC, OC / groups, ...]: the channels of group g with its rows
+    shape[0] = convolution.groups;
+    shape.insert(shape.begin() + 1, 1);
+    shape[2] = weight.size(1);
+    weight = weight.unflatten(0, {convolution.groups, -1}).mul(affine.scale.view(shape));
+    weight = weight.flatten(0, 1);
+  } else {
+    shape[0] = weight.size(0);
+    weight = weight.mul(affine.scale.view(shape));
+  }
+  at::Tensor bias = affine.shift;
+  if (convolution.bias.defined()) {
+    bias = bias.add(convolution.bias.to(at::kDouble).mul(affine.scale));
+  }
+  convolution.weight = weight.to(dtype);
+  convolution.bias = bias.to(dtype);
+}
+
+void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    auto affine = find_affine(graph, node);
+    if (!affine) continue;
+    Node* maker = uses.maker[Uses::at(affine->src)];
+    if (maker && maker->convolution && uses.only_reader(affine->src)) {
+      fold(*maker->convolution, *affine);
+      maker->name += " + batch_norm";
+      maker->outputs = node.outputs;
+      node.outputs.clear();
+      continue;
+    }
+    const Meta& meta = example[Uses::at(affine->src)];
+    if (meta.dims.size() < 3 || meta.dtype != at::kFloat) continue;
+    affine->scale = affine->scale.to(at::kFloat);
+    affine->shift = affine->shift.to(at::kFloat);
+    node.kind = graph::Kind::kAffine;
+    node.affine = std::move(affine);
+    node.arguments.clear();
+  }
+  sweep(graph);
+}
+
+// Zero padding in front of a convolution joins the convolution's own.
+void fuse_padding(Graph& graph) {
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (!is_any(node, {"aten::pad", "aten::constant_pad_nd"})) continue;
+    const bool named = node.name == "aten::pad";
+    if (named && node.arguments[2].constant().toStringView() != "constant") continue;
+    if (number(node.arguments[named ? 3 : 2], 0) != 0) continue;
+    Node* reader = uses.only_reader(node.output());
+    if (!reader || !reader->convolution || reader->convolution->transposed) continue;
+    Convolution& convolution = *reader->convolution;
+    const std::size_t spatial = convolution.stride.size();
+    const auto pads = integers(node.arguments[1], 2 * spatial);  // last dim first, begin and end
+    if (!pads || pads->size() > 2 * spatial || convolution.residual == node.output()) continue;
+    if (std::ranges::any_of(*pads, [](std::int64_t pad) { return pad < 0; })) continue;
+    if (convolution.padding_end.empty()) convolution.padding_end.resize(spatial, 0);
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      convolution.padding[spatial - 1 - i] += (*pads)[2 * i];
+      convolution.padding_end[spatial - 1 - i] += (*pads)[2 * i + 1] - (*pads)[2 * i];
+    }
+    convolution.src = node.arguments[0].value();
+    node.outputs.clear();
+  }
+  sweep(graph);
+}
+
+// The activation that a node is of its first argument; nothing if kernels have none such.
+std::optional<Activation> find_activation(const Node& node) {
+  const auto& a = node.arguments;
+  const auto clamp = [](double low, double high) -> std::optional<Activation> {
+    if (low > 0 || high < 0) return std::nullopt;  // the tail would not stay zero
+    return Activation{Kind::kClamp, static_cast<float>(low), static_cast<float>(high)};
+  };
+  if (node.name == "aten::relu") return clamp(0, kInfinity);
+  if (node.name == "aten::relu6") return clamp(0, 6);
+  if (node.name == "aten::hardtanh") return clamp(number(a[1], -1), number(a[2], 1));
+  if (node.name == "aten::clamp" && node.overload.empty()) {
+    return clamp(number(a[1], -kInfinity), number(a[2], kInfinity));
+  }
+  if (node.name == "aten::clamp_min" && node.overload.empty()) {
+    return clamp(number(a[1], 0), kInfinity);
+  }
+  if (node.name == "aten::leaky_relu") {
+    return Activation{Kind::kLeakyRelu, static_cast<float>(number(a[1], 0.01)), 0};
+  }
+  if (node.name == "aten::hardswish") return Activation{Kind::kHardswish};
+  if (node.name == "aten::silu") return Activation{Kind::kSilu};
+  return std::nullopt;
+}
+
+// Adds what reads `node` to its epilogue; true if something did. The reader takes the
+// convolution's place, where the residual is known too.
+bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<Meta>& example) {
+  Node* reader = uses.only_reader(node.output());
+  if (!reader || reader->convolution || reader->affine) return false;
+  Convolution fused = *node.convolution;
+  Epilogue& epilogue = fused.epilogue;
+  if (const auto activation = find_activation(*reader)) {
+    Activation& place = epilogue.residual ? epilogue.after : epilogue.before;
+    if (place.kind != Kind::kNone) return false;
+    place = *activation;
+  } else if (reader->name == "aten::add" && reader->overload == "Tensor" && !epilogue.residual &&
+             number(reader->arguments[2], 1) == 1) {
+    const Value a = reader->arguments[0].value(), b = reader->arguments[1].value();
+    const Value other = a == node.output() ? b : a;
+    const auto& dims = [&](Value v) { return example[Uses::at(v)].dims; };
+    if (a == b || other == kNone || graph.constants.contains(other)) return false;
+    if (dims(other) != dims(node.output())) return false;
+    epilogue.residual = true;
+    fused.residual = other;
+  } else {
+    return false;
+  }
+  reader->kind = graph::Kind::kConvolution;
+  reader->name = text(node.name, " + ", reader->name.substr(kAten.size()));
+  reader->convolution = std::move(fused);
+  reader->arguments.clear();
+  node.outputs.clear();
+  return true;
+}
+
+void fuse_epilogues(Graph& graph, const std::vector<Meta>& example) {
+  // From the front, so that of two summed convolutions the later takes the other as its residual:
+  // the earlier one is asked first, and its reader must not be taken from the later.
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Uses uses(graph);
+    for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend() && !changed; ++node) {
+      if (node->convolution && !node->outputs.empty()) {
+        changed = fuse_reader(graph, *node, uses, example);
+      }
+    }
+    sweep(graph);
+  }
+}
+
+void fuse_into_affine(Graph& graph) {
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (!node.affine) continue;
+    Node* reader = uses.only_reader(node.output());
+    const auto activation = reader ? find_activation(*reader) : std::nullopt;
+    if (!activation) continue;
+    node.affine->activation = *activation;
+    node.name = text(node.name, " + ", reader->name.substr(kAten.size()));
+    node.outputs = reader->outputs;
+    reader->outputs.clear();
+  }
+  sweep(graph);
+}
+
+// Ops on physical tensors: f(0) = 0, or the tail is cleared after them.
+constexpr std::array<std::string_view, 22> kPointwise{
+    "aten::relu",      "aten::relu6", "aten::hardtanh", "aten::leaky_relu", "aten::hardswish",
+    "aten::silu",      "aten::gelu",  "aten::tanh",     "aten::sigmoid",    "aten::hardsigmoid",
+    "aten::elu",       "aten::mish",  "aten::abs",      "aten::neg",        "aten::clamp",
+    "aten::clamp_min", "aten::exp",   "aten::sqrt",     "aten::softplus",   "aten::add",
+    "aten::sub",       "aten::mul"};
+constexpr std::array<std::string_view, 10> kImages{
+    "aten::max_pool2d",          "aten::avg_pool2d",          "aten::adaptive_avg_pool2d",
+    "aten::max_pool3d",          "aten::avg_pool3d",          "aten::adaptive_avg_pool3d",
+    "aten::upsample_nearest2d",  "aten::upsample_bilinear2d", "aten::upsample_nearest3d",
+    "aten::upsample_trilinear3d"};
+
+// Operands may differ where they have size 1, but not in N and C.
+bool same_kind_of_image(const Dims& a, const Dims& b) {
+  return a.size() == b.size() && a[0] == b[0] && a[1] == b[1];
+}
+
+graph::Kind kind_of(const Graph& graph, const Node& node, const std::vector<Meta>& example) {
+  if (node.kind != graph::Kind::kBoxed || node.outputs.size() != 1) return node.kind;
+  const Meta& result = example[Uses::at(node.output())];
+  const bool image = result.dims.size() >= 3 && result.dims.size() <= 5 &&
+                     (result.dtype == at::kFloat || result.dtype == at::kBFloat16);
+  if (!image) return graph::Kind::kBoxed;
+  bool fits = true;
+  for_reads(node, [&](Value value) {
+    const Meta& meta = example[Uses::at(value)];
+    fits &= !graph.constants.contains(value) && meta.dtype == result.dtype &&
+            meta.dims.size() == result.dims.size();
+  });
+  if (!fits) return graph::Kind::kBoxed;
+  const auto listed = [&](const auto& names) {
+    return std::ranges::find(names, std::string_view(node.name)) != names.end();
+  };
+  if (listed(kPointwise)) {
+    for_reads(node, [&](Value value) {
+      fits &= same_kind_of_image(example[Uses::at(value)].dims, result.dims);
+    });
+    return fits ? graph::Kind::kPointwise : graph::Kind::kBoxed;
+  }
+  if (listed(kImages)) return graph::Kind::kImages;
+  const bool channels =
+      node.name == "aten::cat" && node.arguments[1].is_constant() &&
+      (node.arguments[1].constant().toInt() == 1 ||
+       node.arguments[1].constant().toInt() == 1 - static_cast<std::int64_t>(result.dims.size()));
+  return channels ? graph::Kind::kConcat : graph::Kind::kBoxed;
+}
+
+void drop_dead(Graph& graph) {
+  for (bool changed = true; changed;) {
+    const Uses uses(graph);
+    const std::size_t before = graph.nodes.size();
+    std::erase_if(graph.nodes, [&](const Node& node) {
+      return std::ranges::all_of(node.outputs, [&](Value value) {
+        return uses.readers[Uses::at(value)].empty() && !uses.is_output[Uses::at(value)];
+      });
+    });
+    changed = graph.nodes.size() != before;
+  }
+  std::set<Value> read;
+  for (const Node& node : graph.nodes) for_reads(node, [&](Value value) { read.insert(value); });
+  for_arguments(graph.outputs, [&](Value value) { read.insert(value); });
+  std::erase_if(graph.constants, [&](const auto& each) { return !read.contains(each.first); });
+}
+
+}  // namespace
+
+void simplify(Graph& graph, const std::vector<Meta>& example) {
+  drop_identities(graph);
+  for (Node& node : graph.nodes) find_convolution(graph, node, example);
+  fold_batch_norms(graph, example);
+  fuse_padding(graph);
+  fuse_epilogues(graph, example);
+  fuse_into_affine(graph);
+  for (Node& node : graph.nodes) node.kind = kind_of(graph, node, example);
+  drop_dead(graph);
+}
+
+}  // namespace torch_blocked::graph

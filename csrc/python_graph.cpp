@@ -1,0 +1,89 @@
+// torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/capture.py.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "graph/compiled.h"
+
+namespace py = pybind11;
+
+namespace torch_blocked {
+namespace {
+
+using graph::Argument;
+
+// A constant, ["value", id], or a list of these.
+Argument argument_of(const py::handle& object) {
+  if (object.is_none()) return {c10::IValue()};
+  if (py::isinstance<py::bool_>(object)) return {c10::IValue(object.cast<bool>())};
+  if (py::isinstance<py::int_>(object)) return {c10::IValue(object.cast<std::int64_t>())};
+  if (py::isinstance<py::float_>(object)) return {c10::IValue(object.cast<double>())};
+  if (py::isinstance<py::str>(object)) return {c10::IValue(object.cast<std::string>())};
+  if (THPDtype_Check(object.ptr())) {
+    return {c10::IValue(static_cast<std::int64_t>(object.cast<at::ScalarType>()))};
+  }
+  if (THPDevice_Check(object.ptr())) return {c10::IValue(object.cast<at::Device>())};
+  if (THPLayout_Check(object.ptr())) {
+    return {c10::IValue(static_cast<std::int64_t>(object.cast<at::Layout>()))};
+  }
+  if (THPMemoryFormat_Check(object.ptr())) {
+    return {c10::IValue(static_cast<std::int64_t>(object.cast<at::MemoryFormat>()))};
+  }
+  const auto list = object.cast<py::list>();
+  if (list.size() == 2 && py::isinstance<py::str>(list[0])) {
+    return {graph::ValueRef{list[1].cast<graph::Value>()}};
+  }
+  std::vector<Argument> items;
+  for (const py::handle& item : list) items.push_back(argument_of(item));
+  return {std::move(items)};
+}
+
+graph::Graph graph_of(const py::object& capture) {
+  graph::Graph graph;
+  for (const py::handle& each : capture.attr("nodes")) {
+    graph::Node node{.name = each.attr("name").cast<std::string>(),
+                     .overload = each.attr("overload").cast<std::string>(),
+                     .arguments = {},
+                     .outputs = each.attr("outputs").cast<std::vector<graph::Value>>()};
+    for (const py::handle& argument : each.attr("arguments")) {
+      node.arguments.push_back(argument_of(argument));
+    }
+    for (const graph::Value value : node.outputs) graph.values = std::max(graph.values, value + 1);
+    graph.nodes.push_back(std::move(node));
+  }
+  graph.inputs = capture.attr("inputs").cast<std::vector<graph::Value>>();
+  for (const py::handle& output : capture.attr("outputs")) {
+    graph.outputs.push_back(argument_of(output));
+  }
+  graph.constants = capture.attr("constants").cast<std::map<graph::Value, at::Tensor>>();
+  for (const graph::Value value : graph.inputs) graph.values = std::max(graph.values, value + 1);
+  for (const auto& [value, tensor] : graph.constants) {
+    graph.values = std::max(graph.values, value + 1);
+  }
+  return graph;
+}
+
+}  // namespace
+
+void bind_graph(py::module_& m) {
+  using graph::Compiled;
+  py::class_<graph::StepReport>(m, "StepReport")
+      .def_readonly("op", &graph::StepReport::op)
+      .def_readonly("output", &graph::StepReport::output)
+      .def_readonly("implementation", &graph::StepReport::implementation)
+      .def_readonly("why", &graph::StepReport::why)
+      .def_readonly("microseconds", &graph::StepReport::microseconds);
+  // Kernels run without the GIL; planning asks for shapes, which ops written in Python answer too.
+  py::class_<Compiled>(m, "Compiled")
+      .def(py::init([](const py::object& capture, const std::vector<at::Tensor>& example, bool tune,
+                       std::string tuning_file) {
+        return std::make_unique<Compiled>(graph_of(capture), example, tune, std::move(tuning_file));
+      }))
+      .def("__call__", &Compiled::operator(), py::call_guard<py::gil_scoped_release>())
+      .def("prepare", &Compiled::prepare, py::call_guard<py::gil_scoped_release>())
+      .def("report", &Compiled::report, py::call_guard<py::gil_scoped_release>())
+      .def("packed_bytes", &Compiled::packed_bytes)
+      .def("arena_bytes", &Compiled::arena_bytes);
+}
+
+}  // namespace torch_blocked

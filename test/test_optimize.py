@@ -1,0 +1,340 @@
+"""torch_blocked.optimize: whole models against float64, fused steps, sizes, files, threads."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch_blocked as tb
+from torch_blocked.bench import models
+from torch_blocked.capture import CaptureError, capture
+from torch_blocked.compile import backend
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def blocked(model, *example, tune=False, **options):
+    """The optimized module; the choice between it and the model is not what is tested."""
+    optimized = tb.optimize(model, example, tune=tune, **options)
+    optimized.choice = "blocked"
+    return optimized
+
+
+def assert_exact(model, optimized, *args, tolerance=4):
+    """Within `tolerance` times the dense model's own float32 error (and 2 ulp) of float64; the same
+    bits in a second run."""
+    with torch.no_grad():
+        dense = model(*args)
+        exact = model.double()(*(each.double() for each in args))
+        model.float()
+        result = optimized(*args)
+    assert result.shape == dense.shape and result.dtype == dense.dtype
+    scale = exact.abs().max()
+    error = (result - exact).abs().max()
+    allowed = tolerance * (dense - exact).abs().max() + 4 * torch.finfo(torch.float32).eps * scale
+    assert error <= allowed, f"{error} > {allowed}"
+    assert torch.equal(result, optimized(*args))
+
+
+def randomized(model, seed=0):
+    """Batch norms with statistics that matter."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+            module.weight.data.uniform_(0.5, 1.5, generator=generator)
+            module.bias.data.normal_(generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "densenet121", "unet"])
+def test_models(name):
+    model = models.build_model(name)[0].eval()
+    x = torch.randn(1, 3, 32, 32)
+    assert_exact(model, blocked(model, x), x, tolerance=8)
+
+
+class Block(nn.Module):
+    """A convolution, batch norm, activation and residual sum, in the order that `form` says."""
+
+    def __init__(self, channels, form, activation):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.last = nn.Conv2d(
+            channels,
+            channels,
+            1 if form == "1x1" else 3,
+            padding=0 if form == "1x1" else 1,
+            bias=False,
+        )
+        self.form, self.activation = form, activation
+
+    def forward(self, x):
+        y = self.norm(self.first(x))
+        z = self.last(self.activation(y))
+        if self.form == "add last":
+            return self.activation(z) + y
+        if self.form == "plain":
+            return self.activation(z)
+        return self.activation(y + z)
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,  # f(0) is not 0: stays a step of its own
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize("form", ["add first", "add last", "1x1", "plain"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_fused_steps(form, activation):
+    for channels, tune in ((17, False), (16, True)):
+        model = randomized(Block(channels, form, ACTIVATIONS[activation]))
+        x = torch.randn(2, channels, 9, 7)
+        assert_exact(model, blocked(model, x, tune=tune), x)
+
+
+def test_fusion_leaves_two_steps():
+    x = torch.randn(1, 16, 8, 8)
+    plan = blocked(randomized(Block(16, "plain", F.relu)), x).plan()
+    assert "aten::conv2d + batch_norm + relu" in plan and "aten::conv2d + relu" in plan
+    assert "aten::relu " not in plan
+    plan = blocked(randomized(Block(16, "add first", F.relu)), x).plan()
+    assert "aten::conv2d + add + relu" in plan  # the other relu's operand has a second reader
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(5, 17, 3, padding=1),
+        nn.Conv3d(8, 9, 3, padding=1),
+        nn.ConvTranspose2d(12, 6, 2, stride=2, groups=2),
+        nn.ConvTranspose1d(16, 8, 4, stride=2, padding=1),
+        nn.Conv2d(24, 24, 5, padding=2, groups=24),
+        nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=4),
+        nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 16, 3, stride=2)),
+        nn.Sequential(nn.ZeroPad2d((2, 1, 1, 0)), nn.Conv2d(16, 16, 3)),
+    ],
+    ids=str,
+)
+def test_layers(layer):
+    convolution = layer if not isinstance(layer, nn.Sequential) else layer[1]
+    rank = convolution.weight.dim() - 2
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1](convolution.out_channels)
+    model = randomized(nn.Sequential(layer, norm, nn.ReLU()))
+    for batch in (1, 3):
+        x = torch.randn(batch, convolution.in_channels, *(9, 8, 7)[:rank])
+        assert_exact(model, blocked(model, x, tune=True), x)
+
+
+class Dense(nn.Module):
+    """Growing concats of whole and of partial blocks, as DenseNet has them."""
+
+    def __init__(self, growth):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(growth * (i + 1)),
+                nn.ReLU(),
+                nn.Conv2d(growth * (i + 1), growth, 3, padding=1),
+            )
+            for i in range(3)
+        )
+
+    def forward(self, x):
+        features = [x * 2]
+        for layer in self.layers:
+            features.append(layer(torch.cat(features, 1)))
+        return torch.cat(features, 1)
+
+
+@pytest.mark.parametrize("growth", [16, 12])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_concat(growth, batch):
+    model = randomized(Dense(growth))
+    x = torch.randn(batch, growth, 6, 5)
+    assert_exact(model, blocked(model, x, tune=True), x)
+
+
+class Odd(nn.Module):
+    """What no kernel of ours does, views, several and nested outputs, a constant, in-place ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(6, 10, 3)
+        self.scale = nn.Parameter(torch.randn(10, 1, 1))
+
+    def forward(self, x, y):
+        z = self.convolution(x).relu_()
+        w = z.permute(0, 2, 3, 1).cumsum(1) * y
+        a, b = z.mul(self.scale).chunk(2, dim=1)
+        z = z.add_(1)
+        return {"w": w, "parts": [a.softmax(1), b]}, z.mean((2, 3)), 5
+
+
+def test_other_ops_and_structures():
+    model = Odd().eval()
+    x, y = torch.randn(2, 6, 7, 8), torch.randn(1)
+    with torch.no_grad():
+        expected = model(x.clone(), y)
+        result = blocked(model, x, y)(x, y)
+    torch.testing.assert_close(result, expected)
+
+
+def test_sizes_change_without_another_capture():
+    model = models.build_model("resnet18")[0].eval()
+    optimized = blocked(model, torch.randn(1, 3, 32, 32))
+    for dims in [(2, 3, 32, 32), (1, 3, 33, 47)]:
+        assert_exact(model, optimized, torch.randn(dims), tolerance=8)
+    assert len(optimized._captures) == 1
+    with pytest.raises(RuntimeError):
+        model(torch.randn(1, 4, 32, 32))
+    with pytest.raises(CaptureError, match="cannot trace"):
+        optimized(torch.randn(1, 4, 32, 32))
+
+
+class ReadsSizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.convolution(x)
+        return y.view(x.shape[0], -1) if x.shape[2] > 5 else y.flatten(1) * 2
+
+
+def test_a_model_that_reads_sizes_is_captured_again():
+    model = ReadsSizes().eval()
+    optimized = blocked(model, torch.randn(2, 4, 8, 8))
+    for dims in [(2, 4, 8, 8), (3, 4, 5, 5), (1, 4, 9, 9)]:
+        assert_exact(model, optimized, torch.randn(dims))
+
+
+def test_no_plan_is_kept_for_every_size():
+    model = nn.Conv2d(3, 8, 3).eval()
+    optimized = blocked(model, torch.randn(1, 3, 8, 8))
+    for size in range(8, 48):
+        optimized(torch.randn(1, 3, size, 8))
+    x = torch.randn(1, 3, 8, 8)
+    assert_exact(model, optimized, x)
+
+
+def test_threads_share_one_module():
+    model = models.build_model("resnet18")[0].eval()
+    inputs = [torch.randn(1, 3, 32, 32) for _ in range(6)]
+    optimized = blocked(model, inputs[0])
+    expected = [optimized(x) for x in inputs]
+    results = [None] * len(inputs)
+
+    def run(i):
+        for _ in range(5):
+            results[i] = optimized(inputs[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_results_are_the_callers_own():
+    model = nn.Conv2d(3, 16, 3).eval()
+    x = torch.randn(1, 3, 8, 8)
+    optimized = blocked(model, x)
+    first = optimized(x)
+    kept = first.clone()
+    optimized(torch.randn(1, 3, 8, 8))
+    assert torch.equal(first, kept)
+    identity = blocked(nn.Identity().eval(), x)
+    assert torch.equal(identity(x), x)
+
+
+def test_save_and_load(tmp_path):
+    model = models.build_model("resnet18")[0].eval()
+    x = torch.randn(1, 3, 32, 32)
+    optimized = blocked(model, x)
+    optimized.save(tmp_path / "model.pt")
+    loaded = tb.load(tmp_path / "model.pt")
+    assert torch.equal(loaded(x), optimized(x))
+    y = torch.randn(2, 3, 40, 40)
+    assert torch.equal(loaded(y), optimized(y))
+    with pytest.raises(ValueError, match="expected inputs of sizes"):
+        loaded(torch.randn(1, 4, 32, 32))
+
+
+def test_load_refuses_other_files(tmp_path):
+    path = tmp_path / "other.pt"
+    path.write_bytes(b"no model")
+    with pytest.raises(ValueError, match="expected a file written by save"):
+        tb.load(path)
+    torch.save({"weights": torch.ones(3)}, path)
+    with pytest.raises(ValueError, match="expected a file written by save"):
+        tb.load(path)
+    with pytest.raises(FileNotFoundError):
+        tb.load(tmp_path / "missing.pt")
+
+
+def test_refusals():
+    model = nn.Conv2d(3, 8, 3)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        tb.optimize(model, torch.randn(1, 3, 8, 8))
+    with pytest.raises(NotImplementedError, match="float32 or bfloat16"):
+        tb.optimize(model.eval(), torch.randn(1, 3, 8, 8), dtype=torch.float16)
+    optimized = blocked(model, torch.randn(1, 3, 8, 8))
+    with pytest.raises(NotImplementedError, match="train the model"):
+        optimized.train()
+
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(CaptureError, match="cannot trace"):
+        tb.optimize(Branches().eval(), torch.randn(1, 3, 8, 8))
+
+
+def test_bfloat16():
+    model = randomized(Block(16, "add first", F.relu))
+    x = torch.randn(1, 16, 12, 12)
+    if not torch.cpu._is_avx512_bf16_supported():
+        with pytest.raises(NotImplementedError, match="avx512_bf16"):
+            tb.optimize(model, x, dtype=torch.bfloat16)
+        return
+    optimized = blocked(model, x, dtype=torch.bfloat16)
+    with torch.no_grad():
+        result, expected = optimized(x), model(x)
+    assert result.dtype == torch.float32
+    assert (result - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+def test_compile_backend():
+    model = models.build_model("resnet18")[0].eval()
+    x = torch.randn(2, 3, 32, 32)
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        model.fc.weight.mul_(2)  # a constant of the graph no more
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    x.requires_grad_()
+    compiled(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_capture_numbers_every_value():
+    captured = capture(Odd().eval(), (torch.randn(2, 6, 7, 8), torch.randn(1)), dynamic=True)
+    made = [value for node in captured.nodes for value in node.outputs]
+    known = [*captured.inputs, *captured.constants, *made]
+    assert len(set(known)) == len(known)
+    assert captured.input_dims == [[-1, 6, -1, -1], [-1]]

@@ -1,0 +1,282 @@
+"""A model's forward as plain data: what csrc/graph builds its graph from, and what a file keeps.
+
+torch.export traces the model at the example's sizes; its ATen ops are kept as they are, in-place
+ones in their functional form. Where Python never looks at a size while it runs, the trace holds for
+every size. Where it does, a second trace at other sizes must give the same nodes; if it does not,
+each new size is traced anew. Symbolic sizes are not used: they cost 2.7 s on a ResNet-50 against
+0.6, and minutes where a model works out its own padding.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+# What a list of arguments holds in place of a value of the graph.
+VALUE = "value"
+
+# Ops that may return their input itself, beyond those whose schema says so.
+_MAY_ALIAS = {"aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::dropout"}
+
+
+class CaptureError(RuntimeError):
+    """The model cannot be traced; the message says why."""
+
+
+@dataclass
+class Node:
+    """One op. `arguments` has one entry per argument of its schema: a constant, [VALUE, id], or a
+    list of these. `outputs` are the ids of what it returns, lists flattened."""
+
+    name: str
+    overload: str
+    arguments: list
+    outputs: list[int]
+
+
+@dataclass
+class Capture:
+    """Values are numbered: inputs, constants (parameters and buffers) and what nodes return."""
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list = field(default_factory=list)  # [VALUE, id] or constants
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    input_dims: list[list[int]] = field(default_factory=list)  # -1: any size
+    in_spec: str = ""
+    out_spec: str = ""
+
+
+class _SizeReads(TorchFunctionMode):
+    """Notices whether Python reads a size; what does not cannot depend on it."""
+
+    READS = frozenset(
+        {
+            Tensor.shape.__get__,
+            Tensor.size,
+            Tensor.numel,
+            Tensor.nelement,
+            Tensor.__len__,
+            Tensor.stride,
+            Tensor.is_contiguous,
+            Tensor.tolist,
+            Tensor.__iter__,
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen |= func in self.READS
+        return func(*args, **(kwargs or {}))
+
+
+class _Watched(nn.Module):
+    """The model with reads of sizes noticed; `model` keeps the names of its parameters."""
+
+    def __init__(self, model: nn.Module, reads: _SizeReads) -> None:
+        super().__init__()
+        self.model = model
+        self.reads = reads
+
+    def forward(self, *args):
+        with self.reads:
+            return self.model(*args)
+
+
+def capture(model: nn.Module, example_inputs: tuple, dynamic: bool) -> Capture:
+    """The forward of `model`, which is in evaluation mode, on inputs like `example_inputs`.
+
+    Raises CaptureError if torch.export cannot trace it."""
+    reads = _SizeReads()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            result = _trace(_Watched(model, reads), example_inputs)
+            free = dynamic and (
+                not reads.seen or _same_at_other_sizes(model, example_inputs, result)
+            )
+        except CaptureError:
+            raise
+        except Exception as error:  # torch.export raises many kinds
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise CaptureError(f"torch.export cannot trace the model: {reason[0]}") from error
+    if free:
+        result.input_dims = [_free_dims(dims) for dims in result.input_dims]
+    return result
+
+
+def _trace(model: nn.Module, inputs: tuple) -> Capture:
+    program = torch.export.export(model, inputs, strict=False)
+    if not _substitutable(program.graph):
+        program = program.run_decompositions({})
+    return _lower(program)
+
+
+def _same_at_other_sizes(model: nn.Module, inputs: tuple, first: Capture) -> bool:
+    def larger(value):
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            return value
+        dims = [2 * size + 1 if dim == 0 else size + 64 for dim, size in enumerate(value.shape)]
+        dims[1] = value.shape[1]
+        return value.new_zeros(dims)
+
+    try:
+        second = _trace(model, pytree.tree_map(larger, inputs))
+    except Exception:  # no such size for this model
+        return False
+    return second.nodes == first.nodes
+
+
+def _free_dims(dims: list[int]) -> list[int]:
+    """-1 for all dims but the channels of an image; for the batch of anything else."""
+    return [
+        -1 if dim == 0 or (dim > 1 and len(dims) > 2) else size for dim, size in enumerate(dims)
+    ]
+
+
+def _schema(node: fx.Node) -> torch.FunctionSchema | None:
+    return getattr(node.target, "_schema", None) if node.op == "call_function" else None
+
+
+def _mutated(node: fx.Node) -> fx.Node | None:
+    """The value that an in-place op writes."""
+    schema = _schema(node)
+    if schema is None or not schema.is_mutable:
+        return None
+    return node.args[0]
+
+
+def _views(node: fx.Node) -> bool:
+    schema = _schema(node)
+    if schema is None:
+        return node.target is operator.getitem
+    return schema.name in _MAY_ALIAS or any(
+        each.alias_info is not None and not each.alias_info.is_write for each in schema.returns
+    )
+
+
+def _substitutable(graph: fx.Graph) -> bool:
+    """Whether every in-place op can be replaced by its result in what follows: nothing else sees
+    the memory that it writes."""
+    for node in graph.nodes:
+        target = _mutated(node)
+        if target is None:
+            continue
+        functional = _functional(node)
+        if functional is None or target.op != "call_function" or _views(target):
+            return False
+        if any(_views(user) for user in target.users if user is not node):
+            return False
+    return True
+
+
+def _functional(node: fx.Node):
+    """The op overload that returns what an in-place one writes."""
+    packet = node.target.overloadpacket
+    name = packet.__name__
+    if not name.endswith("_"):
+        return None
+    functional = getattr(torch.ops.aten, name[:-1], None)
+    return getattr(functional, node.target._overloadname, None) if functional else None
+
+
+class _Lowering:
+    """Numbers the values of an exported program and writes its nodes down."""
+
+    def __init__(self) -> None:
+        self.result = Capture()
+        self.values: dict[fx.Node, list[int]] = {}
+        self.count = 0
+
+    def new_value(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def constant(self, tensor: Tensor) -> int:
+        value = self.new_value()
+        self.result.constants[value] = tensor.detach()
+        return value
+
+    def argument(self, value):
+        if isinstance(value, fx.Node):
+            ids = self.values[value]
+            return [VALUE, ids[0]] if len(ids) == 1 else [[VALUE, each] for each in ids]
+        if isinstance(value, (list, tuple)):
+            return [self.argument(each) for each in value]
+        if isinstance(value, Tensor):
+            return [VALUE, self.constant(value)]
+        return value
+
+    def call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self.values[node] = [self.values[node.args[0]][node.args[1]]]
+            return
+        target = node.target
+        schema = _schema(node)
+        if schema is None:
+            raise CaptureError(f"{target} is no operator of ATen")
+        written = _mutated(node)
+        if written is not None:
+            target = _functional(node)
+        given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
+        given |= node.kwargs
+        arguments = [
+            self.argument(given[each.name] if each.name in given else each.default_value)
+            for each in schema.arguments
+        ]
+        self.emit(
+            schema.name if written is None else target._schema.name,
+            target._schema.overload_name,
+            arguments,
+            node,
+        )
+        if written is not None:
+            self.values[written] = self.values[node]
+
+    def emit(self, name: str, overload: str, arguments: list, node: fx.Node) -> None:
+        example = node.meta.get("val")
+        many = isinstance(example, (list, tuple))
+        outputs = [self.new_value() for _ in (example if many else [example])]
+        self.result.nodes.append(Node(name, overload, arguments, outputs))
+        self.values[node] = outputs
+
+
+def _lower(program: torch.export.ExportedProgram) -> Capture:
+    lowering = _Lowering()
+    result = lowering.result
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise CaptureError("the model writes into its buffers or inputs")
+    state = {**program.constants, **dict(program.named_buffers()), **program.state_dict}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            lowering.values[node] = [lowering.constant(state[names[node.name]])]
+        elif node.op == "placeholder":
+            value = lowering.new_value()
+            lowering.values[node] = [value]
+            result.inputs.append(value)
+            example = node.meta.get("val")
+            if not isinstance(example, Tensor):
+                raise CaptureError(f"the input {node.name} is no tensor")
+            result.input_dims.append(list(example.shape))
+        elif node.op == "call_function":
+            lowering.call(node)
+        elif node.op == "output":
+            result.outputs = [lowering.argument(each) for each in node.args[0]]
+    result.in_spec = pytree.treespec_dumps(program.call_spec.in_spec)
+    result.out_spec = pytree.treespec_dumps(program.call_spec.out_spec)
+    return result

@@ -1,0 +1,73 @@
+"""`torch.compile(model, backend="torch_blocked")`: each graph that Dynamo finds, optimized.
+
+Parameters that Dynamo passes in are constants of the graph for as long as nobody writes them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch_blocked.capture import CaptureError
+from torch_blocked.optimize import OptimizedModule
+
+
+class _WithParameters(nn.Module):
+    """A graph module with some of its inputs bound."""
+
+    def __init__(self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int) -> None:
+        super().__init__()
+        self.graph = graph
+        self.positions = list(bound)
+        self.count = count
+        for position, tensor in bound.items():
+            self.register_buffer(f"bound{position}", tensor.detach())
+
+    def forward(self, *args):
+        free = iter(args)
+        values = [
+            getattr(self, f"bound{i}") if i in self.positions else next(free)
+            for i in range(self.count)
+        ]
+        return self.graph(*values)
+
+
+def backend(graph: fx.GraphModule, example_inputs: list) -> object:
+    """The compiler that torch.compile calls. Where gradients are asked for, or a graph cannot be
+    captured, the graph runs as Dynamo wrote it."""
+    bound = {
+        i
+        for i, value in enumerate(example_inputs)
+        if isinstance(value, nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    }
+    versions: tuple = ()
+    optimized: OptimizedModule | None = None
+    refused = False
+
+    def build(args: tuple) -> OptimizedModule | None:
+        parameters = {i: args[i] for i in sorted(bound)}
+        inputs = tuple(each for i, each in enumerate(args) if i not in bound)
+        if not all(isinstance(each, Tensor) for each in inputs):
+            return None  # symbolic sizes come as integers
+        try:
+            module = _WithParameters(graph, parameters, len(args)).eval()
+            return OptimizedModule(module, inputs, dynamic=False, tune=True, dtype=None)
+        except (CaptureError, RuntimeError):
+            return None
+
+    def run(*args):
+        nonlocal versions, optimized, refused
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(each, Tensor) and each.requires_grad for each in args
+        )
+        if needs_gradient or refused:
+            return graph(*args)
+        now = tuple((args[i].data_ptr(), args[i]._version) for i in sorted(bound))
+        if optimized is None or now != versions:
+            optimized, versions = build(args), now
+            refused = optimized is None
+            if refused:
+                return graph(*args)
+        return optimized(*(each for i, each in enumerate(args) if i not in bound))
+
+    return run

@@ -1,0 +1,254 @@
+"""`torch_blocked.optimize`: a trained model as one C++ call.
+
+The model is captured (capture.py) and handed to csrc/graph, which folds, fuses, chooses formats and
+kernels by measurement, plans memory and runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from torch_blocked import _C
+from torch_blocked.capture import VALUE, Capture, Node, capture
+
+# Captures for sizes that the first one does not cover.
+_CAPTURES = 8
+
+_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 1
+
+
+def tuning_file() -> Path:
+    """Where measurements of kernels are kept; safe to delete."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "torch_blocked" / "tuning.tsv"
+
+
+class OptimizedModule(nn.Module):
+    """The forward of a model in evaluation mode, for inference: results need no gradients.
+
+    It takes and returns what the model does; inputs of other sizes are planned when they first
+    come. `choice` says what runs: "blocked", or "dense" if the model itself was measured to be
+    faster. The weights are those the model had; calls from several threads run side by side."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        example: tuple,
+        *,
+        dynamic: bool,
+        tune: bool,
+        dtype: torch.dtype | None,
+        captured: Capture | None = None,
+    ) -> None:
+        super().__init__()
+        object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
+        self._example = example
+        self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
+        self._captures: OrderedDict[int, tuple[Capture, _C.Compiled]] = OrderedDict()
+        self.choice = "blocked"
+        super().train(False)
+        self._add(captured or self._captured(example), example)
+
+    def _captured(self, args: tuple) -> Capture:
+        if self._model is None:
+            wanted = next(iter(self._captures.values()))[0].input_dims
+            raise ValueError(
+                f"torch_blocked::optimize: expected inputs of sizes {wanted} (-1: any), got "
+                f"{[list(each.shape) for each in _tensors(args)]}; optimize the model for them"
+            )
+        captured = capture(self._model, args, self._dynamic)
+        if self._dtype is not None:
+            captured.constants = {
+                value: each.to(self._dtype) if each.is_floating_point() else each
+                for value, each in captured.constants.items()
+            }
+        return captured
+
+    def _add(self, captured: Capture, args: tuple) -> tuple[Capture, _C.Compiled]:
+        path = tuning_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = self._inputs(args)
+        compiled = _C.Compiled(captured, tensors, self._tune, str(path))
+        compiled.prepare(tensors)
+        self._captures[id(captured)] = (captured, compiled)
+        if len(self._captures) > _CAPTURES:
+            self._captures.popitem(last=False)
+        return captured, compiled
+
+    def _compiled_for(self, args: tuple) -> tuple[Capture, _C.Compiled]:
+        tensors = _tensors(args)
+        for found in self._captures.values():
+            if _covers(found[0], tensors):
+                return found
+        return self._add(self._captured(args), args)
+
+    def _inputs(self, args: tuple) -> list[Tensor]:
+        tensors = [
+            each.to_dense() if each.layout != torch.strided else each for each in _tensors(args)
+        ]
+        if self._dtype is None:
+            return tensors
+        return [each.to(self._dtype) if each.is_floating_point() else each for each in tensors]
+
+    def forward(self, *args):
+        """As the model's."""
+        if self.choice == "dense":
+            with torch.no_grad():
+                return self._model(*args)
+        captured, compiled = self._compiled_for(args)
+        results = iter(compiled(self._inputs(args)))
+        outputs = [next(results) if _is_value(each) else each for each in captured.outputs]
+        if self._dtype is not None:
+            outputs = [
+                each.float() if isinstance(each, Tensor) and each.dtype == self._dtype else each
+                for each in outputs
+            ]
+        return pytree.tree_unflatten(outputs, pytree.treespec_loads(captured.out_spec))
+
+    def train(self, mode: bool = True) -> OptimizedModule:
+        """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
+        if mode:
+            raise NotImplementedError(
+                "torch_blocked::optimize: expected inference, got train(); train the model that "
+                "was optimized, on x.to_blocked(), and optimize it again"
+            )
+        return self
+
+    def plan(self, *args) -> str:
+        """A table of what runs for inputs like `args` (none: the example): each step with its
+        output, format, implementation, time in microseconds and why."""
+        args = args or self._example
+        _, compiled = self._compiled_for(args)
+        rows = [("op", "output", "implementation", "us", "why")]
+        for step in compiled.report(self._inputs(args)):
+            rows.append(
+                (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
+            ).rstrip()
+            for row in rows
+        ]
+        packed = compiled.packed_bytes() / 2**20
+        arena = compiled.arena_bytes(self._inputs(args)) / 2**20
+        memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
+        return "\n".join([f"runs: {self.choice}; {memory}", *lines])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the graph and its dense weights; load() reads them, on any CPU."""
+        captured, _ = next(iter(self._captures.values()))
+        torch.save(
+            {
+                "kind": _FILE_KIND,
+                "version": _FILE_VERSION,
+                "capture": asdict(captured),
+                "example": [torch.empty_like(each) for each in _tensors(self._example)],
+                "in_spec": captured.in_spec,
+                "tune": self._tune,
+                "dtype": self._dtype,
+            },
+            path,
+        )
+
+
+def optimize(
+    model: nn.Module,
+    example_inputs: Tensor | tuple,
+    *,
+    dynamic: bool = True,
+    tune: bool = True,
+    dtype: torch.dtype | None = None,
+) -> OptimizedModule:
+    """A module that computes what `model` does, faster.
+
+    example_inputs: a tensor or a tuple of the model's positional arguments.
+    dynamic: sizes other than the channels may change from call to call.
+    tune: time the kernels that fit on each layer, and the result against the model, which runs on
+    if it is faster; False: take kernels by estimates.
+    dtype: torch.bfloat16 computes in it; results are float32 still.
+    Raises ValueError if the model is in training mode, NotImplementedError for a dtype that the CPU
+    lacks, CaptureError if the model cannot be traced."""
+    if model.training:
+        raise ValueError(
+            "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
+            "call eval()"
+        )
+    _check_dtype(dtype)
+    example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    optimized = OptimizedModule(model, example, dynamic=dynamic, tune=tune, dtype=dtype)
+    if tune and _seconds(optimized, example) > _seconds(model, example):
+        optimized.choice = "dense"
+    return optimized
+
+
+def load(path: str | os.PathLike) -> OptimizedModule:
+    """What OptimizedModule.save wrote, planned for this CPU. Nothing in the file is executed.
+
+    Raises ValueError if the file is none of ours, or broken."""
+    try:
+        data = torch.load(path, weights_only=True)
+        if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:
+            raise ValueError(f"kind {data['kind']}, version {data['version']}")
+        fields = data["capture"]
+        captured = Capture(**{**fields, "nodes": [Node(**node) for node in fields["nodes"]]})
+        example = pytree.tree_unflatten(data["example"], pytree.treespec_loads(data["in_spec"]))[0]
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"torch_blocked::load: expected a file written by save(), got {path} "
+            f"({str(error).splitlines()[0]}); save the optimized module again"
+        ) from error
+    _check_dtype(data["dtype"])
+    return OptimizedModule(
+        None, example, dynamic=False, tune=data["tune"], dtype=data["dtype"], captured=captured
+    )
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise NotImplementedError(
+            f"torch_blocked::optimize: expected dtype float32 or bfloat16, got {dtype}"
+        )
+    if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+        raise NotImplementedError(
+            "torch_blocked::optimize: expected a CPU with avx512_bf16 for bfloat16, got one "
+            "without; leave dtype out"
+        )
+
+
+def _seconds(model: nn.Module, args: tuple) -> float:
+    """The best of a few runs."""
+    best = float("inf")
+    with torch.no_grad():
+        for _ in range(4):
+            start = time.perf_counter()
+            model(*args)
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _is_value(entry) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and entry[0] == VALUE
+
+
+def _tensors(args: tuple) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
+
+
+def _covers(captured: Capture, tensors: list[Tensor]) -> bool:
+    return len(tensors) == len(captured.input_dims) and all(
+        len(dims) == tensor.dim()
+        and all(wanted in (-1, size) for wanted, size in zip(dims, tensor.shape, strict=True))
+        for dims, tensor in zip(captured.input_dims, tensors, strict=True)
+    )
