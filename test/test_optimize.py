@@ -11,6 +11,7 @@ import torch_blocked as tb
 from torch_blocked.bench import models
 from torch_blocked.capture import CaptureError, capture
 from torch_blocked.compile import backend
+from torch_blocked.optimize import has_bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -308,7 +309,7 @@ def test_refusals():
 def test_bfloat16():
     model = randomized(Block(16, "add first", F.relu))
     x = torch.randn(1, 16, 12, 12)
-    if not torch.cpu._is_avx512_bf16_supported():
+    if not has_bfloat16():
         with pytest.raises(NotImplementedError, match="avx512_bf16"):
             tb.optimize(model, x, dtype=torch.bfloat16)
         return

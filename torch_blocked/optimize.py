@@ -220,11 +220,16 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
         raise NotImplementedError(
             f"torch_blocked::optimize: expected dtype float32 or bfloat16, got {dtype}"
         )
-    if dtype == torch.bfloat16 and not torch.cpu._is_avx512_bf16_supported():
+    if dtype == torch.bfloat16 and not has_bfloat16():
         raise NotImplementedError(
             "torch_blocked::optimize: expected a CPU with avx512_bf16 for bfloat16, got one "
             "without; leave dtype out"
         )
+
+
+def has_bfloat16() -> bool:
+    """True if the CPU, within its limits (TORCH_BLOCKED_MAX_ISA), multiplies bfloat16."""
+    return _C.isa() == "avx512" and torch.cpu._is_avx512_bf16_supported()
 
 
 def _seconds(model: nn.Module, args: tuple) -> float:
