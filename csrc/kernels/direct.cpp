@@ -1,88 +1,223 @@
+// Direct convolution as a product of matrices: [pixels, lanes] x [lanes, output channels], where
+// the lanes of a pixel are all the src values under the kernel.
+//
+// A register tile is kPixels x kVectors sums. Each lane costs kVectors loads of weights, and
+// kPixels broadcasts, for kPixels * kVectors FMAs; Zen 4 then runs at 95 to 99 % of its FMA peak.
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "kernels/entries.h"
-#include "kernels/lanes.h"
+#include "kernels/epilogue.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Accumulators: pixels x 2 vectors of output channels, plus 2 weights and 1 broadcast, in 32
-// registers of AVX-512 or 16 of AVX2. 24 (12) independent FMAs hide their latency of 4 at 2 a
-// cycle.
+// Most pixels of a tile with 1, 2 and 3 vectors: sums, weights and one broadcast fill 32 registers,
+// or 16. More than 14 single vectors would gain nothing, as each needs a broadcast of its own.
+//
+// The lanes of one part: 16 or 12 KB of weights that stay in L1 for all pixels.
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int kTilePixels = 12;
+constexpr std::array<int, 3> kTilePixels{14, 14, 9};
+constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kBandBytes = 512 << 10;
 #else
-constexpr int kTilePixels = 6;
+constexpr std::array<int, 3> kTilePixels{12, 6, 4};
+constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kBandBytes = 256 << 10;
 #endif
-constexpr std::int64_t kChannels = 2 * kWidth;
 
-// The 2 vectors of one output pixel to its channel blocks: a vector may be part of a block (AVX2
-// and 16c) or several blocks (AVX-512 and 8c).
-inline void store_pixel(const Vec* acc, const DirectRow& row, std::int64_t pixel) {
-  for (std::int64_t channel = 0; channel < row.channels; channel += std::min(row.block, kWidth)) {
-    float* dst = row.dst + channel / row.block * row.dst_block_stride + pixel * row.block +
-                 channel % row.block;
-    if (row.block >= kWidth) {
-      acc[channel / kWidth].store(dst);
+// Functions that see the sums are always inlined, and their loops are none, or GCC keeps sums in
+// memory.
+#define TORCH_BLOCKED_INLINE __attribute__((always_inline))
+
+// f(0), f(1), ..., f(kCount - 1)
+template <int kCount, typename F>
+TORCH_BLOCKED_INLINE inline void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>)
+      TORCH_BLOCKED_INLINE { (f(i), ...); }(std::make_integer_sequence<int, kCount>());
+}
+
+// f(pixel, vector) for all sums of a tile.
+template <int kPixels, int kVectors, typename F>
+TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
+  unrolled<kPixels * kVectors>([&](int i) TORCH_BLOCKED_INLINE { f(i / kVectors, i % kVectors); });
+}
+
+// Whether the activation is cheap enough to be applied to the sums in registers, in each of all the
+// tiles' copies. Anything else is left to activate_tile().
+bool in_registers(const Activation& activation) {
+  return activation.kind == Activation::Kind::kNone || activation.kind == Activation::Kind::kClamp;
+}
+
+// Lanes of vector j that are channels.
+inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
+  return std::clamp<std::int64_t>(t.channels - j * kWidth, 0, kWidth);
+}
+
+// The activation of a tile whose sums are stored already, and still in L1.
+[[gnu::noinline]] void activate_tile(const DirectTiles& t, float* dst, std::int64_t pixels) {
+  for (std::int64_t j = 0; j < t.vectors; ++j) {
+    float* to = dst + t.dst_offsets[static_cast<std::size_t>(j)];
+    for (std::int64_t i = 0; i < pixels; ++i, to += t.dst_step) {
+      activate(t.activation, Vec::loadu(to)).store(to);
+    }
+  }
+}
+
+// Sums to blocks narrower than a vector.
+[[gnu::noinline]] void store_parts(const DirectTiles& t, const float* sums, float* dst,
+                                   std::int64_t pixels) {
+  for (std::int64_t i = 0; i < pixels; ++i, dst += t.dst_step, sums += t.vectors * kWidth) {
+    for (std::int64_t part = 0; part < t.parts; ++part) {
+      std::copy_n(sums + part * t.dst_step, t.dst_step, dst + part * t.part_stride);
+    }
+  }
+}
+
+template <int kPixels, int kVectors>
+struct Sums {
+  Vec values[kPixels * kVectors];
+
+  // Never constructed without values: GCC would clear them in memory, and leave them there.
+  template <int... i>
+  TORCH_BLOCKED_INLINE Sums(const Vec* start, std::integer_sequence<int, i...>)
+      : values{start[i % kVectors]...} {}
+  TORCH_BLOCKED_INLINE explicit Sums(const Vec* start)
+      : Sums(start, std::make_integer_sequence<int, kPixels * kVectors>()) {}
+
+  TORCH_BLOCKED_INLINE Vec& operator()(int i, int j) { return values[i * kVectors + j]; }
+};
+
+// sums = [kPixels, lanes of all segments] x weights
+template <int kStep, int kPixels, int kVectors>
+TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& t,
+                                                             const float* first,
+                                                             std::int64_t ahead) {
+  // The sums begin with the bias.
+  Vec start[kVectors];
+  unrolled<kVectors>([&](int j) TORCH_BLOCKED_INLINE {
+    start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
+  });
+  Sums<kPixels, kVectors> sums(start);
+  const DirectSegment* end = t.segments + t.count;
+  for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
+    const float* src = first + segment->offset;
+    const float* weights = t.weights + segment->weights * (kVectors * kWidth);
+    // One pixel of the next segment with each lane: they are a channel block away, where no
+    // hardware looks ahead. Without it AVX2 loses up to 15 %.
+    const float* next = first + segment[1].offset;
+    for (const float* src_end = src + segment->lanes; src < src_end; ++src) {
+      __builtin_prefetch(next);
+      __builtin_prefetch(weights + ahead, 0, 2);
+      next += kStep;
+      Vec w[kVectors];
+      unrolled<kVectors>([&](int j)
+                             TORCH_BLOCKED_INLINE { w[j] = Vec::loadu(weights + j * kWidth); });
+      unrolled<kPixels>([&](int i) TORCH_BLOCKED_INLINE {
+        const Vec x(src[i * kStep]);
+        unrolled<kVectors>(
+            [&](int j) TORCH_BLOCKED_INLINE { sums(i, j) = at::vec::fmadd(x, w[j], sums(i, j)); });
+      });
+      weights += kVectors * kWidth;
+    }
+  }
+  return sums;
+}
+
+// Clamp, and zeros in the lanes that are no channels.
+template <int kPixels, int kVectors>
+TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels, kVectors>& sums) {
+  if (t.activation.kind == Activation::Kind::kClamp) {
+    const Vec least(t.activation.alpha), most(t.activation.beta);
+    for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+      sums(i, j) = at::vec::clamp(sums(i, j), least, most);
+    });
+  }
+  // 0 weights times an infinite src is not 0.
+  if (t.channels < kVectors * kWidth) {
+    Vec lanes[kVectors];
+    unrolled<kVectors>([&](int j) TORCH_BLOCKED_INLINE { lanes[j] = lanes_mask(lanes_of(t, j)); });
+    for_sums<kPixels, kVectors>([&](int i, int j)
+                                    TORCH_BLOCKED_INLINE { sums(i, j) = sums(i, j) & lanes[j]; });
+  }
+}
+
+template <int kStep, int kPixels, int kVectors>
+void tiles(const DirectTiles& t, const float* src, float* dst, std::int64_t tile,
+           std::int64_t count) {
+  for (; count > 0; --count, ++tile, src += kPixels * kStep, dst += kPixels * t.dst_step) {
+    // The weights that come next, one vector of each lane with each of the first tiles: all at once
+    // would wait for L3.
+    const std::int64_t ahead = tile < kVectors ? t.ahead + tile * kWidth : 0;
+    Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, ahead);
+    // The residual, which may be dst itself, or the parts before this one.
+    const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
+    if (begun) {
+      for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+        sums(i, j) = sums(i, j) + Vec::loadu(begun + t.dst_offsets[static_cast<std::size_t>(j)] +
+                                             i * t.dst_step);
+      });
+    }
+    if (t.last) finish_sums<kPixels, kVectors>(t, sums);
+    if (t.parts > 0) {
+      alignas(64) float lanes[kPixels * kVectors * kWidth];
+      for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+        sums(i, j).store(lanes + (i * kVectors + j) * kWidth);
+      });
+      store_parts(t, lanes, dst, kPixels);
+      continue;
+    }
+    if (t.stream) {
+      for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+        stream(sums(i, j), dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step);
+      });
     } else {
-      alignas(64) float lanes[kWidth];
-      acc[channel / kWidth].store(lanes);
-      std::copy_n(lanes + channel % kWidth, row.block, dst);
+      for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+        sums(i, j).store(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step);
+      });
     }
+    if (t.last && !in_registers(t.activation)) activate_tile(t, dst, kPixels);
   }
 }
 
-template <int kPixels>
-void tile(const DirectRow& row, std::int64_t first) {
-  Vec acc[kPixels][2];
-#pragma GCC unroll 16
-  for (int i = 0; i < kPixels; ++i) {
-    acc[i][0] = Vec::loadu(row.bias);
-    acc[i][1] = Vec::loadu(row.bias + kWidth);
-  }
-  const float* weights = row.weights;  // [taps, kw, ic, 2 vectors]
-  const std::int64_t step = row.stride * row.ic;
-  for (std::int64_t tap = 0; tap < row.taps; ++tap) {
-    for (std::int64_t kw = 0; kw < row.kw; ++kw) {
-      // [pixels at the stride, ic]
-      const float* src =
-          row.rows + (tap * row.row_pixels + first * row.stride + kw * row.dilation) * row.ic;
-      for (std::int64_t ic = 0; ic < row.ic; ++ic, weights += kChannels) {
-        const Vec w0 = Vec::loadu(weights), w1 = Vec::loadu(weights + kWidth);
-#pragma GCC unroll 16
-        for (int i = 0; i < kPixels; ++i) {
-          const Vec x(src[i * step + ic]);
-          acc[i][0] = at::vec::fmadd(x, w0, acc[i][0]);
-          acc[i][1] = at::vec::fmadd(x, w1, acc[i][1]);
-        }
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kPixels; ++i) store_pixel(acc[i], row, first + i);
+using Tiles = void (*)(const DirectTiles&, const float*, float*, std::int64_t, std::int64_t);
+constexpr std::size_t kMostPixels = *std::ranges::max_element(kTilePixels);
+
+template <int kStep, int kVectors, int... i>
+constexpr std::array<Tiles, kMostPixels> tiles_of(std::integer_sequence<int, i...>) {
+  return {tiles<kStep, i + 1, kVectors>...};
 }
 
-using Tile = void (*)(const DirectRow&, std::int64_t);
+// [vectors - 1][pixels - 1]
+template <int kStep>
+constexpr std::array<std::array<Tiles, kMostPixels>, 3> kTiles{
+    tiles_of<kStep, 1>(std::make_integer_sequence<int, kTilePixels[0]>()),
+    tiles_of<kStep, 2>(std::make_integer_sequence<int, kTilePixels[1]>()),
+    tiles_of<kStep, 3>(std::make_integer_sequence<int, kTilePixels[2]>())};
 
-template <int... i>
-constexpr std::array<Tile, sizeof...(i)> tiles_of(std::integer_sequence<int, i...>) {
-  return {tile<i + 1>...};
+// The pixels in tiles that differ by one pixel at most, so that no small one is left over.
+template <int kStep>
+void run(const DirectTiles& t) {
+  const auto vectors = static_cast<std::size_t>(t.vectors - 1);
+  const std::int64_t most = kTilePixels[vectors];
+  const std::int64_t count = (t.pixels + most - 1) / most;
+  const std::int64_t least = t.pixels / count, larger = t.pixels % count;
+  const auto& row = kTiles<kStep>[vectors];
+  if (larger > 0) row[static_cast<std::size_t>(least)](t, t.src, t.dst, t.tile, larger);
+  const std::int64_t done = larger * (least + 1);
+  row[static_cast<std::size_t>(least - 1)](t, t.src + done * kStep, t.dst + done * t.dst_step,
+                                           t.tile + larger, count - larger);
 }
-
-// tile<1> .. tile<kTilePixels>
-constexpr auto kTiles = tiles_of(std::make_integer_sequence<int, kTilePixels>());
 
 }  // namespace
 
-void direct_row(const DirectRow& row) {
-  for (std::int64_t first = 0; first < row.pixels; first += kTilePixels) {
-    const auto pixels = std::min<std::int64_t>(kTilePixels, row.pixels - first);
-    kTiles[static_cast<std::size_t>(pixels - 1)](row, first);
-  }
-}
+constinit const DirectSizes direct_sizes{.width = kWidth,
+                                         .vectors = kBestVectors,
+                                         .pixels = {kTilePixels[0], kTilePixels[1], kTilePixels[2]},
+                                         .lanes = kPartLanes,
+                                         .band_bytes = kBandBytes};
 
-std::int64_t direct_channels() { return kChannels; }
+void direct_tiles(const DirectTiles& t) { run<kWidth>(t); }
+
+void direct_plane_tiles(const DirectTiles& t) { run<1>(t); }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

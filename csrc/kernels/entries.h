@@ -27,11 +27,14 @@ void depthwise(const GroupedConvolution& convolution, std::int64_t begin, std::i
 void grouped_broadcast(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
 void grouped_permute(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
 void grouped_gather(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
-void direct_row(const DirectRow& row);
-std::int64_t direct_channels();
+void direct_tiles(const DirectTiles& tiles);
+void direct_plane_tiles(const DirectTiles& tiles);
+void direct_band(const DirectBand& band);
+void direct_plane_band(const DirectBand& band);
 void finish(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);
 std::int64_t fma_rounds(std::int64_t rounds);
 
+extern const DirectSizes direct_sizes;
 extern const Winograd winograd2, winograd4;
 void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
                        std::int64_t group, const float* v, const float* u, float* m);

@@ -123,8 +123,8 @@ constexpr std::array<ConvolutionImplementation, 8> kImplementations{{
     {"winograd2", plan_winograd2, winograd2_wins, /*sums_in_place=*/true},
     {"depthwise", plan_depthwise, depthwise_wins, /*sums_in_place=*/true},
     {"grouped", plan_grouped, grouped_wins, /*sums_in_place=*/true},
+    {"direct", plan_direct, direct_wins, /*sums_in_place=*/true},
     {"onednn_blocked", plan_onednn_blocked},
-    {"direct", plan_direct},
     {"onednn_channels_last", plan_onednn_channels_last},
     {"aten", plan_aten},
 }};
@@ -142,7 +142,9 @@ ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
     const auto* residual = static_cast<const float*>(buffers.residual);
     std::vector<float> kept;
     if (residual == buffers.dst) residual = (kept.assign(residual, residual + floats), kept.data());
-    run(buffers);
+    ConvolutionBuffers plain = buffers;
+    plain.residual = nullptr;
+    run(plain);
     auto* dst = static_cast<float*>(buffers.dst);
     parallel_units(floats, 1, [&](std::int64_t begin, std::int64_t end) {
       kernels::kernels().finish(epilogue, residual + begin, dst + begin, end - begin);

@@ -123,7 +123,9 @@ std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
 bool depthwise_wins(const ConvolutionProblem& problem);
 bool grouped_wins(const ConvolutionProblem& problem);
 
-// convolution_direct.cpp: our kernel for what oneDNN's blocked ones refuse.
+// convolution_direct.cpp: our kernel without tricks, for what oneDNN's blocked ones refuse or run
+// slower.
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
+bool direct_wins(const ConvolutionProblem& problem);
 
 }  // namespace torch_blocked

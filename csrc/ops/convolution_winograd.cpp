@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 
@@ -24,6 +22,7 @@
 #include "runtime/packed_weights.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "runtime/workspace.h"
 
 namespace torch_blocked {
 namespace {
@@ -110,26 +109,6 @@ at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weig
                    }
                  });
   return packed;
-}
-
-// This thread's V and M: at least `floats` floats, kept for the next call.
-float* workspace(std::int64_t floats) {
-  struct Free {
-    void operator()(float* data) const { std::free(data); }
-  };
-  static thread_local std::unique_ptr<float, Free> data;
-  static thread_local std::size_t size = 0;
-  const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
-  if (size < bytes) {
-    data.reset();
-    size = 0;
-    const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    data.reset(static_cast<float*>(std::aligned_alloc(kHugePage, rounded)));
-    if (!data) throw std::bad_alloc();
-    prefer_huge_pages(data.get(), rounded);
-    size = rounded;
-  }
-  return data.get();
 }
 
 struct Units {

@@ -1,0 +1,226 @@
+"""Our direct convolution, chosen or not: every way it reads src, every cut of its work."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked
+from torch_blocked import _C, BlockedTensor
+from torch_blocked.tensor import format_name, tail_is_zero
+from torch_blocked.testing import CHANNELS, ERROR_FACTOR, assert_close
+
+BLOCKS = (4, 8, 16, 32)
+THREADS = (1, 2, 3)
+
+# Output channels for each number of input channels: every one of CHANNELS serves as both.
+OUT_CHANNELS = dict(zip(CHANNELS, reversed(CHANNELS), strict=True))
+
+CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+TRANSPOSED = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
+
+# (dims, output channels, kernel, arguments): in place, strided, padded, dilated, planes; rows that
+# are one tile, several, and part of one; all lanes in one part of a sum, and not.
+LAYERS = (
+    ((1, 64, 56, 56), 24, (1, 1), {}),
+    ((2, 24, 14, 14), 144, (1, 1), {}),
+    ((1, 1300, 7, 7), 40, (1, 1), {}),
+    ((1, 48, 15, 13), 96, (1, 1), {"stride": 2}),
+    ((1, 20, 9, 11), 33, (1, 1), {"padding": 1}),
+    ((1, 20, 5, 5), 33, (1, 1), {"stride": 2, "padding": 2}),  # as many outputs as inputs
+    ((1, 3, 37, 41), 40, (7, 7), {"stride": 2, "padding": 3}),
+    ((2, 3, 18, 17), 33, (3, 3), {"stride": 2, "padding": 1}),
+    ((1, 4, 9, 9), 9, (3, 2), {"dilation": (2, 3)}),
+    ((1, 40, 15, 29), 72, (3, 3), {"stride": 2, "padding": 1}),
+    ((1, 160, 8, 7), 24, (3, 3), {"padding": 1}),
+    ((2, 17, 6, 30), 17, (5, 5), {"padding": 2}),
+    ((1, 17, 9, 14), 33, (7, 1), {"padding": (3, 0)}),
+    ((1, 17, 9, 14), 33, (1, 7), {"padding": (0, 3)}),
+    ((1, 17, 20, 20), 17, (3, 3), {"dilation": 6, "padding": 6}),
+    ((1, 9, 12, 12), 9, (4, 3), {"stride": (3, 2), "dilation": (2, 1), "padding": (3, 2)}),
+    ((1, 9, 2, 2), 9, (2, 2), {"padding": 3}),
+    ((2, 17, 1000), 9, (11,), {"padding": 5}),
+    ((1, 33, 100), 17, (3,), {"stride": 3, "dilation": 5, "padding": 4}),
+    ((1, 17, 5, 6, 7), 33, (3, 3, 3), {"padding": 1}),
+    ((1, 1, 6, 8, 9), 17, (3, 3, 3), {"stride": 2, "padding": 1}),
+)
+
+
+@contextmanager
+def forced(implementation):
+    _C.force_convolution(implementation)
+    try:
+        yield
+    finally:
+        _C.force_convolution("")
+
+
+@contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def layer(dims, out_channels, kernel, with_bias=True):
+    """Input as a relu leaves it, weights after He, bias."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(out_channels, dims[1], *kernel, generator=generator)
+    bias = torch.randn(out_channels, generator=generator) if with_bias else None
+    input = torch.randn(dims, generator=generator).relu()
+    return input, weight * (2 / weight[0].numel()) ** 0.5, bias
+
+
+def run(function, input, weight, bias, block, **arguments):
+    with forced("direct"), torch.no_grad():
+        blocked = input.to_blocked(format_name(input.ndim, block))
+        result = function(blocked, weight, bias, **arguments)
+    assert input.shape[0] == 0 or _C.last_convolution() == "direct"
+    assert isinstance(result, BlockedTensor) and result.block == block
+    return result
+
+
+def check(function, input, weight, bias, block, **arguments):
+    result = run(function, input, weight, bias, block, **arguments)
+    again = run(function, input, weight, bias, block, **arguments)
+    assert tail_is_zero(result)
+    assert torch.equal(result._physical, again._physical)
+    expected = function(input, weight, bias, **arguments)
+    double = [None if each is None else each.double() for each in (input, weight, bias)]
+    exact = function(*double, **arguments)
+    assert result.shape == expected.shape
+    assert_close(result.to_dense(), expected, exact, ERROR_FACTOR)
+
+
+def layer_id(row):
+    dims, out_channels, kernel, arguments = row
+    words = [f"{dims[1]}-{out_channels}@{'x'.join(map(str, dims[2:]))}", f"k{kernel}"]
+    return " ".join(words + [f"{key}{value}" for key, value in arguments.items()])
+
+
+by_layer = pytest.mark.parametrize("row", LAYERS, ids=layer_id)
+by_block = pytest.mark.parametrize("block", BLOCKS)
+
+
+@by_layer
+@by_block
+def test_layers(row, block):
+    dims, out_channels, kernel, arguments = row
+    check(CONVOLUTIONS[len(dims)], *layer(dims, out_channels, kernel), block, **arguments)
+
+
+@by_block
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("batch", (0, 1, 3))
+@pytest.mark.parametrize("kernel", (1, 3))
+def test_channels(block, channels, batch, kernel):
+    dims = (batch, channels, 9, 7)
+    tensors = layer(dims, OUT_CHANNELS[channels], (kernel, kernel), with_bias=batch != 1)
+    check(F.conv2d, *tensors, block, padding=kernel // 2)
+
+
+@pytest.mark.parametrize("width", range(1, 32))
+@pytest.mark.parametrize("out_channels", (16, 32, 48))
+def test_widths(width, out_channels):
+    """Every size of a register tile."""
+    tensors = layer((1, 9, 3, width), out_channels, (3, 3))
+    check(F.conv2d, *tensors, torch_blocked.native_blocks()[0], padding=1)
+
+
+@pytest.mark.parametrize("dims", ((2, 17, 11), (2, 17, 9, 7), (1, 17, 5, 6, 7)))
+@pytest.mark.parametrize("dilation", (1, 2))
+@pytest.mark.parametrize("padding", (0, 1, 3))
+def test_transposed(dims, padding, dilation):
+    """At stride 1 a transposed convolution, the gradient by the input, is one of flipped weights;
+    beyond a padding of 2 it reads a part of its input only."""
+    input, weight, bias = layer(dims, 9, (3,) * (len(dims) - 2))
+    function = TRANSPOSED[len(dims)]
+    check(function, input, weight.transpose(0, 1), bias, 16, padding=padding, dilation=dilation)
+
+
+@by_layer
+def test_threads_change_no_bit(row):
+    """Nor does a plan made for another number of threads."""
+    dims, out_channels, kernel, arguments = row
+    tensors = layer(dims, out_channels, kernel)
+    results = []
+    for count in (*THREADS, *reversed(THREADS)):
+        with threads(count):
+            function = CONVOLUTIONS[len(dims)]
+            results.append(run(function, *tensors, 16, **arguments)._physical)
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+def test_packed_weights_do_not_depend_on_threads():
+    tensors = layer((1, 24, 8, 8), 40, (5, 5))
+    with threads(THREADS[0]):
+        run(F.conv2d, *tensors, 8)
+    for count in THREADS:
+        with threads(count), torch_blocked.profile() as profile:
+            run(F.conv2d, *tensors, 8)
+        assert profile.packs == 0
+
+
+def test_strides_of_weights():
+    input, weight, bias = layer((1, 17, 9, 7), 33, (3, 3))
+    expected = run(F.conv2d, input, weight, bias, 16, padding=1)._physical
+    storage = torch.zeros(33, 17, 6, 9)
+    storage[..., ::2, ::3] = weight
+    for other in (weight.contiguous(memory_format=torch.channels_last), storage[..., ::2, ::3]):
+        assert torch.equal(run(F.conv2d, input, other, bias, 16, padding=1)._physical, expected)
+
+
+@by_block
+@pytest.mark.parametrize("kernel", (1, 3))
+def test_infinite_input_leaves_the_tail_zero(block, kernel):
+    input, weight, bias = layer((1, 17, 9, 7), 33, (kernel, kernel))
+    input[0, 3, 4, 4] = torch.inf
+    result = run(F.conv2d, input, weight, bias, block, padding=kernel // 2)
+    assert tail_is_zero(result)
+    expected = F.conv2d(input, weight, bias, padding=kernel // 2)
+    assert torch.equal(result.to_dense().isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        {"groups": 2, "weight": torch.zeros(8, 4, 3, 3)},
+        {"dtype": torch.float64},
+        {"function": F.conv_transpose2d, "stride": 2},
+    ),
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_refuses_other_problems(arguments):
+    arguments = {"weight": torch.zeros(8, 8, 3, 3), "dtype": torch.float32} | arguments
+    dtype = arguments.pop("dtype")
+    weight = arguments.pop("weight").to(dtype)
+    function = arguments.pop("function", F.conv2d)
+    x = torch.zeros(1, 8, 9, 9, dtype=dtype).to_blocked("nChw8c")
+    refused = pytest.raises(NotImplementedError, match="expected a problem for direct")
+    with forced("direct"), torch_blocked.strict(), refused:
+        function(x, weight, **arguments)
+
+
+# dims, output channels, kernel, arguments -> chosen in 16c and in 8c
+CHOICES = (
+    ((1, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}, ("direct", "direct")),
+    ((1, 24, 14, 14), 64, 1, {}, ("direct", "direct")),
+    ((1, 64, 14, 14), 64, 1, {}, ("onednn_blocked", "onednn_blocked")),
+    ((1, 64, 14, 14), 64, 1, {"stride": 2}, ("direct", "direct")),
+    ((1, 64, 14, 14), 64, 5, {"padding": 2}, ("onednn_blocked", "onednn_blocked")),
+    ((1, 128, 14, 14), 128, 5, {"padding": 2}, ("onednn_blocked", "direct")),
+)
+
+
+@pytest.mark.parametrize(("dims", "out_channels", "kernel", "arguments", "expected"), CHOICES)
+def test_choice(dims, out_channels, kernel, arguments, expected):
+    input, weight, bias = layer(dims, out_channels, (kernel, kernel))
+    for block, name in zip((16, 8), expected, strict=True):
+        if block in torch_blocked.native_blocks():
+            with torch.no_grad():
+                F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, **arguments)
+            assert _C.last_convolution() == name
