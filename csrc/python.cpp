@@ -22,6 +22,7 @@ namespace py = pybind11;
 namespace torch_blocked {
 
 void bind_errors(py::module_& m);      // python_errors.cpp
+void bind_wrapper(py::module_& m);     // python_wrapper.cpp
 void bind_descriptor(py::module_& m);  // python_descriptor.cpp
 void bind_graph(py::module_& m);       // python_graph.cpp
 
@@ -91,6 +92,7 @@ PYBIND11_MODULE(_C, m) {
   bind_descriptor(m);
   bind_graph(m);
   bind_trace(m);
+  bind_wrapper(m);
   m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2 or avx512");
   m.def("native_blocks", &native_blocks);
   m.def("onednn_version", &onednn_version);

@@ -9,10 +9,10 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import convolution, inference, train
+from .bench import convolution, dispatch, inference, train
 
 # Words after `bench` that are not models, and what they time.
-NOT_MODELS = {"conv": convolution, "train": train}
+NOT_MODELS = {"conv": convolution, "dispatch": dispatch, "train": train}
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     inference.add_arguments(
         commands.add_parser(
-            "bench", help="time models in each format; bench conv: layers; bench train: steps"
+            "bench",
+            help="time models in each format; bench conv: layers; bench train: steps; "
+            "bench dispatch: the cost of an op's way to its kernel",
         )
     )
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")

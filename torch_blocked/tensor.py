@@ -38,7 +38,9 @@ class BlockedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, physical: Tensor, channels: int) -> BlockedTensor:
-        sizes = physical.shape
+        if type(physical) is Tensor:
+            return _C.wrap(cls, physical, channels)
+        sizes = physical.shape  # of a tensor that is traced: they may be symbols
         self = Tensor._make_wrapper_subclass(
             cls,
             (sizes[0], channels, *sizes[2:-1]),

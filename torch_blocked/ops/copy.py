@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import DIRECT, clear_tail, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -17,6 +17,11 @@ _CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 @implements(aten.detach.default, aten.alias.default)
 def alias(func, input):
     return BlockedTensor(func(input._physical), input._channels)
+
+
+# Autograd detaches every result that it saves. Nothing changes a physical tensor but its values,
+# so two blocked tensors may hold the same one.
+DIRECT[aten.detach.default] = (lambda physical: physical, True)
 
 
 @implements(aten.clone.default)

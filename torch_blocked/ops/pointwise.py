@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_blocked.ops.table import (
+    DIRECT,
+    DIRECT_BYTES,
     Handler,
     clear_tail,
     implements,
@@ -39,7 +41,25 @@ _POOLED = {
     aten.hardtanh_backward.default: (aten.hardtanh_backward.grad_input, "grad_input"),
     aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
 }
-_POOLED_BYTES = 1 << 20
+
+# Torch's own functions, whose call takes 0.7 us less than that of the op.
+DIRECT |= {
+    op: (function, op._schema.name.removeprefix("aten::") in _KEEPS_ZERO)
+    for op, function in {
+        aten.abs.default: torch.abs,
+        aten.exp.default: torch.exp,
+        aten.gelu.default: torch._C._nn.gelu,
+        aten.hardsigmoid.default: torch._C._nn.hardsigmoid,
+        aten.hardswish.default: torch._C._nn.hardswish,
+        aten.neg.default: torch.neg,
+        aten.relu.default: torch.relu,
+        aten.sigmoid.default: torch.sigmoid,
+        aten.silu.default: torch._C._nn.silu,
+        aten.sqrt.default: torch.sqrt,
+        aten.square.default: torch.square,
+        aten.tanh.default: torch.tanh,
+    }.items()
+}
 
 _DIVIDES = {
     aten.div.Tensor_mode, aten.div_.Tensor_mode, aten.fmod.Tensor, aten.fmod_.Tensor,
@@ -84,6 +104,10 @@ def pointwise_handler(func) -> Handler:
             like = args[0]
             operands = (like,)
             args = (like._physical,)
+        elif not (kwargs or divides) and _are_alike(args):
+            like = args[0]
+            operands = args[:2]
+            args = (like._physical, args[1]._physical, *args[2:])
         else:
             operands = [a for a in args if isinstance(a, Tensor)]
             operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
@@ -121,12 +145,24 @@ for _op in _UNTAGGED:
     implements(_op)(pointwise_handler(_op))
 
 
+def _are_alike(args) -> bool:
+    """Whether the first two are blocked, of one shape and format, and the rest no tensors."""
+    if len(args) < 2 or not (type(args[0]) is type(args[1]) is BlockedTensor):
+        return False
+    first, second = args[0], args[1]
+    return (
+        first._channels == second._channels
+        and first._physical.shape == second._physical.shape
+        and not any(isinstance(a, Tensor) for a in args[2:])
+    )
+
+
 def _fills_pool(like: BlockedTensor, operands) -> bool:
     """Whether the result has the dims and dtype of `like` and is large."""
     physical = like._physical
     return (
         type(physical) is Tensor
-        and physical.nbytes >= _POOLED_BYTES
+        and physical.nbytes >= DIRECT_BYTES
         and all(o.shape == like.shape and o.dtype == like.dtype for o in operands)
     )
 

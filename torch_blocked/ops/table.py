@@ -29,6 +29,12 @@ Handler = Callable[..., Any]
 
 OPS_TABLE: dict[torch._ops.OpOverload, Handler] = {}
 
+# Frequent short ops of one blocked tensor and no other argument: the function for the physical
+# tensor, and whether it keeps zeros. Taken if the tensor is not traced, and is small: large results
+# come from the pool.
+DIRECT: dict[torch._ops.OpOverload, tuple[Callable[[Tensor], Tensor], bool]] = {}
+DIRECT_BYTES = 1 << 20
+
 # Besides ours: the dense tensors, and what stands for them while a program is traced.
 _PLAIN_TYPES = {BlockedTensor, Tensor, torch.nn.Parameter, Buffer, FakeTensor, FunctionalTensor}
 _warned: set[str] = set()
@@ -46,7 +52,14 @@ def implements(*overloads: torch._ops.OpOverload) -> Callable[[Handler], Handler
 
 
 def dispatch(func, types, args, kwargs) -> Any:
-    """Runs `func`: by its handler, or on dense copies."""
+    """Runs `func`: directly, by its handler, or on dense copies."""
+    direct = DIRECT.get(func)
+    if direct is not None and len(args) == 1 and not kwargs:
+        input = args[0]
+        if type(input) is BlockedTensor:
+            physical = input._physical
+            if type(physical) is Tensor and physical.nbytes < DIRECT_BYTES:
+                return _run_directly(func, *direct, physical, input._channels)
     for t in types:
         if t is BlockedCopy:
             return _dispatch_copies(func, args, kwargs)
@@ -70,6 +83,16 @@ def dispatch(func, types, args, kwargs) -> Any:
     if is_view_op(func) and isinstance(args[0], BlockedTensor):
         return dense_view(func, *args, **kwargs)
     return _fallback(func, args, kwargs, reason, keeps_format=handler is not None)
+
+
+def _run_directly(func, function, keeps_zero: bool, physical: Tensor, channels: int):
+    out = function(physical)
+    if not keeps_zero and channels % out.shape[-1]:
+        torch.ops.torch_blocked.clear_tail_(out, channels)
+    result = _C.wrap(BlockedTensor, out, channels)
+    if tensor.CHECK_TAIL:
+        tensor.check_tail(str(func), result)
+    return result
 
 
 tensor.dispatch = dispatch  # BlockedTensor.__torch_dispatch__ calls it; tensor.py cannot import us

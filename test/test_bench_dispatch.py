@@ -1,0 +1,32 @@
+"""The command `python -m torch_blocked bench dispatch`; no test asserts a time."""
+
+import csv
+import json
+
+import pytest
+
+import torch_blocked
+from torch_blocked.__main__ import main
+from torch_blocked.bench import dispatch
+from torch_blocked.bench.inference import WrongResult
+
+pytestmark = pytest.mark.any_isa
+
+
+def test_every_op_in_every_mode(tmp_path, capsys):
+    files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
+    assert main(["bench", "dispatch", "--rounds", "2", *files]) == 0
+    rows = [(op, mode) for op in dispatch.OPS for mode in dispatch.MODES]
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(result["op"], result["mode"]) for result in results] == rows
+    assert all(result["blocked_us"] > 0 and result["kernel_us"] > 0 for result in results)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2 * len(rows)
+    assert "| relu    | inference |" in capsys.readouterr().out
+
+
+def test_wrong_results_are_not_timed(monkeypatch):
+    monkeypatch.setitem(dispatch.OPS, "wrong", lambda x: x + torch_blocked.is_blocked(x))
+    monkeypatch.setattr(dispatch, "time_interleaved", lambda *_: pytest.fail("it was timed"))
+    with pytest.raises(WrongResult, match="wrong of a blocked tensor"):
+        dispatch.bench_op("wrong", "grad", 1)

@@ -1,0 +1,76 @@
+"""The short way from an op to its kernel gives what the long way gives."""
+
+import pytest
+import torch
+
+import torch_blocked
+from torch_blocked.ops import table
+
+aten = torch.ops.aten
+DIRECT = [op for op in table.DIRECT if op is not aten.detach.default]
+
+
+def random_blocked(channels, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(2, channels, 3, 5, generator=generator).to(dtype).to_blocked("nChw8c")
+
+
+@pytest.mark.parametrize("channels", (1, 7, 8, 17))
+@pytest.mark.parametrize("op", DIRECT, ids=str)
+def test_ops_run_directly(op, channels, monkeypatch):
+    """Same bits, same tail, same gradient; large tensors take the other way."""
+    x = random_blocked(channels).requires_grad_()
+    results = []
+    for most_bytes in (1 << 20, 0):
+        monkeypatch.setattr(table, "DIRECT_BYTES", most_bytes)
+        y = op(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert y.format == gradient.format == "nChw8c"
+        assert torch_blocked.tensor.tail_is_zero(y)
+        results.append((y.to_dense(), gradient.to_dense()))
+    expected = op(x.detach().to_dense())
+    for value, gradient in results:
+        torch.testing.assert_close(value, expected)
+        assert torch.equal(value, results[0][0]) and torch.equal(gradient, results[0][1])
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.enable_grad, torch.inference_mode))
+def test_results_are_as_the_mode_makes_them(mode):
+    x = random_blocked(17).requires_grad_()
+    with mode():
+        y = x.relu()
+        dense = x.to_dense().relu()
+    assert type(y) is torch_blocked.BlockedTensor
+    assert y.requires_grad == dense.requires_grad and y.is_inference() == dense.is_inference()
+    assert y.stride() == dense.stride() and y.device == dense.device
+    assert torch._C._dispatch_keys(y).has(torch._C.DispatchKey.Python)
+
+
+def test_dtypes_follow_the_op():
+    x = random_blocked(17, torch.int32)
+    assert x.sqrt().dtype == torch.float32 and x.abs().dtype == torch.int32
+    assert torch.equal(x.sqrt().to_dense(), x.to_dense().sqrt())
+
+
+def test_detach_shares_memory_and_not_the_graph():
+    x = random_blocked(17).requires_grad_()
+    y = x.relu()
+    detached = y.detach()
+    assert not detached.requires_grad
+    detached.mul_(2)
+    assert torch.equal(y.to_dense(), detached.to_dense())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_traced_tensors_keep_to_the_handlers():
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(random_blocked(17))
+        y = fake.relu()
+    assert type(y._physical) is torch._subclasses.FakeTensor and y.shape == (2, 17, 3, 5)
+
+
+@pytest.mark.parametrize("dims", ((), (2,), (2, 3, 8), (1, 1, 1, 1, 1, 1, 8)))
+def test_what_is_no_physical_tensor_is_refused(dims):
+    with pytest.raises(ValueError, match="torch_blocked::BlockedTensor: expected a physical"):
+        torch_blocked.BlockedTensor(torch.zeros(dims), 3)

@@ -1,0 +1,141 @@
+"""`python -m torch_blocked bench dispatch`: what an op on a blocked tensor costs beyond its kernel.
+
+Each op runs on a tensor so small that computing takes next to nothing, and on the physical tensor
+of it, which is ATen's own op; the difference is the dispatch. Without gradients, with them (forward
+only, the graph built and dropped), and in inference mode."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_blocked
+
+from .inference import INPUT_SEED, WrongResult, environment_of, output_path, positive
+from .measure import time_interleaved
+from .report import table, write_csv, write_json
+
+DIMS = (1, 16, 4, 4)
+OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "add": lambda x: x + x,
+}
+MODES = {"no grad": torch.no_grad, "grad": nullcontext, "inference": torch.inference_mode}
+CALLS = 200  # in one sample
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: one op in one mode, in microseconds a call."""
+
+    op: str
+    mode: str
+    kernel_us: float
+    blocked_us: float
+    dispatch_us: float  # the median over rounds of their difference
+    rounds_ms: tuple[float, ...]  # of the blocked calls
+
+    def record(self) -> dict[str, Any]:
+        """The row as a flat dict for JSON and CSV."""
+        return {**vars(self), "rounds_ms": list(self.rounds_ms)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments and `main` as what runs it."""
+    parser.description = "Times what an op on a blocked tensor costs beyond its kernel."
+    parser.add_argument("--rounds", type=positive, default=25, help="timed rounds (default: 25)")
+    parser.add_argument(
+        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
+    )
+    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
+    parser.set_defaults(run=main, batch=DIMS[0])
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises WrongResult if an op's result is not that of its kernel."""
+    context = environment_of(args)
+    results = [bench_op(op, mode, args.rounds) for op in OPS for mode in MODES]
+    print(describe(context), end="\n\n")
+    print(render(results), end="\n\n")
+    print(NOTES)
+    records = [result.record() for result in results]
+    if args.json:
+        write_json(args.json, context, records)
+    if args.csv:
+        write_csv(args.csv, context, records)
+    return 0
+
+
+def describe(c: dict[str, Any]) -> str:
+    return (
+        f"{c['cpu']} ({c['isa']}), torch {c['torch']}, torch_blocked {c['torch_blocked']}, "
+        f"{c['date']}; {c['dtype']}, dims {DIMS}, {c['rounds']} rounds of {CALLS} calls"
+    )
+
+
+def bench_op(op: str, mode: str, rounds: int) -> Result:
+    """Verifies and times one op in one mode."""
+    function = OPS[op]
+    generator = torch.Generator().manual_seed(INPUT_SEED)
+    blocked = torch_blocked.to_blocked(torch.randn(DIMS, generator=generator))
+    if not torch.equal(function(blocked).to_dense(), function(blocked.to_dense())):
+        raise WrongResult(f"{op} of a blocked tensor is not {op} of the dense one")
+    physical = blocked._physical.clone()  # a tensor of its own, to have a graph of its own
+    for input in (blocked, physical):
+        input.requires_grad_(mode == "grad")
+    with MODES[mode]():
+        timings = time_interleaved(
+            {"kernel": repeated(function, physical), "blocked": repeated(function, blocked)}, rounds
+        )
+    kernel, ours = (timings[name].rounds_ms for name in ("kernel", "blocked"))
+    differences = [b - a for a, b in zip(kernel, ours, strict=True)]
+    return Result(
+        op=op,
+        mode=mode,
+        kernel_us=per_call_us(statistics.median(kernel)),
+        blocked_us=per_call_us(statistics.median(ours)),
+        dispatch_us=per_call_us(statistics.median(differences)),
+        rounds_ms=ours,
+    )
+
+
+def repeated(function: Callable[[Tensor], Tensor], input: Tensor) -> Callable[[], None]:
+    def call() -> None:
+        for _ in range(CALLS):
+            function(input)
+
+    return call
+
+
+def per_call_us(sample_ms: float) -> float:
+    return sample_ms * 1e3 / CALLS
+
+
+HEADER = ("op", "mode", "kernel us", "blocked us", "dispatch us")
+NOTES = (
+    "kernel: ATen's op on the physical tensor, in the same mode; dispatch: what blocked adds,\n"
+    "the median over rounds. grad: building the graph, without backward."
+)
+
+
+def render(results: list[Result]) -> str:
+    return table(
+        HEADER,
+        [
+            [r.op, r.mode, f"{r.kernel_us:.1f}", f"{r.blocked_us:.1f}", f"{r.dispatch_us:.1f}"]
+            for r in results
+        ],
+        2,
+    )
