@@ -140,6 +140,59 @@ def test_layers(layer):
         assert_exact(model, blocked(model, x, tune=True), x)
 
 
+POOLINGS = [
+    nn.MaxPool2d(3, 2, 1),
+    nn.MaxPool2d(2, ceil_mode=True),
+    nn.MaxPool2d(3, 1, 1, dilation=2, ceil_mode=True),
+    nn.AvgPool2d(2),
+    nn.AvgPool2d(3, 2, 1),
+    nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+    nn.AvgPool2d(2, divisor_override=3),
+    nn.AdaptiveAvgPool2d(1),
+    nn.AdaptiveAvgPool2d((4, 5)),
+]
+
+
+@pytest.mark.parametrize("pool", POOLINGS, ids=str)
+@pytest.mark.parametrize("channels", [16, 3])
+def test_pooling(pool, channels):
+    model = nn.Sequential(nn.Conv2d(3, channels, 3), pool, nn.Conv2d(channels, 8, 1)).eval()
+    x = torch.randn(2, 3, 14, 11)
+    assert_exact(model, blocked(model, x), x)
+
+
+class Hybrid(nn.Module):
+    """As ConvNeXt and SegFormer have it: pixels as rows of linear layers, and back to images."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 3)
+        self.norm = nn.LayerNorm(24)
+        self.up = nn.Linear(24, 40)
+        self.depthwise = nn.Conv2d(40, 40, 3, padding=1, groups=40)
+        self.down = nn.Linear(40, 24, bias=False)
+        self.scale = nn.Parameter(torch.randn(24, 1, 1))
+        self.activation = activation
+
+    def forward(self, x):
+        x = self.stem(x)
+        rows = self.activation(self.up(self.norm(x.flatten(2).transpose(1, 2))))
+        image = rows.transpose(1, 2).reshape(rows.shape[0], -1, *x.shape[2:])
+        y = self.down(self.depthwise(image).permute(0, 2, 3, 1))
+        return self.scale * y.permute(0, 3, 1, 2) + x
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.silu, F.gelu, nn.GELU("tanh"), torch.tanh])
+def test_rows_and_images(activation):
+    model = Hybrid(activation).eval()
+    x = torch.randn(2, 3, 9, 8)
+    for tune in (False, True):
+        optimized = blocked(model, x, tune=tune)
+        assert_exact(model, optimized, x)
+        assert_exact(model, optimized, torch.randn(1, 3, 7, 6))
+
+
 class Dense(nn.Module):
     """Growing concats of whole and of partial blocks, as DenseNet has them."""
 

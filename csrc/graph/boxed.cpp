@@ -120,8 +120,9 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       meta(node.output()) = {problem_of(node, metas).dst_dims, meta(node.convolution->src).dtype};
       continue;
     }
-    if (node.affine) {
-      meta(node.output()) = meta(node.affine->src);
+    if (node.affine || node.linear) {
+      meta(node.output()) = meta(node.affine ? node.affine->src : node.linear->src);
+      if (node.linear) meta(node.output()).dims.back() = node.linear->weight.size(0);
       continue;
     }
     const std::vector<IValue> results = call(node, value_of);

@@ -48,7 +48,11 @@ std::string implementation_of(const Step& step) {
     case StepKind::kAffine:
     case StepKind::kConcat:
     case StepKind::kReorder:
+    case StepKind::kRegroup:
       return "torch_blocked";
+    case StepKind::kLinear:
+    case StepKind::kPooling:
+      return "onednn";
     default:
       return "aten";
   }

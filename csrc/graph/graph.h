@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "ops/convolution.h"
+#include "ops/linear.h"
+#include "ops/pooling.h"
 
 namespace torch_blocked::graph {
 
@@ -47,6 +49,11 @@ enum class Kind {
   kPointwise,    // takes any format and keeps it, all operands in the same
   kImages,       // treats channels alike (pooling, resampling, zero padding): keeps the format
   kConcat,       // along channels: keeps the format
+  kRegroup,      // other spatial dims over the same pixels: keeps the format
+  kLinear,       // on plain tensors, by oneDNN
+  // Between [N, C, *spatial] in channels-last and [N, *spatial, C]: the same memory.
+  kToLast,
+  kFromLast,
 };
 
 // With parameters as dense tensors, batch norm folded in; bias may be undefined.
@@ -66,6 +73,12 @@ struct Affine {
   Activation activation = {};
 };
 
+struct Linear {
+  Value src;
+  at::Tensor weight, bias;  // [O, I]; [O] or undefined
+  LinearActivation activation = LinearActivation::kNone;
+};
+
 struct Node {
   std::string name, overload;  // the op it came from: "aten::conv2d", ""
   std::vector<Argument> arguments;
@@ -73,6 +86,7 @@ struct Node {
   Kind kind = Kind::kBoxed;
   std::optional<Convolution> convolution = {};
   std::optional<Affine> affine = {};
+  std::optional<Linear> linear = {};
 
   Value output() const { return outputs[0]; }
 };
@@ -102,10 +116,16 @@ void for_reads(const Node& node, F&& f) {
     if (node.convolution->residual != kNone) f(node.convolution->residual);
   } else if (node.affine) {
     f(node.affine->src);
+  } else if (node.linear) {
+    f(node.linear->src);
   } else {
     for_arguments(node.arguments, f);
   }
 }
+
+// The integers of a list of constants, one given for all spatial dims spread over them; nothing if
+// it holds something else.
+std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
 
 // Sizes and element type of a value.
 struct Meta {
@@ -123,6 +143,9 @@ void simplify(Graph& graph, const std::vector<Meta>& example);
 std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of);
 // The convolution that a node is for src of these dims; formats plain.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas);
+// The pooling that a kImages node is in that format; nothing if oneDNN has no such.
+std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
+                                         std::int64_t format);
 // The metas of all values for inputs of these metas.
 std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs);
 

@@ -47,7 +47,8 @@ class MemoryPlanner {
       const Step& step = plan_.steps[i];
       // What ATen computes, it allocates too.
       const bool ours = step.kind == StepKind::kConvolution || step.kind == StepKind::kAffine ||
-                        step.kind == StepKind::kReorder;
+                        step.kind == StepKind::kReorder || step.kind == StepKind::kLinear ||
+                        step.kind == StepKind::kPooling;
       for (const Slot slot : step.writes) {
         first_[slot] = last(slot) = i;
         result_.slots[slot].in_arena = ours;
@@ -58,7 +59,7 @@ class MemoryPlanner {
     // A boxed op may return a view of what it reads.
     for (std::size_t i = plan_.steps.size(); i-- > 0;) {
       const Step& step = plan_.steps[i];
-      if (step.kind != StepKind::kBoxed) continue;
+      if (step.kind != StepKind::kBoxed && step.kind != StepKind::kRegroup) continue;
       for (const auto& [value, from] : step.reads) {
         for (const Slot to : step.writes) last(from) = std::max(last(from), last(to));
       }

@@ -11,12 +11,24 @@ namespace {
 
 // Reorders run at about the speed of memcpy in cache; the constant is what starting threads costs.
 constexpr double kBytesPerMicrosecond = 8e3, kReorderMicroseconds = 3;
+constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
 std::size_t at(Value value) { return static_cast<std::size_t>(value); }
 
 bool keeps_format(const Node& node) {
   return node.kind == Kind::kAffine || node.kind == Kind::kPointwise ||
-         node.kind == Kind::kImages || node.kind == Kind::kConcat;
+         node.kind == Kind::kImages || node.kind == Kind::kConcat || node.kind == Kind::kRegroup;
+}
+
+// The formats that a node insists on, whatever its neighbours have; nothing if it has none.
+struct Fixed {
+  std::int64_t reads, writes;
+};
+std::optional<Fixed> fixed_formats(const Node& node) {
+  if (node.kind == Kind::kBoxed || node.kind == Kind::kLinear) return Fixed{kPlain, kPlain};
+  if (node.kind == Kind::kToLast) return Fixed{kChannelsLast, kPlain};
+  if (node.kind == Kind::kFromLast) return Fixed{kPlain, kChannelsLast};
+  return std::nullopt;
 }
 
 // Values that must share one format: what a format-keeping node reads and writes, a convolution's
@@ -49,13 +61,16 @@ class Planner {
   Planner(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner, std::int64_t block)
       : graph_(graph), metas_(infer(graph, inputs)), groups_(graph), tuner_(tuner), block_(block) {
     formats_.assign(at(graph.values), kPlain);
-    made_plain_.assign(at(graph.values), false);
-    for (const Value value : graph.inputs) made_plain_[at(value)] = true;
+    made_.resize(at(graph.values));
+    for (const Value value : graph.inputs) made_[at(value)] = kPlain;
     for (const Node& node : graph.nodes) {
-      const bool boxed = node.kind == Kind::kBoxed;
+      const auto fixed = fixed_formats(node);
       for (const Value value : node.outputs) {
-        made_plain_[at(value)] = boxed;
-        if (!boxed) formats_[at(groups_.of(value))] = block;
+        if (fixed) {
+          made_[at(value)] = fixed->writes;
+        } else if (node.convolution || node.affine) {
+          formats_[at(groups_.of(value))] = block;  // others follow, or stay plain
+        }
       }
     }
   }
@@ -74,7 +89,7 @@ class Planner {
  private:
   // The format in which a value comes into being.
   std::int64_t home(Value value) const {
-    return made_plain_[at(value)] ? kPlain : formats_[at(groups_.of(value))];
+    return made_[at(value)].value_or(formats_[at(groups_.of(value))]);
   }
 
   double reorder_cost(Value value, std::int64_t from, std::int64_t to) const {
@@ -130,7 +145,8 @@ class Planner {
         }
         continue;
       }
-      const std::int64_t wanted = node.kind == Kind::kBoxed ? kPlain : home(node.output());
+      if (node.affine && home(node.output()) == kPlain) return kImpossible;
+      const std::int64_t wanted = wanted_by(node);
       for_reads(node, [&](Value value) {
         if (!graph_.constants.contains(value)) {
           total += reorder_cost(value, home(value), wanted);
@@ -140,6 +156,12 @@ class Planner {
     return total;
   }
 
+  // The format in which a node other than a convolution reads.
+  std::int64_t wanted_by(const Node& node) const {
+    const auto fixed = fixed_formats(node);
+    return fixed ? fixed->reads : home(node.output());
+  }
+
   // One group after the other takes the format that makes the whole cheapest, until none changes:
   // groups meet at convolutions only, so two or three rounds do.
   void choose_formats() {
@@ -147,7 +169,7 @@ class Planner {
     std::vector<Value> groups;
     for (const Node& node : graph_.nodes) {
       for (const Value value : node.outputs) {
-        if (!made_plain_[at(value)]) groups.push_back(groups_.of(value));
+        if (!made_[at(value)]) groups.push_back(groups_.of(value));
       }
     }
     std::ranges::sort(groups);
@@ -156,15 +178,18 @@ class Planner {
     for (int round = 0; round < 3; ++round) {
       const double before = least;
       for (const Value group : groups) {
-        const std::int64_t kept = formats_[at(group)];
-        formats_[at(group)] = kept == block_ ? kChannelsLast : block_;
-        const double total = cost();
-        // A change should win more than the noise of the measurements.
-        if (total < 0.995 * least) {
-          least = total;
-        } else {
-          formats_[at(group)] = kept;
+        std::int64_t& format = formats_[at(group)];
+        std::int64_t kept = format;
+        for (const std::int64_t other : {block_, kChannelsLast, kPlain}) {
+          format = other;
+          const double total = other == kept ? least : cost();
+          // A change should win more than rounding: formats that cost the same stay.
+          if (total < 0.9995 * least) {
+            least = total;
+            kept = other;
+          }
         }
+        format = kept;
       }
       if (least == before) break;
     }
@@ -188,9 +213,10 @@ class Planner {
   }
 
   void emit(const Node& node) {
-    static constexpr std::array kKinds{StepKind::kBoxed,  StepKind::kConvolution,
-                                       StepKind::kAffine, StepKind::kPointwise,
-                                       StepKind::kImages, StepKind::kConcat};
+    static constexpr std::array kKinds{
+        StepKind::kBoxed,  StepKind::kConvolution, StepKind::kAffine,  StepKind::kPointwise,
+        StepKind::kImages, StepKind::kConcat,      StepKind::kRegroup, StepKind::kLinear,
+        StepKind::kBoxed,  StepKind::kBoxed};
     Step step{kKinds[static_cast<std::size_t>(node.kind)], &node, {}, {}};
     const std::int64_t format = home(node.output());
     if (node.convolution) {
@@ -205,8 +231,13 @@ class Planner {
         return;
       }
       const bool src = node.convolution && value == node.convolution->src;
-      step.reads[value] = slot(value, src ? step.problem.src_block : format);
+      const std::int64_t wanted = node.convolution ? format : wanted_by(node);
+      step.reads[value] = slot(value, src ? step.problem.src_block : wanted);
     });
+    if (node.kind == Kind::kImages && format != kPlain) {
+      step.pooling = pooling_of(node, metas_, format);
+      if (step.pooling && plan_pooling(*step.pooling)) step.kind = StepKind::kPooling;
+    }
     for (const Value value : node.outputs) step.writes.push_back(new_slot(value, format));
     plan_.steps.push_back(std::move(step));
   }
@@ -216,8 +247,8 @@ class Planner {
   Groups groups_;
   Tuner& tuner_;
   std::int64_t block_;
-  std::vector<std::int64_t> formats_;  // of groups
-  std::vector<bool> made_plain_;       // by the caller or a boxed op
+  std::vector<std::int64_t> formats_;              // of groups
+  std::vector<std::optional<std::int64_t>> made_;  // formats that no choice changes
   std::map<std::tuple<const Node*, std::int64_t, std::int64_t>, Choice> choices_;
   std::map<std::pair<Value, std::int64_t>, Slot> slots_;
   Plan plan_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "graph/graph.h"
+#include "ops/pooling.h"
 
 namespace torch_blocked::graph {
 
@@ -14,7 +15,18 @@ struct SlotPlan {
   std::int64_t format;
 };
 
-enum class StepKind { kConvolution, kAffine, kPointwise, kImages, kConcat, kBoxed, kReorder };
+enum class StepKind {
+  kConvolution,
+  kAffine,
+  kPointwise,
+  kImages,
+  kPooling,
+  kConcat,
+  kRegroup,
+  kLinear,
+  kBoxed,
+  kReorder
+};
 
 struct Step {
   StepKind kind;
@@ -25,7 +37,7 @@ struct Step {
   ConvolutionProblem problem = {};
   std::string implementation = {};
   double microseconds = 0;  // measured; 0: not
-  std::string why = {};
+  std::optional<PoolingProblem> pooling = {};
 };
 
 struct Plan {

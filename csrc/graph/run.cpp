@@ -38,10 +38,11 @@ at::Tensor from_images(const at::Tensor& images, const SlotPlan& slot) {
 
 }  // namespace
 
-at::Tensor PackedStore::get(const Node& node, const ConvolutionPlan& plan) {
+at::Tensor PackedStore::get(const Node& node, const std::string& format,
+                            const std::function<at::Tensor()>& pack) {
   const std::lock_guard lock(mutex_);
-  at::Tensor& packed = packed_[{&node, plan.weights_format}];
-  if (!packed.defined()) packed = pack_weights(plan, node.convolution->weight);
+  at::Tensor& packed = packed_[{&node, format}];
+  if (!packed.defined()) packed = pack();
   return packed;
 }
 
@@ -86,6 +87,13 @@ std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedSt
       return prepare_affine(step);
     case StepKind::kReorder:
       return prepare_reorder(step);
+    case StepKind::kLinear:
+      return prepare_linear(step, weights);
+    case StepKind::kPooling:
+      return prepare_pooling(step);
+    case StepKind::kRegroup:
+      if (is_blocked(plan_.slots[step.writes[0]])) return prepare_regroup(step);
+      return prepare_boxed(step);
     case StepKind::kConcat:
       if (memory_.copies[index]) return prepare_concat(step);
       return [] {};  // the operands were written where they belong
@@ -100,7 +108,8 @@ std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedSt
 std::function<void()> Run::prepare_convolution(const Step& step, PackedStore& weights) {
   const Convolution& c = *step.node->convolution;
   auto plan = plan_convolution(step.problem, step.implementation)->plan;
-  const at::Tensor packed = weights.get(*step.node, plan);
+  const at::Tensor packed =
+      weights.get(*step.node, plan.weights_format, [&] { return pack_weights(plan, c.weight); });
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const Slot src = step.reads.at(c.src), dst = step.writes[0];
   const Slot residual = c.residual == kNone ? src : step.reads.at(c.residual);
@@ -135,6 +144,40 @@ std::function<void()> Run::prepare_affine(const Step& step) {
         if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
       }
     });
+  };
+}
+
+std::function<void()> Run::prepare_linear(const Step& step, PackedStore& weights) {
+  const Linear& linear = *step.node->linear;
+  const Slot src = step.reads.at(linear.src), dst = step.writes[0];
+  const Dims& dims = plan_.slots[src].dims;
+  LinearPlan plan = plan_linear({.rows = c10::multiply_integers(dims) / dims.back(),
+                                 .inputs = dims.back(),
+                                 .outputs = linear.weight.size(0),
+                                 .has_bias = linear.bias.defined(),
+                                 .activation = linear.activation});
+  const at::Tensor packed = weights.get(*step.node, plan.weights_format,
+                                        [&] { return plan.pack(linear.weight.contiguous()); });
+  const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
+  return [this, plan = std::move(plan), packed, bias, src, dst] {
+    const at::Tensor rows = slots_[src].contiguous();  // what ATen made may be a view
+    plan.run(rows.const_data_ptr<float>(), packed.const_data_ptr(),
+             bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+             slots_[dst].mutable_data_ptr<float>());
+  };
+}
+
+std::function<void()> Run::prepare_pooling(const Step& step) {
+  return
+      [this, run = plan_pooling(*step.pooling), src = step.reads.begin()->second,
+       dst = step.writes[0]] { run(slots_[src].const_data_ptr(), slots_[dst].mutable_data_ptr()); };
+}
+
+std::function<void()> Run::prepare_regroup(const Step& step) {
+  const Slot from = step.reads.begin()->second, to = step.writes[0];
+  const SlotPlan& dst = plan_.slots[to];
+  return [this, from, to, shape = physical_dims(dst.dims, dst.format)] {
+    slots_[to] = slots_[from].view(shape);
   };
 }
 
@@ -177,10 +220,10 @@ std::function<void()> Run::prepare_boxed(const Step& step) {
     for (std::size_t i = 0; i < step.writes.size(); ++i) {
       if (!results[i].isTensor()) continue;
       const at::Tensor& result = results[i].toTensor();
-      slots_[step.writes[i]] = images                          ? from_images(result, dst)
-                               : step.kind == StepKind::kBoxed ? result
-                               : blocked                       ? result.contiguous()
-                                                               : in_format(result, dst);
+      slots_[step.writes[i]] = images ? from_images(result, dst)
+                               : step.kind == StepKind::kBoxed && dst.format == kPlain ? result
+                               : blocked ? result.contiguous()
+                                         : in_format(result, dst);
     }
     if (clears) clear_tail_(slots_[step.writes[0]], dst.dims[1]);
   };

@@ -10,7 +10,8 @@ namespace torch_blocked::graph {
 // Packed weights by node and format, shared by all runs of a graph.
 class PackedStore {
  public:
-  at::Tensor get(const Node& node, const ConvolutionPlan& plan);
+  at::Tensor get(const Node& node, const std::string& format,
+                 const std::function<at::Tensor()>& pack);
   std::int64_t bytes();
 
  private:
@@ -35,6 +36,9 @@ class Run {
   std::function<void()> prepare(const Step& step, std::size_t index, PackedStore& weights);
   std::function<void()> prepare_convolution(const Step& step, PackedStore& weights);
   std::function<void()> prepare_affine(const Step& step);
+  std::function<void()> prepare_linear(const Step& step, PackedStore& weights);
+  std::function<void()> prepare_pooling(const Step& step);
+  std::function<void()> prepare_regroup(const Step& step);
   std::function<void()> prepare_reorder(const Step& step);
   std::function<void()> prepare_concat(const Step& step);
   std::function<void()> prepare_boxed(const Step& step);

@@ -1,9 +1,12 @@
 // From the ops of the capture to what the library has kernels for. One function a rule, in the
 // order of simplify() at the end.
+#include <ATen/ops/zeros_like.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -59,6 +62,7 @@ void replace(Graph& graph, Value from, Value to) {
   for (Node& node : graph.nodes) {
     replace(node.arguments, from, to);
     if (node.affine && node.affine->src == from) node.affine->src = to;
+    if (node.linear && node.linear->src == from) node.linear->src = to;
     if (!node.convolution) continue;
     if (node.convolution->src == from) node.convolution->src = to;
     if (node.convolution->residual == from) node.convolution->residual = to;
@@ -83,23 +87,6 @@ bool is_none(const Argument& argument) {
 double number(const Argument& argument, double missing) {
   if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
   return argument.constant().toScalar().toDouble();
-}
-
-// The integers of a list of constants, one given for all spatial dims spread over them; nothing if
-// it holds something else.
-std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
-  Dims dims;
-  if (argument.is_constant()) {
-    if (!argument.constant().isInt()) return std::nullopt;
-    dims = {argument.constant().toInt()};
-  } else if (const auto* list = std::get_if<std::vector<Argument>>(&argument.held)) {
-    for (const Argument& item : *list) {
-      if (!item.is_constant() || !item.constant().isInt()) return std::nullopt;
-      dims.push_back(item.constant().toInt());
-    }
-  }
-  if (dims.size() == 1) dims.resize(spatial, dims[0]);
-  return dims;
 }
 
 // Dropout and the like, in inference.
@@ -225,6 +212,67 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
   sweep(graph);
 }
 
+// x * scale where scale is a constant per channel.
+void find_scalings(Graph& graph, const std::vector<Meta>& example) {
+  for (Node& node : graph.nodes) {
+    if (node.name != "aten::mul" || node.overload != "Tensor") continue;
+    for (const std::size_t i : {0, 1}) {
+      const at::Tensor* scale = constant_of(graph, node.arguments[i]);
+      const Value src = node.arguments[1 - i].value();
+      if (!scale || src == kNone || graph.constants.contains(src)) continue;
+      const Meta& meta = example[Uses::at(src)];
+      const auto rank = static_cast<std::int64_t>(meta.dims.size());
+      const bool images = rank >= 3 && rank <= 5 && meta.dtype == at::kFloat;
+      const std::int64_t own = scale->dim();  // [C, 1, 1] or [1, C, 1, 1]
+      if (!images || scale->scalar_type() != at::kFloat || own < rank - 1 || own > rank) continue;
+      if (scale->size(own - rank + 1) != meta.dims[1] || scale->numel() != meta.dims[1]) continue;
+      const at::Tensor flat = scale->flatten();
+      node.kind = graph::Kind::kAffine;
+      node.affine = Affine{src, flat, at::zeros_like(flat)};
+      node.arguments.clear();
+      break;
+    }
+  }
+}
+
+void find_linear(const Graph& graph, Node& node, const std::vector<Meta>& example) {
+  if (node.name != "aten::linear") return;
+  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* bias = constant_of(graph, node.arguments[2]);
+  const Value src = node.arguments[0].value();
+  if (!weight || weight->dim() != 2 || src == kNone || graph.constants.contains(src)) return;
+  if (!bias && !is_none(node.arguments[2])) return;
+  const Meta& meta = example[Uses::at(src)];
+  if (meta.dims.size() < 2 || meta.dtype != at::kFloat) return;
+  node.kind = graph::Kind::kLinear;
+  node.linear = Linear{src, *weight, bias ? *bias : at::Tensor()};
+  node.arguments.clear();
+}
+
+LinearActivation find_linear_activation(const Node& node) {
+  if (node.name == "aten::relu") return LinearActivation::kRelu;
+  if (node.name == "aten::silu") return LinearActivation::kSilu;
+  if (node.name != "aten::gelu") return LinearActivation::kNone;
+  const bool tanh = node.arguments.size() > 1 && node.arguments[1].is_constant() &&
+                    node.arguments[1].constant().toStringView() == "tanh";
+  return tanh ? LinearActivation::kGeluTanh : LinearActivation::kGelu;
+}
+
+void fuse_into_linear(Graph& graph) {
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (!node.linear) continue;
+    Node* reader = uses.only_reader(node.output());
+    if (!reader) continue;
+    node.linear->activation = find_linear_activation(*reader);
+    if (node.linear->activation == LinearActivation::kNone) continue;
+    node.name = text(node.name, " + ", reader->name.substr(kAten.size()));
+    node.outputs = reader->outputs;
+    reader->outputs.clear();
+  }
+  sweep(graph);
+}
+
 // Zero padding in front of a convolution joins the convolution's own.
 void fuse_padding(Graph& graph) {
   const Uses uses(graph);
@@ -343,23 +391,71 @@ constexpr std::array<std::string_view, 22> kPointwise{
     "aten::elu",       "aten::mish",  "aten::abs",      "aten::neg",        "aten::clamp",
     "aten::clamp_min", "aten::exp",   "aten::sqrt",     "aten::softplus",   "aten::add",
     "aten::sub",       "aten::mul"};
-constexpr std::array<std::string_view, 10> kImages{
-    "aten::max_pool2d",          "aten::avg_pool2d",          "aten::adaptive_avg_pool2d",
-    "aten::max_pool3d",          "aten::avg_pool3d",          "aten::adaptive_avg_pool3d",
-    "aten::upsample_nearest2d",  "aten::upsample_bilinear2d", "aten::upsample_nearest3d",
-    "aten::upsample_trilinear3d"};
+constexpr std::array<std::string_view, 12> kImages{
+    "aten::max_pool1d",          "aten::avg_pool1d",          "aten::max_pool2d",
+    "aten::avg_pool2d",          "aten::adaptive_avg_pool2d", "aten::max_pool3d",
+    "aten::avg_pool3d",          "aten::adaptive_avg_pool3d", "aten::upsample_nearest2d",
+    "aten::upsample_bilinear2d", "aten::upsample_nearest3d",  "aten::upsample_trilinear3d"};
 
 // Operands may differ where they have size 1, but not in N and C.
 bool same_kind_of_image(const Dims& a, const Dims& b) {
   return a.size() == b.size() && a[0] == b[0] && a[1] == b[1];
 }
 
-graph::Kind kind_of(const Graph& graph, const Node& node, const std::vector<Meta>& example) {
+// The order of dims that a node permutes its first argument into; empty if it does not.
+Dims order_of(const Node& node, std::size_t rank) {
+  const auto size = static_cast<std::int64_t>(rank);
+  Dims order(rank);
+  if (node.name == "aten::permute") {
+    const auto dims = integers(node.arguments[1], rank);
+    if (!dims || dims->size() != rank) return {};
+    for (std::size_t i = 0; i < rank; ++i) order[i] = ((*dims)[i] + size) % size;
+    return order;
+  }
+  if (node.name != "aten::transpose" || node.overload != "int") return {};
+  std::iota(order.begin(), order.end(), 0);
+  const auto dim = [&](std::size_t i) {
+    return Uses::at((node.arguments[i].constant().toInt() + size) % size);
+  };
+  std::swap(order[dim(1)], order[dim(2)]);
+  return order;
+}
+
+// A permutation or a reshape that a format makes free; kBoxed if it is none.
+graph::Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& example) {
+  if (node.arguments.empty() || node.arguments[0].value() == kNone) return graph::Kind::kBoxed;
+  const Value src = node.arguments[0].value();
+  const Dims &from = example[Uses::at(src)].dims, &to = example[Uses::at(node.output())].dims;
+  const std::size_t rank = from.size();
+  if (rank < 3 || rank > 5) return graph::Kind::kBoxed;
+  if (is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"})) {
+    const bool same = to.size() >= 3 && to.size() <= 5 && to[0] == from[0] && to[1] == from[1];
+    return same ? graph::Kind::kRegroup : graph::Kind::kBoxed;
+  }
+  Dims to_last(rank), from_last(rank);
+  for (std::size_t i = 1; i < rank; ++i) {
+    to_last[i] = static_cast<std::int64_t>(i % (rank - 1) + 1);
+    from_last[to_last[i]] = static_cast<std::int64_t>(i);
+  }
+  const Dims order = order_of(node, rank);
+  // [N, C, L] and [N, L, C] look alike: images come from where formats are.
+  const Node* maker = uses.maker[Uses::at(src)];
+  const bool image = maker && maker->kind != graph::Kind::kBoxed &&
+                     maker->kind != graph::Kind::kLinear && maker->kind != graph::Kind::kToLast;
+  if (order == to_last && (rank > 3 || image)) return graph::Kind::kToLast;
+  return order == from_last ? graph::Kind::kFromLast : graph::Kind::kBoxed;
+}
+
+graph::Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
+                    const std::vector<Meta>& example) {
   if (node.kind != graph::Kind::kBoxed || node.outputs.size() != 1) return node.kind;
   const Meta& result = example[Uses::at(node.output())];
   const bool image = result.dims.size() >= 3 && result.dims.size() <= 5 &&
                      (result.dtype == at::kFloat || result.dtype == at::kBFloat16);
   if (!image) return graph::Kind::kBoxed;
+  if (const graph::Kind kind = view_kind(node, uses, example); kind != graph::Kind::kBoxed) {
+    return kind;
+  }
   bool fits = true;
   for_reads(node, [&](Value value) {
     const Meta& meta = example[Uses::at(value)];
@@ -403,14 +499,33 @@ void drop_dead(Graph& graph) {
 
 }  // namespace
 
+std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
+  Dims dims;
+  if (argument.is_constant()) {
+    if (!argument.constant().isInt()) return std::nullopt;
+    dims = {argument.constant().toInt()};
+  } else if (const auto* list = std::get_if<std::vector<Argument>>(&argument.held)) {
+    for (const Argument& item : *list) {
+      if (!item.is_constant() || !item.constant().isInt()) return std::nullopt;
+      dims.push_back(item.constant().toInt());
+    }
+  }
+  if (dims.size() == 1) dims.resize(spatial, dims[0]);
+  return dims;
+}
+
 void simplify(Graph& graph, const std::vector<Meta>& example) {
   drop_identities(graph);
   for (Node& node : graph.nodes) find_convolution(graph, node, example);
+  for (Node& node : graph.nodes) find_linear(graph, node, example);
   fold_batch_norms(graph, example);
+  find_scalings(graph, example);
   fuse_padding(graph);
   fuse_epilogues(graph, example);
   fuse_into_affine(graph);
-  for (Node& node : graph.nodes) node.kind = kind_of(graph, node, example);
+  fuse_into_linear(graph);
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) node.kind = kind_of(graph, node, uses, example);
   drop_dead(graph);
 }
 

@@ -1,0 +1,85 @@
+// Where ATen's pooling ops have their arguments.
+#include <array>
+#include <string_view>
+
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// -1: has none.
+struct Row {
+  std::string_view name;
+  Pooling kind;
+  std::int64_t dilation, ceil_mode, include_pad, divisor;
+};
+constexpr std::array kRows{
+    Row{"aten::max_pool1d", Pooling::kMax, 4, 5, -1, -1},
+    Row{"aten::max_pool2d", Pooling::kMax, 4, 5, -1, -1},
+    Row{"aten::max_pool3d", Pooling::kMax, 4, 5, -1, -1},
+    Row{"aten::avg_pool1d", Pooling::kAverageOfWindow, -1, 4, 5, -1},
+    Row{"aten::avg_pool2d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
+    Row{"aten::avg_pool3d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
+};
+
+bool flag(const Node& node, std::int64_t index) {
+  return index >= 0 && node.arguments[static_cast<std::size_t>(index)].constant().toBool();
+}
+
+// Windows of equal size, where the input is a multiple of the output.
+std::optional<PoolingProblem> adaptive(PoolingProblem p) {
+  const std::size_t spatial = p.src_dims.size() - 2;
+  for (std::size_t i = 0; i < spatial; ++i) {
+    const std::int64_t src = p.src_dims[2 + i], dst = p.dst_dims[2 + i];
+    if (dst == 0 || src % dst != 0) return std::nullopt;
+    p.kernel.push_back(src / dst);
+  }
+  p.kind = Pooling::kAverageOfWindow;
+  p.stride = p.kernel;
+  p.padding.resize(spatial, 0);
+  p.dilation.resize(spatial, 1);
+  return p;
+}
+
+}  // namespace
+
+std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
+                                         std::int64_t format) {
+  const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
+  const Meta& dst = metas[static_cast<std::size_t>(node.output())];
+  if (src.dtype != at::kFloat || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
+  PoolingProblem p{.kind = Pooling::kMax,
+                   .src_dims = src.dims,
+                   .dst_dims = dst.dims,
+                   .kernel = {},
+                   .stride = {},
+                   .padding = {},
+                   .dilation = {},
+                   .block = format};
+  const std::string_view name = node.name;
+  if (name.starts_with("aten::adaptive_avg_pool")) return adaptive(std::move(p));
+  const auto* row = std::ranges::find(kRows, name, &Row::name);
+  if (row == kRows.end()) return std::nullopt;
+  const std::size_t spatial = src.dims.size() - 2;
+  const auto list = [&](std::int64_t index) {
+    return integers(node.arguments[Dims::size_type(index)], spatial);
+  };
+  const auto kernel = list(1), stride = list(2), padding = list(3),
+             dilation = row->dilation < 0 ? Dims(spatial, 1) : list(row->dilation);
+  if (!kernel || !stride || !padding || !dilation) return std::nullopt;
+  const bool average = row->kind != Pooling::kMax;
+  // ATen divides the window that ceil_mode adds by less than its size.
+  if (average && flag(node, row->ceil_mode)) return std::nullopt;
+  if (row->divisor >= 0 &&
+      !node.arguments[static_cast<std::size_t>(row->divisor)].constant().isNone()) {
+    return std::nullopt;
+  }
+  p.kind = average && !flag(node, row->include_pad) ? Pooling::kAverageOfInput : row->kind;
+  p.kernel = *kernel;
+  p.stride = stride->empty() ? *kernel : *stride;
+  p.padding = *padding;
+  p.dilation = *dilation;
+  return p;
+}
+
+}  // namespace torch_blocked::graph

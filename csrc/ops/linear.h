@@ -1,0 +1,30 @@
+// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, activated: float32,
+// plain.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace torch_blocked {
+
+enum class LinearActivation : std::uint8_t { kNone, kRelu, kSilu, kGelu, kGeluTanh };
+
+struct LinearProblem {
+  std::int64_t rows, inputs, outputs;
+  bool has_bias;
+  LinearActivation activation;
+};
+
+// A problem made ready to run, by one thread at a time.
+struct LinearPlan {
+  std::string weights_format;  // the name of what pack() makes
+  std::function<at::Tensor(const at::Tensor& weight)> pack;
+  std::function<void(const float* src, const void* weights, const float* bias, float* dst)> run;
+};
+
+LinearPlan plan_linear(const LinearProblem& problem);
+
+}  // namespace torch_blocked
