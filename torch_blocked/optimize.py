@@ -6,7 +6,9 @@ kernels by measurement, plans memory and runs it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from collections import OrderedDict
 from dataclasses import asdict
@@ -18,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
 from torch_blocked.capture import VALUE, Capture, Node, capture
+from torch_blocked.environment import env
 
 # Captures for sizes that the first one does not cover.
 _CAPTURES = 8
@@ -26,9 +29,11 @@ _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 1
 
 
 def tuning_file() -> Path:
-    """Where measurements of kernels are kept; safe to delete."""
+    """Where measurements of kernels are kept, by version and CPU; safe to delete."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "torch_blocked" / "tuning.tsv"
+    environment = env()
+    name = "-".join(("tuning", environment["torch_blocked"], environment["cpu"]))
+    return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
 class OptimizedModule(nn.Module):
@@ -74,7 +79,8 @@ class OptimizedModule(nn.Module):
 
     def _add(self, captured: Capture, args: tuple) -> tuple[Capture, _C.Compiled]:
         path = tuning_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # without a file each process measures anew
+            path.parent.mkdir(parents=True, exist_ok=True)
         tensors = self._inputs(args)
         compiled = _C.Compiled(captured, tensors, self._tune, str(path))
         compiled.prepare(tensors)
