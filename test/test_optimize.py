@@ -351,12 +351,29 @@ def test_refusals():
     with pytest.raises(NotImplementedError, match="train the model"):
         optimized.train()
 
-    class Branches(nn.Module):
-        def forward(self, x):
-            return x + 1 if x.sum() > 0 else x - 1
 
-    with pytest.raises(CaptureError, match="cannot trace"):
-        tb.optimize(Branches().eval(), torch.randn(1, 3, 8, 8))
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.convolution(x).relu()
+        return y + 1 if x.sum() > 0 else y - 1
+
+
+def test_a_model_that_branches_runs_in_parts(tmp_path):
+    model = Branches().eval()
+    x = torch.randn(1, 3, 8, 8).abs()
+    optimized = tb.optimize(model, x)
+    assert_exact(model, optimized, x)
+    assert_exact(model, optimized, -x)
+    plan = optimized.plan()
+    assert "parts, because" in plan and "conv2d" in plan
+    with pytest.raises(NotImplementedError, match="captured whole"):
+        optimized.save(tmp_path / "model.pt")
+    with pytest.raises(NotImplementedError, match="train the model"):
+        optimized.train()
 
 
 def test_bfloat16():

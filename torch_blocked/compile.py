@@ -5,11 +5,14 @@ Parameters that Dynamo passes in are constants of the graph for as long as nobod
 
 from __future__ import annotations
 
+import functools
+import os
+
 import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked.capture import CaptureError
-from torch_blocked.optimize import OptimizedModule
+from torch_blocked.optimize import OptimizedModule, refuse_training
 
 
 class _WithParameters(nn.Module):
@@ -32,9 +35,48 @@ class _WithParameters(nn.Module):
         return self.graph(*values)
 
 
-def backend(graph: fx.GraphModule, example_inputs: list) -> object:
+class OptimizedParts(nn.Module):
+    """A model that no single graph describes: Python decides on values, say. torch.compile cuts it
+    there, and each part is optimized when it first runs."""
+
+    def __init__(self, model: nn.Module, reason: str) -> None:
+        super().__init__()
+        object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
+        self._reason = reason
+        self._parts: list[OptimizedModule] = []
+        compiler = functools.partial(backend, parts=self._parts)
+        object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
+        super().train(False)
+
+    def forward(self, *args):
+        """As the model's."""
+        with torch.no_grad():
+            return self._compiled(*args)
+
+    def train(self, mode: bool = True) -> OptimizedParts:
+        """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
+        if mode:
+            refuse_training()
+        return self
+
+    def plan(self) -> str:
+        """The reason, and the plans of the parts that have run, in the order they first did."""
+        title = f"runs in {len(self._parts)} parts, because {self._reason}"
+        return "\n\n".join([title, *(part.plan() for part in self._parts)])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Raises NotImplementedError: Python code lies between the parts."""
+        raise NotImplementedError(
+            f"torch_blocked::optimize: expected a model that is captured whole, got one in parts "
+            f"({self._reason}); save the model"
+        )
+
+
+def backend(
+    graph: fx.GraphModule, example_inputs: list, parts: list[OptimizedModule] | None = None
+) -> object:
     """The compiler that torch.compile calls. Where gradients are asked for, or a graph cannot be
-    captured, the graph runs as Dynamo wrote it."""
+    captured, the graph runs as Dynamo wrote it. parts: collects what is optimized."""
     bound = {
         i
         for i, value in enumerate(example_inputs)
@@ -68,6 +110,8 @@ def backend(graph: fx.GraphModule, example_inputs: list) -> object:
             refused = optimized is None
             if refused:
                 return graph(*args)
+            if parts is not None:
+                parts.append(optimized)
         return optimized(*(each for i, each in enumerate(args) if i not in bound))
 
     return run

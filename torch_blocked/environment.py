@@ -48,7 +48,7 @@ def check() -> None:
 
 
 def env() -> dict[str, Any]:
-    """The versions, libraries, CPU, settings and memory in use, for bug reports and benchmark tables.
+    """Versions, libraries, CPU, settings and memory in use, for bug reports and benchmark tables.
 
     packed_weight_bytes: held for the packed copies of weights. idle_pool_bytes: held for the next
     large results."""

@@ -13,13 +13,14 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
-from torch_blocked.capture import VALUE, Capture, Node, capture
+from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
 from torch_blocked.environment import env
 
 # Captures for sizes that the first one does not cover.
@@ -122,10 +123,7 @@ class OptimizedModule(nn.Module):
     def train(self, mode: bool = True) -> OptimizedModule:
         """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
         if mode:
-            raise NotImplementedError(
-                "torch_blocked::optimize: expected inference, got train(); train the model that "
-                "was optimized, on x.to_blocked(), and optimize it again"
-            )
+            refuse_training()
         return self
 
     def plan(self, *args) -> str:
@@ -174,7 +172,7 @@ def optimize(
     dynamic: bool = True,
     tune: bool = True,
     dtype: torch.dtype | None = None,
-) -> OptimizedModule:
+) -> nn.Module:
     """A module that computes what `model` does, faster.
 
     example_inputs: a tensor or a tuple of the model's positional arguments.
@@ -182,8 +180,9 @@ def optimize(
     tune: time the kernels that fit on each layer, and the result against the model, which runs on
     if it is faster; False: take kernels by estimates.
     dtype: torch.bfloat16 computes in it; results are float32 still.
+    A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
     Raises ValueError if the model is in training mode, NotImplementedError for a dtype that the CPU
-    lacks, CaptureError if the model cannot be traced."""
+    lacks."""
     if model.training:
         raise ValueError(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
@@ -191,10 +190,31 @@ def optimize(
         )
     _check_dtype(dtype)
     example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    optimized = OptimizedModule(model, example, dynamic=dynamic, tune=tune, dtype=dtype)
+    try:
+        optimized = OptimizedModule(model, example, dynamic=dynamic, tune=tune, dtype=dtype)
+    except CaptureError as error:
+        if dtype is not None:
+            raise
+        return _in_parts(model, example, error)
     if tune and _seconds(optimized, example) > _seconds(model, example):
         optimized.choice = "dense"
     return optimized
+
+
+def _in_parts(model: nn.Module, example: tuple, error: CaptureError) -> nn.Module:
+    from torch_blocked.compile import OptimizedParts
+
+    reason = str(error.__cause__ or error).strip().splitlines()[0]
+    parts = OptimizedParts(model, reason)
+    parts(*example)  # what the model itself refuses is refused here
+    return parts
+
+
+def refuse_training() -> NoReturn:
+    raise NotImplementedError(
+        "torch_blocked::optimize: expected inference, got train(); train the model that was "
+        "optimized, on x.to_blocked(), and optimize it again"
+    )
 
 
 def load(path: str | os.PathLike) -> OptimizedModule:
