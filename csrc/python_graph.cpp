@@ -82,6 +82,7 @@ void bind_graph(py::module_& m) {
       .def("__call__", &Compiled::operator(), py::call_guard<py::gil_scoped_release>())
       .def("prepare", &Compiled::prepare, py::call_guard<py::gil_scoped_release>())
       .def("report", &Compiled::report, py::call_guard<py::gil_scoped_release>())
+      .def("release", &Compiled::release, py::call_guard<py::gil_scoped_release>())
       .def("packed_bytes", &Compiled::packed_bytes)
       .def("arena_bytes", &Compiled::arena_bytes);
 }

@@ -1,6 +1,7 @@
 """torch_blocked.optimize: whole models against float64, fused steps, sizes, files, threads."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -327,6 +328,25 @@ def test_save_and_load(tmp_path):
     assert torch.equal(loaded(y), optimized(y))
     with pytest.raises(ValueError, match="expected inputs of sizes"):
         loaded(torch.randn(1, 4, 32, 32))
+
+
+def test_release(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(36, 5)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    optimized = blocked(model, x)
+    expected = optimized(x)
+    weight = weakref.ref(model[0].weight)
+    optimized.release()
+    del model
+    assert weight() is None
+    assert torch.equal(optimized(x), expected)
+    with pytest.raises(ValueError, match="planned before release"):
+        optimized(torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="save it before"):
+        optimized.save(tmp_path / "model.pt")
+    optimized.choice = "dense"
+    with pytest.raises(ValueError, match="nothing to release"):
+        optimized.release()
 
 
 def test_load_refuses_other_files(tmp_path):

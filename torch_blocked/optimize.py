@@ -7,6 +7,7 @@ kernels by measurement, plans memory and runs it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import time
@@ -59,6 +60,7 @@ class OptimizedModule(nn.Module):
         self._example = example
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._captures: OrderedDict[int, tuple[Capture, _C.Compiled]] = OrderedDict()
+        self._released = False
         self.choice = "blocked"
         super().train(False)
         self._add(captured or self._captured(example), example)
@@ -148,8 +150,30 @@ class OptimizedModule(nn.Module):
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
         return "\n".join([f"runs: {self.choice}; {memory}", *lines])
 
+    def release(self) -> None:
+        """Lets go of the dense weights and of the model; packed weights stay. From now on only
+        inputs of sizes that ran before are taken, others raise ValueError, as does save().
+
+        Raises ValueError if it is the model itself that runs, having been faster."""
+        if self.choice == "dense":
+            raise ValueError(
+                "torch_blocked::optimize: expected choice 'blocked', got 'dense'; there is nothing "
+                "to release, the model itself runs"
+            )
+        object.__setattr__(self, "_model", None)
+        for captured, compiled in self._captures.values():
+            compiled.release()
+            captured.constants = {}
+        self._released = True
+        gc.collect()  # torch.export leaves cycles that hold the parameters
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the graph and its dense weights; load() reads them, on any CPU."""
+        if self._released:
+            raise ValueError(
+                "torch_blocked::optimize: expected dense weights to save, got a module after "
+                "release(); save it before"
+            )
         captured, _ = next(iter(self._captures.values()))
         torch.save(
             {

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "format/errors.h"
 #include "runtime/isa.h"
@@ -83,6 +84,11 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<at::Tenso
     entries_.splice(entries_.begin(), entries_, found);
     return entries_.front();
   }
+  if (released_) {
+    fail_value("optimize", "inputs of sizes that were planned before release()",
+               inputs.empty() ? "none" : text(inputs[0].sizes().vec()),
+               "run them once before release(), or optimize the model again");
+  }
   auto entry = std::make_shared<Entry>();
   entry->key = key;
   entry->plan = make_plan(graph_, metas_of(inputs), tuner_, native_blocks()[0]);
@@ -104,8 +110,20 @@ std::unique_ptr<Run> Compiled::take(Entry& entry) {
 }
 
 void Compiled::put_back(Entry& entry, std::unique_ptr<Run> run) {
+  // As many as can run at a time; others give their memory back, outside the lock.
+  static const std::size_t kept = std::max(1u, std::thread::hardware_concurrency());
   const std::lock_guard lock(entry.mutex);
-  entry.idle.push_back(std::move(run));
+  if (entry.idle.size() < kept) entry.idle.push_back(std::move(run));
+}
+
+void Compiled::release() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& entry : entries_) put_back(*entry, take(*entry));  // has packed what it needs
+  for (Node& node : graph_.nodes) {
+    if (node.convolution) node.convolution->weight.reset();
+    if (node.linear) node.linear->weight.reset();
+  }
+  released_ = true;
 }
 
 std::vector<at::Tensor> Compiled::operator()(const std::vector<at::Tensor>& inputs) {

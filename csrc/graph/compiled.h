@@ -26,6 +26,8 @@ class Compiled {
   void prepare(const std::vector<at::Tensor>& inputs);
   std::vector<StepReport> report(const std::vector<at::Tensor>& inputs);
   std::int64_t packed_bytes() { return weights_.bytes(); }
+  // Lets go of the dense weights: from now on only dims that have a plan are taken.
+  void release();
   std::int64_t arena_bytes(const std::vector<at::Tensor>& inputs);
 
  private:
@@ -42,7 +44,8 @@ class Compiled {
 
   Graph graph_;
   PackedStore weights_;
-  std::mutex mutex_;  // of the plans and the tuner
+  std::mutex mutex_;  // of all that follows
+  bool released_ = false;
   Tuner tuner_;
   std::list<std::shared_ptr<Entry>> entries_;  // the last used first
 };

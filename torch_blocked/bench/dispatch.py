@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_blocked
 
@@ -32,6 +32,12 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 MODES = {"no grad": torch.no_grad, "grad": nullcontext, "inference": torch.inference_mode}
 CALLS = 200  # in one sample
+# A step of an optimized model costs what SHORT and LONG models of such layers differ by.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: nn.BatchNorm2d(DIMS[1]),
+    "1x1 convolution": lambda: nn.Conv2d(DIMS[1], DIMS[1], 1),
+}
+SHORT, LONG = 20, 120
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,11 @@ def main(args: argparse.Namespace) -> int:
     results = [bench_op(op, mode, args.rounds) for op in OPS for mode in MODES]
     print(describe(context), end="\n\n")
     print(render(results), end="\n\n")
-    print(NOTES)
+    print(NOTES, end="\n\n")
+    steps = {name: step_us(name, args.rounds) for name in LAYERS}
+    context["optimized_step_us"] = steps
+    words = ", ".join(f"{us:.2f} us ({name})" for name, us in steps.items())
+    print(f"a step of an optimized model, its kernel included: {words}")
     records = [result.record() for result in results]
     if args.json:
         write_json(args.json, context, records)
@@ -109,6 +119,25 @@ def bench_op(op: str, mode: str, rounds: int) -> Result:
         dispatch_us=per_call_us(statistics.median(differences)),
         rounds_ms=ours,
     )
+
+
+def step_us(layer: str, rounds: int) -> float:
+    """Microseconds of one step of an optimized model, on one pixel.
+
+    Raises WrongResult if the model computes something else."""
+    input = torch.randn(1, DIMS[1], 1, 1, generator=torch.Generator().manual_seed(INPUT_SEED))
+    calls = {}
+    for count in (SHORT, LONG):
+        model = nn.Sequential(*(LAYERS[layer]() for _ in range(count))).eval()
+        optimized = torch_blocked.optimize(model, input, tune=False)
+        with torch.no_grad():
+            if not torch.allclose(optimized(input), model(input), rtol=1e-3, atol=1e-5):
+                raise WrongResult(f"{count} optimized layers of {layer} are not the model")
+        calls[str(count)] = repeated(optimized, input)
+    timings = time_interleaved(calls, rounds)
+    short, long = (timings[name].rounds_ms for name in calls)
+    differences = [b - a for a, b in zip(short, long, strict=True)]
+    return per_call_us(statistics.median(differences)) / (LONG - SHORT)
 
 
 def repeated(function: Callable[[Tensor], Tensor], input: Tensor) -> Callable[[], None]:
