@@ -142,6 +142,31 @@ def test_transposed(dims, padding, dilation):
     check(function, input, weight.transpose(0, 1), bias, 16, padding=padding, dilation=dilation)
 
 
+# Input dims, kernel, arguments: in place, to slots, phases of other sizes, dilated, cut.
+UPSAMPLINGS = (
+    ((2, 17, 9, 15), (2, 2), {"stride": 2}),
+    ((1, 64, 7, 6), (2, 2), {"stride": 2}),
+    ((1, 17, 9, 7), (4, 4), {"stride": 2, "padding": 1}),
+    ((1, 3, 6, 7), (3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    ((1, 17, 5, 6), (5, 3), {"stride": (3, 1), "padding": (4, 0), "dilation": (2, 2)}),
+    ((2, 33, 40), (16,), {"stride": 8, "padding": 4}),
+    ((1, 17, 3, 5, 4), (3, 2, 2), {"stride": 2, "padding": (1, 0, 0)}),
+)
+
+
+@pytest.mark.parametrize("block", torch_blocked.native_blocks())
+@pytest.mark.parametrize(("dims", "kernel", "arguments"), UPSAMPLINGS)
+def test_upsampling(block, dims, kernel, arguments):
+    """A transposed convolution with strides: a convolution for each of its phases."""
+    input, weight, bias = layer(dims, 33, kernel)
+    function, arguments = TRANSPOSED[len(dims)], {"padding": 0} | arguments
+    check(function, input, weight.transpose(0, 1), bias, block, **arguments)
+    with threads(1):
+        one = run(function, input, weight.transpose(0, 1), bias, block, **arguments)
+    again = run(function, input, weight.transpose(0, 1), bias, block, **arguments)
+    assert torch.equal(one._physical, again._physical)
+
+
 @by_layer
 def test_threads_change_no_bit(row):
     """Nor does a plan made for another number of threads."""
@@ -190,7 +215,7 @@ def test_infinite_input_leaves_the_tail_zero(block, kernel):
     (
         {"groups": 2, "weight": torch.zeros(8, 4, 3, 3)},
         {"dtype": torch.float64},
-        {"function": F.conv_transpose2d, "stride": 2},
+        {"function": F.conv_transpose2d, "stride": 4},  # more than the kernel: bare outputs
     ),
     ids=lambda arguments: "-".join(arguments),
 )

@@ -1,5 +1,6 @@
-// A direct convolution of ours: any kernel, stride, dilation and padding, float32, groups = 1; and
-// transposed ones at stride 1.
+// A direct convolution of ours: any kernel, stride, dilation and padding, float32, groups = 1. A
+// transposed one is an ordinary one at stride 1 for each phase: the outputs whose indices leave the
+// same rest by the stride meet the same taps.
 //
 // The lanes of an output pixel are the src values under the kernel, and the pixels of a row have
 // theirs at equal distances. Where that is so in src already (1x1, stride 1, the block as wide as a
@@ -9,12 +10,13 @@
 //
 // Work is shared out as (band of output pixels, group of output channels), bands outermost. Sums
 // are parts of a fixed number of lanes, so the blocking changes no bit of the result.
+#include "ops/convolution_direct.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -29,285 +31,19 @@
 namespace torch_blocked {
 namespace {
 
-using Problem = ConvolutionProblem;
-using kernels::DirectRun;
-using kernels::DirectSegment;
-using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
-
-// Up to this many input channels src is taken apart into planes: a vector of lanes would be mostly
-// empty.
-constexpr std::int64_t kPlaneChannels = 4;
-
-// Bands times groups of output channels for each thread, so that no thread waits long.
-constexpr std::int64_t kUnitsPerThread = 8;
+using namespace direct;
 
 // dst larger than this is written past the cache, as by winograd.
 constexpr std::int64_t kStreamBytes = 8 << 20;
 
-// Output channels [first, first + vectors * width).
-struct Group {
-  std::int64_t first, vectors;
-};
-
-// What the problem is, seen as 3-D: missing spatial dims have size 1.
-struct Direct {
-  const kernels::Kernels* kernels;
-  std::int64_t n, ic, oc, src_block, dst_block;  // blocks: lanes between pixels
-  Sizes3 in, out, kernel, stride, padding, dilation;
-  bool transposed, in_place, planes;
-  Activation activation;
-  std::vector<Group> groups;
-
-  const kernels::DirectSizes& sizes() const { return *kernels->direct_sizes; }
-  std::int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
-  std::int64_t lanes() const { return taps() * ic; }
-  // Channels whose weights for one tap follow each other: those of a vector, or one of a plane.
-  std::int64_t step() const { return planes ? 1 : sizes().width; }
-  std::int64_t src_blocks() const { return ceil_div(ic, src_block); }
-  std::int64_t dst_blocks() const { return ceil_div(oc, dst_block); }
-  static std::int64_t volume(const Sizes3& s) { return s[0] * s[1] * s[2]; }
-};
-
-// Groups of the best number of vectors; what is left over makes some a vector larger or smaller.
-std::vector<Group> groups_of(std::int64_t vectors, std::int64_t best, std::int64_t width) {
-  std::vector<Group> groups;
-  for (std::int64_t first = 0; first < vectors;) {
-    const std::int64_t left = vectors - first;
-    std::int64_t take = std::min(left, best);
-    if (best == 2 && left == 3) take = 3;
-    if (best == 3 && (left == 4 || left == 2)) take = 2;
-    groups.push_back({first * width, take});
-    first += take;
-  }
-  return groups;
-}
-
-Direct direct_of(const Problem& p) {
-  const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
-  Direct d{.kernels = p.dst_block >= 4 ? &kernels::kernels_for(p.dst_block) : &kernels::kernels(),
-           .n = p.src_dims[0],
-           .ic = p.src_dims[1],
-           .oc = p.dst_dims[1],
-           .src_block = p.src_block == kChannelsLast ? p.src_dims[1] : p.src_block,
-           .dst_block = p.dst_block == kChannelsLast ? p.dst_dims[1] : p.dst_block,
-           .in = as_3d(spatial(p.src_dims), 1),
-           .out = as_3d(spatial(p.dst_dims), 1),
-           .kernel = as_3d(spatial(p.weight_dims), 1),
-           .stride = as_3d(p.stride, 1),
-           .padding = as_3d(p.padding, 0),
-           .dilation = as_3d(p.dilation, 1),
-           .transposed = p.transposed,
-           .in_place = false,
-           .planes = false,
-           .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,
-           .groups = {}};
-  // At stride 1 the transposed convolution is one with flipped weights and what padding is left.
-  for (std::size_t i = 0; p.transposed && i < 3; ++i) {
-    d.padding[i] = d.dilation[i] * (d.kernel[i] - 1) - d.padding[i];
-  }
-  const std::int64_t width = d.sizes().width;
-  const bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
-  if (pixelwise) {  // one long row; where sizes are 1 the stride means nothing
-    d.in = d.out = {1, 1, Direct::volume(d.in)};
-    d.stride = {1, 1, 1};
-  }
-  d.planes = p.src_block == kPlain || d.ic <= kPlaneChannels;
-  d.in_place = pixelwise && !d.planes && d.src_block == width;
-  const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, width);
-  // Three vectors make up for few pixels in a row.
-  const std::int64_t best = d.out[2] <= 4 ? 3 : d.sizes().vectors;
-  d.groups = groups_of(vectors, best, width);
-  return d;
-}
-
-// The taps along w in the order of their weights: those of planes that meet common positions side
-// by side, so that they are lanes of one segment.
-std::vector<std::int64_t> taps_in_order(const Direct& d) {
-  std::vector<std::int64_t> taps(static_cast<std::size_t>(d.kernel[2]));
-  std::iota(taps.begin(), taps.end(), 0);
-  if (d.planes) {
-    std::ranges::stable_sort(taps, {},
-                             [&](std::int64_t tap) { return tap * d.dilation[2] % d.stride[2]; });
-  }
-  return taps;
-}
-
-// How the positions of one dim that `count` outputs meet are laid out in slots: those of tap k are
-// tap_slot[k], tap_slot[k] + 1, ...; taps share slots where they meet the same positions.
-struct Axis {
-  std::vector<std::int64_t> tap_slot;
-  std::vector<DirectRun> runs;  // `first` as if the outputs began at position 0
-  std::int64_t slots = 0;
-};
-
-Axis axis_of(std::int64_t kernel, std::int64_t stride, std::int64_t dilation, std::int64_t count) {
-  Axis axis;
-  axis.tap_slot.resize(static_cast<std::size_t>(kernel));
-  std::vector<std::int64_t> taps(static_cast<std::size_t>(kernel));
-  std::iota(taps.begin(), taps.end(), 0);
-  // Taps whose distance is a multiple of the stride meet common positions.
-  std::ranges::stable_sort(taps, {}, [&](std::int64_t tap) { return tap * dilation % stride; });
-  for (const std::int64_t tap : taps) {
-    const std::int64_t position = tap * dilation;
-    std::int64_t behind = -1;  // slots that this tap is behind the last run's first
-    if (!axis.runs.empty() && (position - axis.runs.back().first) % stride == 0) {
-      behind = (position - axis.runs.back().first) / stride;
-    }
-    if (behind < 0 || behind > axis.runs.back().count) {
-      axis.runs.push_back({axis.slots, 0, position});
-      behind = 0;
-    }
-    DirectRun& run = axis.runs.back();
-    run.count = behind + count;
-    axis.slots = run.slot + run.count;
-    axis.tap_slot[static_cast<std::size_t>(tap)] = run.slot + behind;
-  }
-  return axis;
-}
-
-// The segments of the output rows that meet the same taps inside src, channel step by channel step,
-// and one more.
-struct Reach {
-  std::vector<std::int64_t> kd, kh;  // the taps
-  std::vector<DirectSegment> segments;
-  std::vector<std::int64_t> step_begin;  // the first segment of each channel step, and the end
-};
-
-// How the work is cut up.
-struct Cut {
-  std::int64_t rows, columns;            // of outputs in a band, at most
-  std::int64_t row_bands, column_bands;  // in a plane of outputs
-  std::array<Axis, 3> axes;
-  std::vector<Reach> reaches;
-  std::vector<std::size_t> reach_of;  // [planes of outputs, rows]
-  std::int64_t part_steps;            // channel steps (vectors, or channels of planes) of one part
-
-  std::int64_t slots() const { return axes[0].slots * axes[1].slots * axes[2].slots; }
-};
-
-std::int64_t band_floats(const Direct& d, std::int64_t rows, std::int64_t columns) {
-  const std::int64_t width = d.sizes().width;
-  const std::int64_t channels = d.planes ? d.ic : ceil_div(d.ic, width) * width;
-  if (d.in_place) return channels * rows * columns;
-  std::int64_t slots = axis_of(d.kernel[0], d.stride[0], d.dilation[0], 1).slots;
-  slots *= axis_of(d.kernel[1], d.stride[1], d.dilation[1], rows).slots;
-  slots *= axis_of(d.kernel[2], d.stride[2], d.dilation[2], columns).slots;
-  return channels * slots;
-}
-
-std::int64_t units_of(const Direct& d, std::int64_t rows, std::int64_t columns) {
-  return d.n * d.out[0] * ceil_div(d.out[1], rows) * ceil_div(d.out[2], columns) *
-         static_cast<std::int64_t>(d.groups.size());
-}
-
-// The largest bands that fit in the cache and are enough for all threads.
-void choose_band(const Direct& d, Cut& cut) {
-  const std::int64_t threads = at::get_num_threads();
-  const std::int64_t least = d.sizes().pixels[static_cast<std::size_t>(d.groups[0].vectors - 1)];
-  const std::int64_t floats = d.sizes().band_bytes / static_cast<std::int64_t>(sizeof(float));
-  const auto good = [&](std::int64_t rows, std::int64_t columns) {
-    return band_floats(d, rows, columns) <= floats &&
-           (threads == 1 || units_of(d, rows, columns) >= kUnitsPerThread * threads);
-  };
-  cut.rows = d.out[1];
-  cut.columns = d.out[2];
-  while (cut.rows > 1 && !good(cut.rows, cut.columns)) cut.rows = ceil_div(cut.rows, 2);
-  while (cut.columns > least && !good(cut.rows, cut.columns)) {
-    cut.columns = std::max(least, ceil_div(ceil_div(cut.columns, 2), least) * least);
-  }
-  cut.row_bands = ceil_div(d.out[1], cut.rows);
-  cut.column_bands = ceil_div(d.out[2], cut.columns);
-  cut.rows = ceil_div(d.out[1], cut.row_bands);
-  cut.columns = ceil_div(d.out[2], cut.column_bands);
-}
-
-// The taps along dim i that meet src from output `at`: padding has no lanes.
-std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64_t at) {
-  std::vector<std::int64_t> taps;
-  for (std::int64_t tap = 0; tap < d.kernel[i]; ++tap) {
-    const std::int64_t position = at * d.stride[i] - d.padding[i] + tap * d.dilation[i];
-    if (position >= 0 && position < d.in[i]) taps.push_back(tap);
-  }
-  return taps;
-}
-
-void add_segments(const Direct& d, const Cut& cut, Reach& reach) {
-  const std::int64_t step = d.step();
-  const std::int64_t step_size = d.in_place ? d.in[2] * step : cut.slots() * step;
-  const auto slot = [&](std::size_t i, std::int64_t tap) {
-    return cut.axes[i].tap_slot[static_cast<std::size_t>(tap)];
-  };
-  const std::vector<std::int64_t> order = taps_in_order(d);
-  for (std::int64_t channel = 0; channel < d.ic; channel += step) {
-    reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
-    const std::int64_t lanes = std::min(step, d.ic - channel);
-    for (const std::int64_t kd : reach.kd) {
-      for (const std::int64_t kh : reach.kh) {
-        const std::int64_t row = slot(0, kd) * cut.axes[1].slots + slot(1, kh);
-        const std::int64_t first = channel / step * step_size + row * cut.axes[2].slots * step;
-        const std::int64_t weights =
-            channel * d.taps() + (kd * d.kernel[1] + kh) * d.kernel[2] * lanes;
-        for (std::size_t i = 0; i < order.size(); ++i) {
-          const std::int64_t offset = first + slot(2, order[i]) * step;
-          DirectSegment* last = i > 0 ? &reach.segments.back() : nullptr;
-          if (d.planes && last && last->offset + last->lanes == offset) {
-            ++last->lanes;  // the next tap's pixels are one float on, as a lane is
-          } else {
-            reach.segments.push_back(
-                {offset, lanes, weights + static_cast<std::int64_t>(i) * lanes});
-          }
-        }
-      }
-    }
-  }
-  reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
-  reach.segments.push_back({0, 0, 0});
-}
-
-void make_reaches(const Direct& d, Cut& cut) {
-  for (std::int64_t plane = 0; plane < d.out[0]; ++plane) {
-    for (std::int64_t row = 0; row < d.out[1]; ++row) {
-      Reach reach{taps_inside(d, 0, plane), taps_inside(d, 1, row), {}, {}};
-      const auto same = std::ranges::find_if(cut.reaches, [&](const Reach& other) {
-        return other.kd == reach.kd && other.kh == reach.kh;
-      });
-      cut.reach_of.push_back(static_cast<std::size_t>(same - cut.reaches.begin()));
-      if (same != cut.reaches.end()) continue;
-      add_segments(d, cut, reach);
-      cut.reaches.push_back(std::move(reach));
-    }
-  }
-}
-
-Cut cut_of(const Direct& d) {
-  Cut cut{};
-  choose_band(d, cut);
-  const Sizes3 counts{1, cut.rows, cut.columns};
-  for (std::size_t i = 0; i < 3; ++i) {
-    cut.axes[i] = axis_of(d.kernel[i], d.stride[i], d.dilation[i], counts[i]);
-  }
-  make_reaches(d, cut);
-  // Blocks narrower than a vector are written once.
-  const bool whole = d.dst_block < d.sizes().width;
-  cut.part_steps =
-      whole ? d.ic : std::max<std::int64_t>(1, d.sizes().lanes / (d.taps() * d.step()));
-  return cut;
-}
-
 // weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides
 //   -> [groups, vectors of IC, taps, lanes, channels of the group], planes [groups, IC, taps, ...],
 // zeros beyond OC.
-at::Tensor pack(const Direct& d, const at::Tensor& weight) {
+void pack_phase(const Direct& d, const at::Tensor& weight, bool transposed, float* to) {
   const std::int64_t width = d.sizes().width, step = d.step(), taps = d.taps();
-  const std::int64_t padded_oc = d.groups.back().first + d.groups.back().vectors * width;
-  const at::Tensor packed = at::empty({padded_oc * d.lanes()}, weight.options());
-  trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   const auto* from = weight.const_data_ptr<float>();
-  float* to = packed.mutable_data_ptr<float>();
-  prefer_huge_pages(to, packed.nbytes());
-  const std::int64_t oc_stride = weight.stride(d.transposed ? 1 : 0);
-  const std::int64_t ic_stride = weight.stride(d.transposed ? 0 : 1);
+  const std::int64_t oc_stride = weight.stride(transposed ? 1 : 0);
+  const std::int64_t ic_stride = weight.stride(transposed ? 0 : 1);
   // Offset of each tap.
   const Sizes3 strides = as_3d(weight.strides().slice(2), 0);
   std::vector<std::int64_t> tap_offsets;
@@ -317,7 +53,7 @@ at::Tensor pack(const Direct& d, const at::Tensor& weight) {
         const Sizes3 tap{kd, kh, kw};
         std::int64_t offset = 0;
         for (std::size_t i = 0; i < 3; ++i) {
-          offset += (d.transposed ? d.kernel[i] - 1 - tap[i] : tap[i]) * strides[i];
+          offset += (d.tap_first[i] + tap[i] * d.tap_step[i]) * strides[i];
         }
         tap_offsets.push_back(offset);
       }
@@ -344,7 +80,6 @@ at::Tensor pack(const Direct& d, const at::Tensor& weight) {
                                  unit % channels * step);
                    }
                  });
-  return packed;
 }
 
 // Output pixels [row, row + rows) x [column, column + columns) of one plane of one image.
@@ -410,7 +145,7 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
 kernels::DirectTiles tiles_of(const Direct& d, const Cut& cut, const Group& group,
                               const ConvolutionBuffers& buffers) {
   const std::int64_t width = d.sizes().width;
-  const std::int64_t block_stride = Direct::volume(d.out) * d.dst_block;
+  const std::int64_t block_stride = Direct::volume(d.dst) * d.dst_block;
   const std::int64_t lane = group.first % d.dst_block;
   const std::int64_t out_bytes =
       d.n * d.dst_blocks() * block_stride * static_cast<std::int64_t>(sizeof(float));
@@ -425,7 +160,7 @@ kernels::DirectTiles tiles_of(const Direct& d, const Cut& cut, const Group& grou
       .pixels = 0,
       .vectors = group.vectors,
       .channels = d.oc - group.first,
-      .dst_step = d.dst_block,
+      .dst_step = d.dst_step[2] * d.dst_block,
       .dst_offsets = {},
       .parts = 0,
       .part_stride = block_stride,
@@ -453,16 +188,20 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
               const float* src, const ConvolutionBuffers& buffers) {
   const std::int64_t step = d.step();
   const std::int64_t first_row = band.plane * d.out[1] + band.row;
+  const auto to_dst = [&](std::size_t i, std::int64_t at) {
+    return d.dst_first[i] + at * d.dst_step[i];
+  };
+  const std::int64_t dst_row = to_dst(0, band.plane) * d.dst[1] + to_dst(1, band.row);
   const std::int64_t offset = (band.image * d.dst_blocks() + group.first / d.dst_block) *
-                                  Direct::volume(d.out) * d.dst_block +
-                              (first_row * d.out[2] + band.column) * d.dst_block +
+                                  Direct::volume(d.dst) * d.dst_block +
+                              (dst_row * d.dst[2] + to_dst(2, band.column)) * d.dst_block +
                               group.first % d.dst_block;
   kernels::DirectTiles tiles = tiles_of(d, cut, group, buffers);
   const std::int64_t pitch = d.in_place ? d.out[2] : cut.axes[2].slots;
   // Where rows have no slots but their own pixels, and meet the same taps, they are one long row.
   const auto reach = cut.reach_of.begin() + first_row;
   const bool merge =
-      pitch == band.columns && band.columns == d.out[2] && d.kernel[1] == 1 &&
+      d.whole() && pitch == band.columns && band.columns == d.out[2] && d.kernel[1] == 1 &&
       std::all_of(reach, reach + band.rows, [&](auto each) { return each == *reach; });
   const std::int64_t rows = merge ? 1 : band.rows;
   tiles.pixels = merge ? band.rows * band.columns : band.columns;
@@ -478,7 +217,7 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
     tiles.ahead = lanes * group.vectors * d.sizes().width;
     for (std::int64_t row = 0; row < rows; ++row) {
       const Reach& reach = cut.reaches[cut.reach_of[static_cast<std::size_t>(first_row + row)]];
-      const std::int64_t to = offset + row * d.out[2] * d.dst_block;
+      const std::int64_t to = offset + row * d.dst_step[1] * d.dst[2] * d.dst_block;
       const std::int64_t begin = reach.step_begin[static_cast<std::size_t>(first)];
       tiles.segments = reach.segments.data() + begin;
       tiles.count = reach.step_begin[static_cast<std::size_t>(first + count)] - begin;
@@ -492,31 +231,77 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   }
 }
 
-void run(const Direct& d, const Cut& cut, const ConvolutionBuffers& buffers) {
+// The phases, and how they are cut up for a number of threads.
+struct Work {
+  std::vector<Direct> phases;
+  std::vector<Cut> cuts;
+  int threads = 0;
+
+  std::int64_t units(std::size_t i) const {
+    const Direct& d = phases[i];
+    return d.n * d.out[0] * cuts[i].row_bands * cuts[i].column_bands *
+           static_cast<std::int64_t>(d.groups.size());
+  }
+};
+
+at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
+  std::int64_t floats = 0;
+  for (const Direct& d : work.phases) floats += d.packed_floats();
+  const at::Tensor packed = at::empty({floats}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+  float* to = packed.mutable_data_ptr<float>();
+  prefer_huge_pages(to, packed.nbytes());
+  for (const Direct& d : work.phases) {
+    pack_phase(d, weight, transposed, to);
+    to += d.packed_floats();
+  }
+  return packed;
+}
+
+void run_units(const Direct& d, const Cut& cut, std::int64_t begin, std::int64_t end,
+               const ConvolutionBuffers& buffers) {
   const auto groups = static_cast<std::int64_t>(d.groups.size());
   const auto* src = static_cast<const float*>(buffers.src);
-  const std::int64_t bands = d.n * d.out[0] * cut.row_bands * cut.column_bands;
-  at::parallel_for(0, bands * groups, 1, [&](std::int64_t begin, std::int64_t end) {
-    float* slots = d.in_place ? nullptr : workspace(band_floats(d, cut.rows, cut.columns));
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const Band band = band_of(d, cut, unit / groups);
-      const float* first = slots;
-      if (d.in_place) {
-        first =
-            src + band.image * d.src_blocks() * d.in[2] * d.src_block + band.column * d.src_block;
-      } else if (unit == begin || unit % groups == 0) {
-        fill_band(d, cut, band, src, slots);
+  float* slots = d.in_place ? nullptr : workspace(band_floats(d, cut.rows, cut.columns));
+  for (std::int64_t unit = begin; unit < end; ++unit) {
+    const Band band = band_of(d, cut, unit / groups);
+    const float* first = slots;
+    if (d.in_place) {
+      const std::int64_t row = (band.image * d.src_blocks() * d.in[0] + band.plane) * d.in[1];
+      first = src + ((row + band.row) * d.in[2] + band.column) * d.src_block;
+    } else if (unit == begin || unit % groups == 0) {
+      fill_band(d, cut, band, src, slots);
+    }
+    run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)], first, buffers);
+  }
+}
+
+void run(const Work& work, const ConvolutionBuffers& buffers) {
+  std::int64_t units = 0;
+  for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i);
+  at::parallel_for(0, units, 1, [&](std::int64_t begin, std::int64_t end) {
+    ConvolutionBuffers of_phase = buffers;
+    for (std::size_t i = 0; i < work.phases.size(); ++i) {
+      const Direct& d = work.phases[i];
+      const std::int64_t count = work.units(i);
+      if (begin < count && end > 0) {
+        run_units(d, work.cuts[i], std::max<std::int64_t>(begin, 0), std::min(end, count),
+                  of_phase);
       }
-      run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)], first, buffers);
+      begin -= count;
+      end -= count;
+      of_phase.weights = static_cast<const float*>(of_phase.weights) + d.packed_floats();
     }
   });
 }
 
+bool is_upsampling(const Problem& p) {
+  return p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
+}
+
 bool possible(const Problem& p) {
   if (p.dtype != at::kFloat || p.groups != 1) return false;
-  if (p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s != 1; })) {
-    return false;
-  }
   // The residual is what sums begin with.
   const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
   if (adds_last || p.dst_block == kPlain) return false;
@@ -524,12 +309,13 @@ bool possible(const Problem& p) {
     return p.dst_dims[1] % kernels::kernels().direct_sizes->width == 0;
   }
   const bool narrow = p.dst_block < kernels::kernels_for(p.dst_block).direct_sizes->width;
-  return !narrow || p.epilogue.empty();
+  return !narrow || (p.epilogue.empty() && !is_upsampling(p));
 }
 
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
 // the FMA peak; ours is faster at
 //   few input channels, which oneDNN's blocked kernels do not take
+//   transposed with strides (1.4 to 4 times)
 //   1x1 with stride (1.0 to 1.2 times), or more output than input channels (1.0 to 1.2), or input
 //     channels that fill no block (24 to 144: 1.15)
 //   larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times), in 16c
@@ -538,7 +324,7 @@ bool possible(const Problem& p) {
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
-  if (ic <= kPlaneChannels) return true;
+  if (ic <= kPlaneChannels || is_upsampling(p)) return true;
   const std::int64_t weights = c10::multiply_integers(p.weight_dims);
   if (weights > ic * oc) {
     const std::int64_t bytes = weights * static_cast<std::int64_t>(sizeof(float));
@@ -557,22 +343,28 @@ bool direct_wins(const Problem& p) {
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
   if (!possible(p)) return std::nullopt;
-  const auto direct = std::make_shared<const Direct>(direct_of(p));
-  const Group& last = direct->groups.back();
+  const auto work = std::make_shared<Work>();
+  work->phases = phases_of(p);
+  if (work->phases.empty()) return std::nullopt;
+  const Direct& first = work->phases.front();
+  const Group& last = first.groups.back();
+  std::string format =
+      text("direct/", first.sizes().width, "/", first.groups[0].vectors, "/", last.first, "/",
+           last.vectors, first.planes ? "/planes" : "", p.transposed ? "/transposed" : "");
+  if (is_upsampling(p)) format += text("/", p.stride, p.padding, p.dilation, p.dst_dims);
   return ConvolutionPlan{
-      .weights_format = text("direct/", direct->sizes().width, "/", direct->groups[0].vectors, "/",
-                             last.first, "/", last.vectors, direct->planes ? "/planes" : "",
-                             direct->transposed ? "/transposed" : ""),
-      .pack = [direct](const at::Tensor& weight) { return pack(*direct, weight); },
+      .weights_format = std::move(format),
+      .pack = [work, transposed = p.transposed](
+                  const at::Tensor& weight) { return pack(*work, transposed, weight); },
       // The cut depends on the number of threads, which may change between runs.
       .run =
-          [direct, cut = std::make_shared<Cut>(),
-           threads = 0](const ConvolutionBuffers& buffers) mutable {
-            if (threads != at::get_num_threads()) {
-              *cut = cut_of(*direct);
-              threads = at::get_num_threads();
+          [work](const ConvolutionBuffers& buffers) {
+            if (work->threads != at::get_num_threads()) {
+              work->cuts.clear();
+              for (const Direct& d : work->phases) work->cuts.push_back(cut_of(d));
+              work->threads = at::get_num_threads();
             }
-            run(*direct, *cut, buffers);
+            run(*work, buffers);
           }};
 }
 

@@ -1,0 +1,263 @@
+// The phases of a direct convolution, the slots of its src and the cut of its work.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "ops/convolution_direct.h"
+
+namespace torch_blocked::direct {
+namespace {
+
+// Bands times groups of output channels for each thread, so that no thread waits long.
+constexpr std::int64_t kUnitsPerThread = 8;
+
+// Groups of the best number of vectors; what is left over makes some a vector larger or smaller.
+std::vector<Group> groups_of(std::int64_t vectors, std::int64_t best, std::int64_t width) {
+  std::vector<Group> groups;
+  for (std::int64_t first = 0; first < vectors;) {
+    const std::int64_t left = vectors - first;
+    std::int64_t take = std::min(left, best);
+    if (best == 2 && left == 3) take = 3;
+    if (best == 3 && (left == 4 || left == 2)) take = 2;
+    groups.push_back({first * width, take});
+    first += take;
+  }
+  return groups;
+}
+
+// Phase `rest` of dim i of a transposed convolution: taps k with (rest + padding - k * dilation) a
+// multiple of the stride, backwards, at stride 1. False if there are no such outputs or taps.
+bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
+  const std::int64_t stride = d.stride[i], dilation = d.dilation[i];
+  const auto meets = [&](std::int64_t tap) {
+    return (rest + d.padding[i] - tap * dilation) % stride == 0;
+  };
+  std::int64_t last = d.kernel[i] - 1;
+  while (last >= 0 && !meets(last)) --last;
+  if (last < 0 || rest >= d.dst[i]) return false;
+  const std::int64_t common = std::gcd(stride, dilation);
+  d.tap_first[i] = last;
+  d.tap_step[i] = -stride / common;
+  d.kernel[i] = last / (stride / common) + 1;
+  d.padding[i] = (last * dilation - rest - d.padding[i]) / stride;
+  d.dilation[i] = dilation / common;
+  d.out[i] = ceil_div(d.dst[i] - rest, stride);
+  d.dst_first[i] = rest;
+  d.dst_step[i] = stride;
+  d.stride[i] = 1;
+  return true;
+}
+
+// How src is read, and the groups of output channels.
+void complete(Direct& d, bool plain_src) {
+  const std::int64_t width = d.sizes().width;
+  const bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
+  if (pixelwise && d.whole()) {  // one long row; where sizes are 1 the stride means nothing
+    d.in = d.out = d.dst = {1, 1, Direct::volume(d.in)};
+    d.stride = {1, 1, 1};
+  }
+  d.planes = plain_src || d.ic <= kPlaneChannels;
+  d.in_place = pixelwise && !d.planes && d.src_block == width;
+  const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, width);
+  // Three vectors make up for few pixels in a row.
+  const std::int64_t best = d.out[2] <= 4 ? 3 : d.sizes().vectors;
+  d.groups = groups_of(vectors, best, width);
+}
+
+}  // namespace
+
+std::vector<Direct> phases_of(const Problem& p) {
+  const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
+  const Sizes3 out = as_3d(spatial(p.dst_dims), 1), stride = as_3d(p.stride, 1);
+  const Direct whole{
+      .kernels = p.dst_block >= 4 ? &kernels::kernels_for(p.dst_block) : &kernels::kernels(),
+      .n = p.src_dims[0],
+      .ic = p.src_dims[1],
+      .oc = p.dst_dims[1],
+      .src_block = p.src_block == kChannelsLast ? p.src_dims[1] : p.src_block,
+      .dst_block = p.dst_block == kChannelsLast ? p.dst_dims[1] : p.dst_block,
+      .in = as_3d(spatial(p.src_dims), 1),
+      .out = out,
+      .kernel = as_3d(spatial(p.weight_dims), 1),
+      .stride = stride,
+      .padding = as_3d(p.padding, 0),
+      .dilation = as_3d(p.dilation, 1),
+      .dst = out,
+      .dst_first = {0, 0, 0},
+      .dst_step = {1, 1, 1},
+      .tap_first = {0, 0, 0},
+      .tap_step = {1, 1, 1},
+      .in_place = false,
+      .planes = false,
+      .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,
+      .groups = {}};
+  std::vector<Direct> phases;
+  const std::int64_t count = p.transposed ? Direct::volume(stride) : 1;
+  for (std::int64_t phase = 0; phase < count; ++phase) {
+    Direct d = whole;
+    const Sizes3 rests{phase / (stride[1] * stride[2]), phase / stride[2] % stride[1],
+                       phase % stride[2]};
+    for (std::size_t i = 0; p.transposed && i < 3; ++i) {
+      if (!make_phase(d, i, rests[i])) return {};
+    }
+    complete(d, p.src_block == kPlain);
+    phases.push_back(std::move(d));
+  }
+  return phases;
+}
+
+std::vector<std::int64_t> taps_in_order(const Direct& d) {
+  std::vector<std::int64_t> taps(static_cast<std::size_t>(d.kernel[2]));
+  std::iota(taps.begin(), taps.end(), 0);
+  if (d.planes) {
+    std::ranges::stable_sort(taps, {},
+                             [&](std::int64_t tap) { return tap * d.dilation[2] % d.stride[2]; });
+  }
+  return taps;
+}
+
+namespace {
+
+Axis axis_of(std::int64_t kernel, std::int64_t stride, std::int64_t dilation, std::int64_t count) {
+  Axis axis;
+  axis.tap_slot.resize(static_cast<std::size_t>(kernel));
+  std::vector<std::int64_t> taps(static_cast<std::size_t>(kernel));
+  std::iota(taps.begin(), taps.end(), 0);
+  // Taps whose distance is a multiple of the stride meet common positions.
+  std::ranges::stable_sort(taps, {}, [&](std::int64_t tap) { return tap * dilation % stride; });
+  for (const std::int64_t tap : taps) {
+    const std::int64_t position = tap * dilation;
+    std::int64_t behind = -1;  // slots that this tap is behind the last run's first
+    if (!axis.runs.empty() && (position - axis.runs.back().first) % stride == 0) {
+      behind = (position - axis.runs.back().first) / stride;
+    }
+    if (behind < 0 || behind > axis.runs.back().count) {
+      axis.runs.push_back({axis.slots, 0, position});
+      behind = 0;
+    }
+    DirectRun& run = axis.runs.back();
+    run.count = behind + count;
+    axis.slots = run.slot + run.count;
+    axis.tap_slot[static_cast<std::size_t>(tap)] = run.slot + behind;
+  }
+  return axis;
+}
+
+}  // namespace
+
+std::int64_t band_floats(const Direct& d, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t width = d.sizes().width;
+  const std::int64_t channels = d.planes ? d.ic : ceil_div(d.ic, width) * width;
+  if (d.in_place) return channels * rows * columns;
+  std::int64_t slots = axis_of(d.kernel[0], d.stride[0], d.dilation[0], 1).slots;
+  slots *= axis_of(d.kernel[1], d.stride[1], d.dilation[1], rows).slots;
+  slots *= axis_of(d.kernel[2], d.stride[2], d.dilation[2], columns).slots;
+  return channels * slots;
+}
+
+namespace {
+
+std::int64_t units_of(const Direct& d, std::int64_t rows, std::int64_t columns) {
+  return d.n * d.out[0] * ceil_div(d.out[1], rows) * ceil_div(d.out[2], columns) *
+         static_cast<std::int64_t>(d.groups.size());
+}
+
+// The largest bands that fit in the cache and are enough for all threads.
+void choose_band(const Direct& d, Cut& cut) {
+  const std::int64_t threads = at::get_num_threads();
+  const std::int64_t least = d.sizes().pixels[static_cast<std::size_t>(d.groups[0].vectors - 1)];
+  const std::int64_t floats = d.sizes().band_bytes / static_cast<std::int64_t>(sizeof(float));
+  const auto good = [&](std::int64_t rows, std::int64_t columns) {
+    return band_floats(d, rows, columns) <= floats &&
+           (threads == 1 || units_of(d, rows, columns) >= kUnitsPerThread * threads);
+  };
+  cut.rows = d.out[1];
+  cut.columns = d.out[2];
+  while (cut.rows > 1 && !good(cut.rows, cut.columns)) cut.rows = ceil_div(cut.rows, 2);
+  while (cut.columns > least && !good(cut.rows, cut.columns)) {
+    cut.columns = std::max(least, ceil_div(ceil_div(cut.columns, 2), least) * least);
+  }
+  cut.row_bands = ceil_div(d.out[1], cut.rows);
+  cut.column_bands = ceil_div(d.out[2], cut.columns);
+  cut.rows = ceil_div(d.out[1], cut.row_bands);
+  cut.columns = ceil_div(d.out[2], cut.column_bands);
+}
+
+// The taps along dim i that meet src from output `at`: padding has no lanes.
+std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64_t at) {
+  std::vector<std::int64_t> taps;
+  for (std::int64_t tap = 0; tap < d.kernel[i]; ++tap) {
+    const std::int64_t position = at * d.stride[i] - d.padding[i] + tap * d.dilation[i];
+    if (position >= 0 && position < d.in[i]) taps.push_back(tap);
+  }
+  return taps;
+}
+
+void add_segments(const Direct& d, const Cut& cut, Reach& reach) {
+  const std::int64_t step = d.step();
+  const std::int64_t step_size = (d.in_place ? Direct::volume(d.in) : cut.slots()) * step;
+  const auto slot = [&](std::size_t i, std::int64_t tap) {
+    return cut.axes[i].tap_slot[static_cast<std::size_t>(tap)];
+  };
+  const std::vector<std::int64_t> order = taps_in_order(d);
+  for (std::int64_t channel = 0; channel < d.ic; channel += step) {
+    reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
+    const std::int64_t lanes = std::min(step, d.ic - channel);
+    for (const std::int64_t kd : reach.kd) {
+      for (const std::int64_t kh : reach.kh) {
+        const std::int64_t row = slot(0, kd) * cut.axes[1].slots + slot(1, kh);
+        const std::int64_t first = channel / step * step_size + row * cut.axes[2].slots * step;
+        const std::int64_t weights =
+            channel * d.taps() + (kd * d.kernel[1] + kh) * d.kernel[2] * lanes;
+        for (std::size_t i = 0; i < order.size(); ++i) {
+          const std::int64_t offset = first + slot(2, order[i]) * step;
+          DirectSegment* last = i > 0 ? &reach.segments.back() : nullptr;
+          if (d.planes && last && last->offset + last->lanes == offset) {
+            ++last->lanes;  // the next tap's pixels are one float on, as a lane is
+          } else {
+            reach.segments.push_back(
+                {offset, lanes, weights + static_cast<std::int64_t>(i) * lanes});
+          }
+        }
+      }
+    }
+  }
+  reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
+  reach.segments.push_back({0, 0, 0});
+}
+
+void make_reaches(const Direct& d, Cut& cut) {
+  for (std::int64_t plane = 0; plane < d.out[0]; ++plane) {
+    for (std::int64_t row = 0; row < d.out[1]; ++row) {
+      Reach reach{taps_inside(d, 0, plane), taps_inside(d, 1, row), {}, {}};
+      const auto same = std::ranges::find_if(cut.reaches, [&](const Reach& other) {
+        return other.kd == reach.kd && other.kh == reach.kh;
+      });
+      cut.reach_of.push_back(static_cast<std::size_t>(same - cut.reaches.begin()));
+      if (same != cut.reaches.end()) continue;
+      add_segments(d, cut, reach);
+      cut.reaches.push_back(std::move(reach));
+    }
+  }
+}
+
+}  // namespace
+
+Cut cut_of(const Direct& d) {
+  Cut cut{};
+  choose_band(d, cut);
+  const Sizes3 counts{1, cut.rows, cut.columns};
+  for (std::size_t i = 0; i < 3; ++i) {
+    cut.axes[i] = axis_of(d.kernel[i], d.stride[i], d.dilation[i], counts[i]);
+  }
+  make_reaches(d, cut);
+  // Blocks narrower than a vector are written once.
+  const bool whole = d.dst_block < d.sizes().width;
+  cut.part_steps =
+      whole ? d.ic : std::max<std::int64_t>(1, d.sizes().lanes / (d.taps() * d.step()));
+  return cut;
+}
+
+}  // namespace torch_blocked::direct
