@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "graph/compiled.h"
 
 namespace py = pybind11;
@@ -63,6 +65,27 @@ graph::Graph graph_of(const py::object& capture) {
   return graph;
 }
 
+// {problem: (implementation, microseconds)}
+using Times = std::map<std::string, std::pair<std::string, double>>;
+
+graph::Tuner::Known known_of(const Times& times) {
+  const std::vector<std::string> names = convolution_implementations();
+  graph::Tuner::Known known;
+  for (const auto& [problem, time] : times) {
+    const bool valid = std::ranges::find(names, time.first) != names.end();
+    if (valid) known[problem] = graph::Tuner::Choice{time.first, time.second};
+  }
+  return known;
+}
+
+Times times_of(const graph::Tuner::Known& known) {
+  Times times;
+  for (const auto& [problem, choice] : known) {
+    if (choice) times[problem] = {choice->implementation, choice->microseconds};
+  }
+  return times;
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
@@ -76,9 +99,11 @@ void bind_graph(py::module_& m) {
   // Kernels run without the GIL; planning asks for shapes, which ops written in Python answer too.
   py::class_<Compiled>(m, "Compiled")
       .def(py::init([](const py::object& capture, const std::vector<at::Tensor>& example, bool tune,
-                       std::string tuning_file) {
-        return std::make_unique<Compiled>(graph_of(capture), example, tune, std::move(tuning_file));
+                       std::string tuning_file, const Times& times) {
+        graph::Tuner tuner(tune, std::move(tuning_file), known_of(times));
+        return std::make_unique<Compiled>(graph_of(capture), example, std::move(tuner));
       }))
+      .def("times", [](Compiled& compiled) { return times_of(compiled.times()); })
       .def("__call__", &Compiled::operator(), py::call_guard<py::gil_scoped_release>())
       .def("prepare", &Compiled::prepare, py::call_guard<py::gil_scoped_release>())
       .def("report", &Compiled::report, py::call_guard<py::gil_scoped_release>())

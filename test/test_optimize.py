@@ -194,6 +194,35 @@ def test_rows_and_images(activation):
         assert_exact(model, optimized, torch.randn(1, 3, 7, 6))
 
 
+@pytest.mark.parametrize(
+    "layers, steps",
+    [
+        ([nn.BatchNorm2d(5), nn.Conv2d(5, 17, 3), nn.BatchNorm2d(17)], 1),
+        ([nn.BatchNorm2d(5), nn.Conv2d(5, 16, 1, bias=False), nn.ReLU()], 1),
+        ([nn.BatchNorm2d(5), nn.Conv2d(5, 16, 3, padding=1)], 2),
+        ([nn.ConvTranspose2d(5, 6, 2, 2), nn.BatchNorm2d(6)], 1),
+    ],
+    ids=["both sides", "before", "padding keeps it", "transposed"],
+)
+def test_batch_norms_fold(layers, steps):
+    model = randomized(nn.Sequential(*layers))
+    x = torch.randn(2, 5, 7, 6)
+    optimized = blocked(model, x)
+    assert_exact(model, optimized, x)
+    plan = optimized.plan()
+    assert plan.count("aten::conv") == 1 and ("aten::batch_norm" in plan) == (steps == 2)
+
+
+def test_batch_norms_fold_into_linear():
+    norms = [nn.BatchNorm1d(12), nn.BatchNorm1d(7)]
+    model = randomized(nn.Sequential(norms[0], nn.Linear(12, 7, bias=False), norms[1], nn.ReLU()))
+    x = torch.randn(4, 12)
+    optimized = blocked(model, x)
+    assert_exact(model, optimized, x)
+    assert "aten::linear + batch_norm + relu" in optimized.plan()
+    assert "aten::batch_norm" not in optimized.plan()
+
+
 class Dense(nn.Module):
     """Growing concats of whole and of partial blocks, as DenseNet has them."""
 

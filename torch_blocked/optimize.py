@@ -27,7 +27,7 @@ from torch_blocked.environment import env
 # Captures for sizes that the first one does not cover.
 _CAPTURES = 8
 
-_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 1
+_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 2
 
 
 def tuning_file() -> Path:
@@ -54,11 +54,13 @@ class OptimizedModule(nn.Module):
         tune: bool,
         dtype: torch.dtype | None,
         captured: Capture | None = None,
+        times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._example = example
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
+        self._times = times or {}
         self._captures: OrderedDict[int, tuple[Capture, _C.Compiled]] = OrderedDict()
         self._released = False
         self.choice = "blocked"
@@ -85,7 +87,7 @@ class OptimizedModule(nn.Module):
         with contextlib.suppress(OSError):  # without a file each process measures anew
             path.parent.mkdir(parents=True, exist_ok=True)
         tensors = self._inputs(args)
-        compiled = _C.Compiled(captured, tensors, self._tune, str(path))
+        compiled = _C.Compiled(captured, tensors, self._tune, str(path), self._times)
         compiled.prepare(tensors)
         self._captures[id(captured)] = (captured, compiled)
         if len(self._captures) > _CAPTURES:
@@ -168,13 +170,14 @@ class OptimizedModule(nn.Module):
         gc.collect()  # torch.export leaves cycles that hold the parameters
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the graph and its dense weights; load() reads them, on any CPU."""
+        """Writes the graph, its dense weights and what was measured; load() reads them, on any
+        CPU."""
         if self._released:
             raise ValueError(
                 "torch_blocked::optimize: expected dense weights to save, got a module after "
                 "release(); save it before"
             )
-        captured, _ = next(iter(self._captures.values()))
+        captured, compiled = next(iter(self._captures.values()))
         torch.save(
             {
                 "kind": _FILE_KIND,
@@ -184,6 +187,8 @@ class OptimizedModule(nn.Module):
                 "in_spec": captured.in_spec,
                 "tune": self._tune,
                 "dtype": self._dtype,
+                "cpu": env()["cpu"],
+                "times": compiled.times(),
             },
             path,
         )
@@ -261,7 +266,13 @@ def load(path: str | os.PathLike) -> OptimizedModule:
         ) from error
     _check_dtype(data["dtype"])
     return OptimizedModule(
-        None, example, dynamic=False, tune=data["tune"], dtype=data["dtype"], captured=captured
+        None,
+        example,
+        dynamic=False,
+        tune=data["tune"],
+        dtype=data["dtype"],
+        captured=captured,
+        times=data["times"] if data["cpu"] == env()["cpu"] else None,
     )
 
 

@@ -69,9 +69,8 @@ std::string why_of(const Step& step) {
 
 }  // namespace
 
-Compiled::Compiled(Graph graph, const std::vector<at::Tensor>& example, bool tune,
-                   std::string tuning_file)
-    : graph_(std::move(graph)), tuner_(tune, std::move(tuning_file)) {
+Compiled::Compiled(Graph graph, const std::vector<at::Tensor>& example, Tuner tuner)
+    : graph_(std::move(graph)), tuner_(std::move(tuner)) {
   simplify(graph_, infer(graph_, metas_of(example)));
   entry_for(example);
 }
@@ -114,6 +113,11 @@ void Compiled::put_back(Entry& entry, std::unique_ptr<Run> run) {
   static const std::size_t kept = std::max(1u, std::thread::hardware_concurrency());
   const std::lock_guard lock(entry.mutex);
   if (entry.idle.size() < kept) entry.idle.push_back(std::move(run));
+}
+
+Tuner::Known Compiled::times() {
+  const std::lock_guard lock(mutex_);
+  return tuner_.known();
 }
 
 void Compiled::release() {

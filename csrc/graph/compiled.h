@@ -17,7 +17,7 @@ struct StepReport {
 
 class Compiled {
  public:
-  Compiled(Graph graph, const std::vector<at::Tensor>& example, bool tune, std::string tuning_file);
+  Compiled(Graph graph, const std::vector<at::Tensor>& example, Tuner tuner);
 
   // What the graph returns for these inputs; a list where it returns several. Any thread may call.
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& inputs);
@@ -26,6 +26,7 @@ class Compiled {
   void prepare(const std::vector<at::Tensor>& inputs);
   std::vector<StepReport> report(const std::vector<at::Tensor>& inputs);
   std::int64_t packed_bytes() { return weights_.bytes(); }
+  Tuner::Known times();
   // Lets go of the dense weights: from now on only dims that have a plan are taken.
   void release();
   std::int64_t arena_bytes(const std::vector<at::Tensor>& inputs);

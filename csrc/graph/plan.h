@@ -55,17 +55,23 @@ class Tuner {
     std::string implementation;
     double microseconds;
   };
+  // What is known of problems, by their names; nothing where no implementation takes one.
+  using Known = std::map<std::string, std::optional<Choice>>;
   // `enabled` false: the order of the list decides, by estimates. `path`: the file that keeps
-  // measurements, one a line; empty: none.
-  Tuner(bool enabled, std::string path);
+  // measurements, one a line; empty: none. `known`: more of them.
+  Tuner(bool enabled, std::string path, Known known);
   // The fastest implementation of the problem; none if there is none in these formats.
   std::optional<Choice> best(const ConvolutionProblem& problem);
   bool enabled() const { return enabled_; }
+  const Known& known() const { return known_; }
 
  private:
+  void show_progress(const ConvolutionProblem& problem);
+
   bool enabled_;
   std::string path_;
-  std::map<std::string, std::optional<Choice>> known_;
+  Known known_;
+  int measured_ = 0;
 };
 
 // `blocks`: formats to choose from, the preferred first.

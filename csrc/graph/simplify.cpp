@@ -188,16 +188,72 @@ void fold(Convolution& convolution, const Affine& affine) {
   convolution.bias = bias.to(dtype);
 }
 
+// The same where the channels are the last dim: of rows [N, I].
+void fold(Linear& linear, const Affine& affine) {
+  const at::ScalarType dtype = linear.weight.scalar_type();
+  at::Tensor bias = affine.shift;
+  if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
+  linear.weight = linear.weight.to(at::kDouble).mul(affine.scale.unsqueeze(1)).to(dtype);
+  linear.bias = bias.to(dtype);
+}
+
+// Source: W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel; the bias then
+// has a share of every weight, so nothing may be padded.
+void fold_before(at::Tensor& weight, at::Tensor& bias, const Affine& affine) {
+  const at::ScalarType dtype = weight.scalar_type();
+  Dims shape(static_cast<std::size_t>(weight.dim()), 1);
+  shape[1] = weight.size(1);
+  const at::Tensor wide = weight.to(at::kDouble);
+  at::Tensor shift = wide.mul(affine.shift.view(shape)).flatten(1).sum(1);
+  if (bias.defined()) shift = shift.add(bias.to(at::kDouble));
+  weight = wide.mul(affine.scale.view(shape)).to(dtype);
+  bias = shift.to(dtype);
+}
+
+// True if the only reader of a batch norm takes it into its weights.
+bool fold_into_reader(const Node& node, const Affine& affine, const Uses& uses, bool rows) {
+  Node* reader = uses.only_reader(node.output());
+  if (reader && reader->linear && rows) {
+    fold_before(reader->linear->weight, reader->linear->bias, affine);
+    reader->linear->src = affine.src;
+    return true;
+  }
+  if (!reader || !reader->convolution) return false;
+  Convolution& c = *reader->convolution;
+  const bool pads = std::ranges::any_of(c.padding, [](std::int64_t pad) { return pad != 0; });
+  if (c.transposed || c.groups != 1 || pads) return false;
+  fold_before(c.weight, c.bias, affine);
+  c.src = affine.src;
+  return true;
+}
+
+// True if what makes a batch norm's input takes it into its weights.
+bool fold_into_maker(Node* maker, const Affine& affine, bool rows) {
+  if (maker && maker->convolution) {
+    fold(*maker->convolution, affine);
+  } else if (maker && maker->linear && rows) {
+    fold(*maker->linear, affine);
+  } else {
+    return false;
+  }
+  maker->name += " + batch_norm";
+  return true;
+}
+
+// Before zero padding and residuals join the convolutions: both would stand in the way.
 void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
     auto affine = find_affine(graph, node);
     if (!affine) continue;
+    const bool rows = example[Uses::at(affine->src)].dims.size() == 2;
     Node* maker = uses.maker[Uses::at(affine->src)];
-    if (maker && maker->convolution && uses.only_reader(affine->src)) {
-      fold(*maker->convolution, *affine);
-      maker->name += " + batch_norm";
+    if (uses.only_reader(affine->src) && fold_into_maker(maker, *affine, rows)) {
       maker->outputs = node.outputs;
+      node.outputs.clear();
+      continue;
+    }
+    if (fold_into_reader(node, *affine, uses, rows)) {
       node.outputs.clear();
       continue;
     }

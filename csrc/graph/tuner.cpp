@@ -2,9 +2,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <limits>
 
@@ -112,7 +114,8 @@ std::string name_of(const ConvolutionProblem& p) {
 
 }  // namespace
 
-Tuner::Tuner(bool enabled, std::string path) : enabled_(enabled), path_(std::move(path)) {
+Tuner::Tuner(bool enabled, std::string path, Known known)
+    : enabled_(enabled), path_(std::move(path)), known_(std::move(known)) {
   std::ifstream file(path_);
   // <problem> TAB <implementation> TAB <microseconds>; a line that is broken is measured again.
   const std::vector<std::string> names = convolution_implementations();
@@ -134,6 +137,7 @@ std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
     if (!problem.blocked() && best->implementation != "onednn_blocked") best = std::nullopt;
     return known_[name] = best;
   }
+  show_progress(problem);
   std::optional<Probe> probe;
   bool disturbed = false;
   for (const std::string& implementation : convolution_implementations()) {
@@ -153,6 +157,14 @@ std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
         << name << '\t' << best->implementation << '\t' << best->microseconds << '\n';
   }
   return known_[name] = best;
+}
+
+// On a terminal, one line that is written over; a problem takes some 20 ms.
+void Tuner::show_progress(const ConvolutionProblem& problem) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  const std::string line = text("torch_blocked: timing convolution ", ++measured_, " ",
+                                problem.src_dims, " -> ", problem.dst_dims);
+  std::fprintf(stderr, "\r%.78s\x1b[K\r", line.c_str());
 }
 
 }  // namespace torch_blocked::graph
