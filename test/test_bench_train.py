@@ -51,8 +51,20 @@ def test_csv_has_a_line_for_each_round(written):
 @pytest.mark.parametrize("name", ("mobilenet_v2", "unet"))
 def test_modes_agree(name):
     """Classes and masks as targets."""
-    for result in train.bench_model(name, batch=4, rounds=1, size=64, compiles=False):
+    results = train.bench_model(name, batch=4, rounds=1, size=64, compiles=False, steps=3)
+    for result in results:
         assert result.loss_error < train.LOSS_TOLERANCE
+        assert result.steps == 3 and result.loss_drift < 0.1
+    assert results[-1].profile.fallbacks == 0
+
+
+@pytest.mark.parametrize("last", (1.5, float("nan")))
+def test_losses_that_leave_those_of_nchw_are_refused(last):
+    losses = {"nchw": [2.0, 1.0], "nhwc": [2.0, 1.01], "nChw8c": [2.0, 1.05]}
+    drifts = train.loss_drifts("net", losses, "nChw8c")
+    assert [round(drift, 6) for drift in drifts.values()] == [0, 0.01, 0.05]
+    with pytest.raises(train.WrongResult, match="net in nChw8c has losses wrong by .* 2 steps"):
+        train.loss_drifts("net", losses | {"nChw8c": [2.0, last]}, "nChw8c")
 
 
 def test_numbers_are_targets_of_mean_squared_error():

@@ -79,6 +79,28 @@ def test_repr_of_many_values_and_of_fakes():
         assert repr(fake) == "BlockedTensor(..., shape=(2, 17, 6, 5), format=nChw8c)"
 
 
+def test_tensors_without_values():
+    meta = torch.randn(2, 17, 6, 5).to_blocked("nChw8c").to("meta")
+    assert repr(meta) == "BlockedTensor(..., shape=(2, 17, 6, 5), format=nChw8c)"
+    assert meta.relu().format == "nChw8c" and meta.relu().is_meta
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(2, 17, 6, 5).to_blocked("nChw8c"))
+        assert torch_blocked.tensor.tail_is_zero(fake)
+
+
+def test_data_is_replaced_by_blocked_only():
+    x = torch.randn(2, 17, 6, 5).to_blocked("nChw8c").requires_grad_()
+    other = torch.randn(3, 9, 4, 4)
+    x.data = other.to_blocked("nChw16c")
+    assert x.shape == (3, 9, 4, 4) and x.format == "nChw16c" and x.requires_grad
+    assert torch.equal(x.detach().to_dense(), other)
+    assert torch.equal((x * 2).to_dense(), other * 2)
+    x.data.zero_()
+    assert not x.detach().to_dense().any()
+    with pytest.raises(TypeError, match=r"torch_blocked::data: .*; assign value.to_blocked\(\)"):
+        x.data = other
+
+
 def test_properties():
     x = random_dense().to_blocked(TAG)
     assert x.format == TAG

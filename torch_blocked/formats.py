@@ -135,16 +135,30 @@ def _wrapper() -> type[BlockedTensor]:
     return ExportedTensor if torch.compiler.is_exporting() else BlockedTensor
 
 
+_NO_VMAP = (
+    "torch_blocked::{0}: expected a tensor outside torch.vmap, got one that it batches; "
+    "call {0} before torch.vmap or after it"
+)
+
+
 class _ToBlocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
-        ctx.dtype = input.dtype
-        ctx.block = input.block if isinstance(input, BlockedTensor) else None
+    def forward(input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
         if isinstance(input, BlockedTensor):
             physical = _ops.reblock(input._read(), input._channels, block, dtype=dtype)
         else:
             physical = _ops.to_blocked(input, block, dtype=dtype)
         return _wrapper()(physical, input.shape[1])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        input = inputs[0]
+        ctx.dtype = input.dtype
+        ctx.block = input.block if isinstance(input, BlockedTensor) else None
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        raise NotImplementedError(_NO_VMAP.format("to_blocked"))
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -155,11 +169,18 @@ class _ToBlocked(torch.autograd.Function):
 
 class _ToDense(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
-        ctx.format, ctx.dtype = input.format, input.dtype
+    def forward(input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
         return _ops.to_dense(
             input._read(), input._channels, channels_last=channels_last, dtype=dtype
         )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.format, ctx.dtype = inputs[0].format, inputs[0].dtype
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        raise NotImplementedError(_NO_VMAP.format("to_dense"))
 
     @staticmethod
     def backward(ctx, grad: Tensor):

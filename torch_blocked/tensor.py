@@ -31,6 +31,9 @@ class BlockedTensor(Tensor):
     other runs on a dense copy, counted by `torch_blocked.profile()` and refused under
     `torch_blocked.strict()`.
 
+    BlockedTensor(physical, channels) is one around a physical tensor that has a zero tail already.
+    Raises ValueError if that has not 4 to 6 dims.
+
     Source: oneDNN, "Understanding Memory Formats" (blocked layout and its zero padding)."""
 
     _physical: Tensor
@@ -82,11 +85,26 @@ class BlockedTensor(Tensor):
         return to_dense(self, dtype, memory_format=memory_format)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        if isinstance(self._physical, torch._subclasses.FakeTensor):
+        if isinstance(self._physical, torch._subclasses.FakeTensor) or self.is_meta:
             values = "..."
         else:
             values = tensor_contents or _values_text(self)
         return f"BlockedTensor({values}, shape={tuple(self.shape)}, format={self.format})"
+
+    @property
+    def data(self) -> BlockedTensor:
+        """The same memory without the graph."""
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: BlockedTensor) -> None:
+        if not isinstance(value, BlockedTensor):
+            raise TypeError(
+                f"torch_blocked::data: expected a blocked tensor, got a dense one of dims "
+                f"{tuple(value.shape)}; assign value.to_blocked()"
+            )
+        Tensor.data.__set__(self, value)  # the dims and the dtype
+        self._physical, self._channels = value._read(), value._channels
 
     # Paths of torch that end in a data pointer without passing the dispatcher. On a wrapper they
     # would crash or raise, so they go to the physical tensor or through a dense copy.

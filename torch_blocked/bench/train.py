@@ -1,7 +1,8 @@
 """`python -m torch_blocked bench train MODELS`: training steps, blocked against torch's own modes.
 
 A step is forward, loss, backward and SGD. Every mode starts from the same weights, input and
-target; its first loss and gradients are compared with those in float64 before anything is timed."""
+target; before anything is timed, its first loss and gradients are compared with those in float64,
+and its losses of --steps steps with NCHW's."""
 
 from __future__ import annotations
 
@@ -43,6 +44,9 @@ LEARNING_RATE, MOMENTUM = 1e-4, 0.9
 # gradients g. ReLUs and small batches amplify rounding: torch's own float32 shows up to 0.07, where
 # one wrong layer shows 0.7.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 0.2
+# Step by step that grows: within 20 steps, the losses of torch's own channels_last drift 0.001 to 1
+# away from NCHW's. Blocked may drift so many times as far as the farthest of torch's modes.
+DRIFT_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Result:
     loss: float  # of the first step
     loss_error: float
     gradient_error: float
+    steps: int  # compared with NCHW's
+    loss_drift: float  # the largest relative difference of their losses
     profile: Profile | None
 
     def record(self) -> dict[str, Any]:
@@ -80,6 +86,8 @@ class Result:
             "loss": self.loss,
             "loss_error": self.loss_error,
             "gradient_error": self.gradient_error,
+            "steps": self.steps,
+            "loss_drift": self.loss_drift,
             "reorders": self.profile.reorders if self.profile else None,
             "packs": self.profile.packs if self.profile else None,
             "fallbacks": self.profile.fallbacks if self.profile else None,
@@ -109,6 +117,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", type=positive, help="spatial extent of the inputs (default: the model's own)"
     )
     parser.add_argument(
+        "--steps",
+        type=positive,
+        default=1,
+        help="steps whose losses are compared with NCHW's before timing (default: 1)",
+    )
+    parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -130,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
         context = environment_of(args)
         print(describe(context), end="\n\n", flush=True)
         for name in args.models:
-            rows = bench_model(name, args.batch, args.rounds, args.size, args.compile)
+            rows = bench_model(name, args.batch, args.rounds, args.size, args.compile, args.steps)
             print(render(rows), end="\n\n", flush=True)
             results += rows
     except WrongResult as error:
@@ -158,11 +172,17 @@ def describe(c: dict[str, Any]) -> str:
 
 
 def bench_model(
-    name: str, batch: int = 8, rounds: int = 7, size: int | None = None, compiles: bool = True
+    name: str,
+    batch: int = 8,
+    rounds: int = 7,
+    size: int | None = None,
+    compiles: bool = True,
+    steps: int = 1,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
-    Raises WrongResult before timing if a first loss or gradients are not those in float64."""
+    Raises WrongResult before timing if a first loss or gradients are not those in float64, or the
+    losses of the first `steps` steps leave NCHW's."""
     model, _ = build_model(name)
     without_dropout(model.train())
     input = random_input(name, batch, size)
@@ -175,6 +195,11 @@ def bench_model(
         for mode, training in modes.items()
     }
     del exact
+    histories = {
+        mode: [losses[mode], *(training.step() for _ in range(steps - 1))]
+        for mode, training in modes.items()
+    }
+    drifts = loss_drifts(name, histories, blocked=list(modes)[-1])
     calls = {mode: training.step for mode, training in modes.items()}
     profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags(input.dim())[:1]}
     timings = time_interleaved(calls, rounds, warmups=1)
@@ -189,6 +214,8 @@ def bench_model(
             loss=losses[mode],
             loss_error=errors[mode][0],
             gradient_error=errors[mode][1],
+            steps=steps,
+            loss_drift=drifts[mode],
             profile=profiles.get(mode),
         )
         for mode, timing in timings.items()
@@ -295,6 +322,26 @@ def verify(
     return loss_error, gradient_error
 
 
+def loss_drifts(name: str, histories: dict[str, list[float]], blocked: str) -> dict[str, float]:
+    """By mode, the largest relative difference of its losses to NCHW's, the first mode's, at the
+    same step.
+
+    Raises WrongResult if that of the blocked mode is above LOSS_TOLERANCE and far above torch's."""
+    expected = torch.tensor(next(iter(histories.values())))
+    drifts = {
+        mode: ((torch.tensor(losses) - expected) / expected).abs().max().item()
+        for mode, losses in histories.items()
+    }
+    torchs = max(drift for mode, drift in drifts.items() if mode != blocked)
+    allowed = max(LOSS_TOLERANCE, DRIFT_FACTOR * torchs)
+    if not drifts[blocked] < allowed:  # NaN, too
+        raise WrongResult(
+            f"{name} in {blocked} has losses wrong by {drifts[blocked]:.1e} of NCHW's within "
+            f"{len(expected)} steps, expected below {allowed:.0e}; nothing was timed"
+        )
+    return drifts
+
+
 def speed(theirs: Timing, ours: Timing) -> float:
     """How many times faster ours is; the median over rounds, whose members ran in turn."""
     pairs = zip(theirs.rounds_ms, ours.rounds_ms, strict=True)
@@ -302,10 +349,12 @@ def speed(theirs: Timing, ours: Timing) -> float:
 
 
 HEADER = ("model", "mode", "median ms", "IQR ms", "min ms", "vs best torch", "loss",
-          "loss error", "gradient error", "reorders", "packs", "fallbacks")  # fmt: skip
+          "loss error", "gradient error", "loss drift",
+          "reorders", "packs", "fallbacks")  # fmt: skip
 NOTES = (
     "vs best torch: above 1 is faster than each of torch's modes; the median over rounds.\n"
     "loss: of the first step; errors: relative to float64's, of all gradients together.\n"
+    "loss drift: the largest relative difference to NCHW's loss at any of the --steps steps.\n"
     "Blocked rows include the reorder of the input; counts are of one step."
 )
 
@@ -327,5 +376,6 @@ def cells(result: Result) -> list[str]:
         f"{result.loss:.5f}",
         f"{result.loss_error:.0e}",
         f"{result.gradient_error:.0e}",
+        f"{result.loss_drift:.0e}",
         *map(str, counts),
     ]
