@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <thread>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "format/errors.h"
 #include "runtime/isa.h"
 #include "runtime/primitive.h"
@@ -128,6 +132,9 @@ void Compiled::release() {
     if (node.linear) node.linear->weight.reset();
   }
   released_ = true;
+#if defined(__GLIBC__)
+  malloc_trim(0);  // else what tuning used stays: 116 MB for ResNet-50
+#endif
 }
 
 std::vector<at::Tensor> Compiled::operator()(const std::vector<at::Tensor>& inputs) {
