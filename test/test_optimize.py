@@ -223,6 +223,30 @@ def test_batch_norms_fold_into_linear():
     assert "aten::batch_norm" not in optimized.plan()
 
 
+class SqueezeExcite(nn.Module):
+    def __init__(self, channels, gate):
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.reduce = nn.Conv2d(channels, 4, 1)
+        self.expand = nn.Conv2d(4, channels, 1)
+        self.gate = gate
+
+    def forward(self, x):
+        x = self.convolution(x)
+        return x * self.gate(self.expand(F.silu(self.reduce(self.pool(x)))))
+
+
+@pytest.mark.parametrize("gate", [torch.sigmoid, F.hardsigmoid])
+@pytest.mark.parametrize("channels", [16, 9])
+def test_squeeze_excite_stays_blocked(channels, gate):
+    model = SqueezeExcite(channels, gate).eval()
+    x = torch.randn(2, channels, 8, 7)
+    optimized = blocked(model, x)
+    assert_exact(model, optimized, x)
+    assert optimized.plan().count("reorder") <= 2  # in and out
+
+
 class Dense(nn.Module):
     """Growing concats of whole and of partial blocks, as DenseNet has them."""
 
