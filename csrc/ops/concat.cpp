@@ -71,8 +71,11 @@ std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channel
     checked.push_back(blocked_argument("concat_channels", inputs[i], channels[i]));
     Dims dims = checked[i].dims(), first = checked[0].dims();
     dims[1] = first[1];
-    if (dims != first || checked[i].block() != checked[0].block() ||
-        inputs[i].scalar_type() != inputs[0].scalar_type()) {
+    if (inputs[i].scalar_type() != inputs[0].scalar_type()) {
+      fail_type("concat_channels", text("inputs of one dtype, ", inputs[0].dtype().name()),
+                text(inputs[i].dtype().name()), "convert one of them");
+    }
+    if (dims != first || checked[i].block() != checked[0].block()) {
       fail_value("concat_channels", text("inputs like the first, ", inputs[0].sizes()),
                  text(inputs[i].sizes()), "they may differ in channels only");
     }

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <limits>
 
 #include "format/errors.h"
 #include "ops/registered.h"
@@ -32,6 +33,11 @@ Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std:
   }
   if (std::ranges::any_of(values, [&](std::int64_t value) { return value < least; })) {
     fail_value("convolution", text(name, " >= ", least), text(values), "");
+  }
+  // oneDNN counts in 32 bits in places, and extents computed from larger values would overflow.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (std::ranges::any_of(values, [&](std::int64_t value) { return value > kMost; })) {
+    fail_value("convolution", text(name, " <= ", kMost), text(values), "");
   }
   return values.size() == 1 ? Dims(spatial, values[0]) : values.vec();
 }
@@ -61,8 +67,8 @@ void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::T
   const bool same = weight.scalar_type() == input.scalar_type();
   if (same && (!bias.defined() || bias.scalar_type() == input.scalar_type())) return;
   const at::Tensor& other = same ? bias : weight;
-  fail_type("convolution", text("a ", same ? "bias" : "weight", " of the input's dtype, ",
-                                input.dtype().name()),
+  fail_type("convolution",
+            text("a ", same ? "bias" : "weight", " of the input's dtype, ", input.dtype().name()),
             text(other.dtype().name()), "convert one of them");
 }
 
@@ -297,10 +303,17 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
   const Blocked src = blocked_argument("convolution", input, channels);
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   check_dtypes(input, weight, bias_tensor);
-  const Problem p = convolution_problem(src.dims(), src.block(), weight, bias_tensor, stride, padding, dilation,
-                                        transposed, output_padding, groups);
+  const Problem p = convolution_problem(src.dims(), src.block(), weight, bias_tensor, stride,
+                                        padding, dilation, transposed, output_padding, groups);
   if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.dst_block, input.options()).physical;
-  return run_convolution(p, src.physical, weight, bias_tensor);
+  try {
+    return run_convolution(p, src.physical, weight, bias_tensor);
+  } catch (const dnnl::error& error) {
+    fail_onednn(
+        "convolution", error.what(),
+        text("src ", p.src_dims, " in ", blocked_name(p.src_dims.size(), p.src_block), ", weights ",
+             p.weight_dims, ", dst ", p.dst_dims, ", ", c10::toString(p.dtype)));
+  }
 }
 
 }  // namespace torch_blocked

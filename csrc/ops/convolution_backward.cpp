@@ -224,8 +224,12 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                                std::array<bool, 3> output_mask) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument(kOp, input, channels);
-  const Problem p = convolution_problem(src.dims(), src.block(), weight, at::Tensor(), stride, padding, dilation,
-                                        transposed, output_padding, groups);
+  if (weight.scalar_type() != input.scalar_type()) {
+    fail_type(kOp, text("a weight of the input's dtype, ", input.dtype().name()),
+              text(weight.dtype().name()), "convert one of them");
+  }
+  const Problem p = convolution_problem(src.dims(), src.block(), weight, at::Tensor(), stride,
+                                        padding, dilation, transposed, output_padding, groups);
   const Blocked diff_dst = blocked_argument(kOp, grad_output, p.dst_dims[1]);
   if (grad_output.scalar_type() != input.scalar_type()) {
     fail_type(kOp, text("a gradient of the input's dtype, ", input.dtype().name()),

@@ -1,15 +1,16 @@
 #include "runtime/memory_pool.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/util/Exception.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <new>
 #include <string_view>
 #include <vector>
 
+#include "format/errors.h"
 #include "runtime/huge_pages.h"
 
 namespace torch_blocked {
@@ -23,7 +24,10 @@ std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1
 void* map(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePage;  // room to align it
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) throw std::bad_alloc();
+  // A RuntimeError, as ATen's own allocator gives.
+  TORCH_CHECK(start != MAP_FAILED,
+              error_sentence("memory", text(bytes, " bytes for a tensor"), "none from the system",
+                             "use smaller tensors, or raise the limit of the process"));
   const auto begin = reinterpret_cast<std::uintptr_t>(start);
   const std::size_t before = round_up(begin, kHugePage) - begin;
   char* data = static_cast<char*>(start) + before;
