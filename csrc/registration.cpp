@@ -48,6 +48,36 @@ TORCH_LIBRARY(torch_blocked, m) {
   // concat
   m.def("concat_channels(Tensor[] inputs, SymInt[] channels) -> Tensor");
   m.def("slice_channels(Tensor input, SymInt channels, SymInt start, SymInt length) -> Tensor");
+  // gather: the channel index[n, *pixel] of every pixel, and zeros but for it; -1 is none
+  m.def("pick_channels(Tensor input, SymInt channels, Tensor index) -> Tensor");
+  m.def("place_channels(Tensor values, Tensor index, SymInt channels, int block) -> Tensor");
+  // grid_sampler: modes as in aten
+  m.def(
+      "grid_sampler(Tensor input, SymInt channels, Tensor grid, int interpolation_mode, "
+      "int padding_mode, bool align_corners) -> Tensor");
+  m.def(
+      "grid_sampler_backward(Tensor grad_output, Tensor input, SymInt channels, Tensor grid, "
+      "int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> "
+      "(Tensor, Tensor)");
+  // group_norm: output, mean and 1 / sqrt(var + eps) of every group, [N, groups]
+  m.def(
+      "group_norm(Tensor input, SymInt channels, Tensor? weight, Tensor? bias, SymInt groups, "
+      "float eps) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "group_norm_backward(Tensor grad_output, Tensor input, SymInt channels, Tensor mean, "
+      "Tensor rstd, Tensor? weight, SymInt groups, bool[3] output_mask) -> "
+      "(Tensor, Tensor, Tensor)");
+  // shuffle: channel i of the result is channel index[i] of input, zeros where it is -1
+  m.def("gather_channels(Tensor input, SymInt channels, SymInt[] index) -> Tensor");
+  m.def("pixel_shuffle(Tensor input, SymInt channels, SymInt factor) -> Tensor");
+  m.def("pixel_unshuffle(Tensor input, SymInt channels, SymInt factor) -> Tensor");
+  // softmax or its logarithm; the sum and the greatest or least channel of every pixel, dense
+  m.def("softmax(Tensor input, SymInt channels, int dim, bool log) -> Tensor");
+  m.def(
+      "softmax_backward(Tensor grad_output, Tensor output, SymInt channels, int dim, bool log) -> "
+      "Tensor");
+  m.def("sum_channels(Tensor input, SymInt channels) -> Tensor");
+  m.def("argmax_channels(Tensor input, SymInt channels, bool least) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
@@ -64,6 +94,19 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("batch_norm_backward", kernel<&batch_norm_backward>);
   m.impl("concat_channels", kernel<&concat_channels>);
   m.impl("slice_channels", kernel<&slice_channels>);
+  m.impl("pick_channels", kernel<&pick_channels>);
+  m.impl("place_channels", kernel<&place_channels>);
+  m.impl("grid_sampler", kernel<&grid_sampler>);
+  m.impl("grid_sampler_backward", kernel<&grid_sampler_backward>);
+  m.impl("group_norm", kernel<&group_norm>);
+  m.impl("group_norm_backward", kernel<&group_norm_backward>);
+  m.impl("gather_channels", kernel<&gather_channels>);
+  m.impl("pixel_shuffle", kernel<&pixel_shuffle>);
+  m.impl("pixel_unshuffle", kernel<&pixel_unshuffle>);
+  m.impl("softmax", kernel<&softmax>);
+  m.impl("softmax_backward", kernel<&softmax_backward>);
+  m.impl("sum_channels", kernel<&sum_channels>);
+  m.impl("argmax_channels", kernel<&argmax_channels>);
 }
 
 }  // namespace torch_blocked

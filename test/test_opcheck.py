@@ -48,6 +48,24 @@ def normed(input, channels=9):
     return torch.ones_like(input), input, channels
 
 
+def index_of_pixels(channels, *spatial):
+    """A channel for every pixel of two images, -1 among them."""
+    count = 2 * torch.Size(spatial).numel()
+    return (torch.arange(count) % (channels + 1) - 1).reshape(2, *spatial)
+
+
+def groups(count):
+    """Mean and 1 / sqrt(var + eps) of the groups of two images."""
+    return torch.rand(2, count), torch.rand(2, count) + 0.5
+
+
+def sampled(channels, block, *spatial):
+    """grad_output, input, channels and grid."""
+    grid = torch.randn(2, *(size + 1 for size in spatial), len(spatial))
+    grad = blocked(channels, block, *(size + 1 for size in spatial))
+    return grad, blocked(channels, block, *spatial), channels, grid
+
+
 def example(*args, **kwargs):
     return args, kwargs
 
@@ -159,6 +177,72 @@ def examples():
             example(blocked(17, 16, 11), 17, 16, 1),
             example(blocked(9, 4, 2, 4, 5), 9, 0, 9),
             example(blocked(9, 8, 5, 7), 9, 5, 0),
+        ],
+        "gather_channels": [
+            example(blocked(9, 8, 5, 7), 9, [8, -1, 0, 0]),
+            example(blocked(17, 16, 11), 17, list(range(17))[::-1]),
+            example(blocked(16, 8, 2, 4, 5), 16, list(range(8, 16))),
+            example(blocked(9, 4, 5, 7, batch=0), 9, [1]),
+        ],
+        "pixel_shuffle": [
+            example(blocked(16, 8, 5, 7), 16, 2),
+            example(blocked(36, 16, 2, 3), 36, 3),
+            example(blocked(4, 4, 1, 1), 4, 1),
+        ],
+        "pixel_unshuffle": [
+            example(blocked(9, 8, 4, 6), 9, 2),
+            example(blocked(17, 16, 3, 9), 17, 3),
+            example(blocked(4, 4, 1, 1), 4, 1),
+        ],
+        "pick_channels": [
+            example(blocked(9, 8, 5, 7), 9, index_of_pixels(9, 5, 7)),
+            example(blocked(17, 16, 11), 17, index_of_pixels(17, 11)),
+            example(blocked(3, 4, 2, 4, 5), 3, index_of_pixels(3, 2, 4, 5)),
+        ],
+        "place_channels": [
+            example(torch.randn(2, 5, 7), index_of_pixels(9, 5, 7), 9, 8),
+            example(torch.randn(2, 11), index_of_pixels(17, 11), 17, 16),
+            example(torch.randn(2, 2, 4, 5), index_of_pixels(3, 2, 4, 5), 3, 4),
+        ],
+        "softmax": [
+            example(blocked(9, 8, 5, 7), 9, 1, False),
+            example(blocked(17, 16, 11), 17, 2, True),
+            example(blocked(9, 4, 2, 4, 5), 9, 0, False),
+        ],
+        "softmax_backward": [
+            example(*normed(blocked(9, 8, 5, 7)), 1, False),
+            example(*normed(blocked(9, 16, 11)), 2, True),
+            example(*normed(blocked(9, 4, 2, 4, 5)), 1, True),
+        ],
+        "sum_channels": [
+            example(blocked(9, 8, 5, 7), 9),
+            example(blocked(17, 16, 11), 17),
+            example(blocked(9, 4, 2, 4, 5), 9),
+        ],
+        "argmax_channels": [
+            example(blocked(9, 8, 5, 7), 9, False),
+            example(blocked(17, 16, 11), 17, True),
+            example(blocked(9, 4, 2, 4, 5), 9, False),
+        ],
+        "group_norm": [
+            example(blocked(9, 8, 5, 7), 9, *vectors[:2], 3, 1e-5),
+            example(blocked(17, 16, 11), 17, None, None, 17, 1e-3),
+            example(blocked(9, 4, 2, 4, 5), 9, vectors[0], None, 1, 1e-5),
+        ],
+        "group_norm_backward": [
+            example(*normed(blocked(9, 8, 5, 7)), *groups(3), vectors[0], 3, [True] * 3),
+            example(*normed(blocked(9, 16, 11)), *groups(9), None, 9, [True, False, False]),
+            example(*normed(blocked(9, 4, 2, 4, 5)), *groups(1), None, 1, [False, True, True]),
+        ],
+        "grid_sampler": [
+            example(blocked(9, 8, 5, 7), 9, torch.randn(2, 3, 4, 2), 0, 0, False),
+            example(blocked(17, 16, 5, 7), 17, torch.randn(2, 3, 4, 2), 2, 2, True),
+            example(blocked(3, 4, 2, 4, 5), 3, torch.randn(2, 2, 3, 4, 3), 1, 1, False),
+        ],
+        "grid_sampler_backward": [
+            example(*sampled(9, 8, 5, 7), 0, 0, False, [True, True]),
+            example(*sampled(17, 16, 5, 7), 2, 2, True, [False, True]),
+            example(*sampled(3, 4, 2, 4, 5), 1, 1, False, [True, False]),
         ],
         "concat_channels": [
             example([blocked(9, 8, 5, 7), blocked(3, 8, 5, 7)], [9, 3]),

@@ -6,8 +6,7 @@ import torch
 import torch_blocked
 from torch_blocked.testing import BATCHES, CHANNELS, PROBLEMS, assert_matches_dense, dims_of
 
-# The blocks with fast kernels; 4 and 32 are legal everywhere and tried on a few problems.
-BLOCKS = (8, 16)
+CASES = [(block, count) for block, counts in CHANNELS.items() for count in counts]
 
 
 def refused_by_aten(problem, dims):
@@ -16,15 +15,14 @@ def refused_by_aten(problem, dims):
     operands = [torch.zeros(shape) for shape in problem.operand_dims(dims)]
     try:
         problem.run(x, *operands)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, IndexError) as error:
         return type(error)
     return None
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize(("block", "channels"), CASES)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)
-def test_problem(problem, channels, block):
+def test_problem(problem, block, channels):
     for batch in BATCHES:
         dims = dims_of(problem, batch, channels)
         error = refused_by_aten(problem, dims)

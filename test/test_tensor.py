@@ -607,13 +607,13 @@ def test_strict_names_op_formats_and_remedy():
     with torch_blocked.strict():
         (x + 1).relu()
         with pytest.raises(NotImplementedError) as caught:
-            x.cumsum(1)
+            x.renorm(2, 1, 1)
     sentence = str(caught.value)
-    assert sentence.startswith("torch_blocked::aten.cumsum.default: expected a blocked kernel for ")
+    assert sentence.startswith("torch_blocked::aten.renorm.default: expected a blocked kernel for ")
     assert "nChw8c (2, 17, 6, 5)" in sentence
     assert sentence.endswith("call .to_dense() on the input, or leave torch_blocked.strict()")
     assert "no blocked kernel for this op" in sentence
-    assert_same(x.cumsum(1), random_dense().cumsum(1))
+    assert_same(x.renorm(2, 1, 1), random_dense().renorm(2, 1, 1))
 
 
 def test_strict_nests_and_is_of_one_thread():
@@ -623,14 +623,14 @@ def test_strict_nests_and_is_of_one_thread():
         with torch_blocked.strict():
             pass
         with pytest.raises(NotImplementedError):
-            x.cumsum(1)
-        thread = threading.Thread(target=lambda: results.append(x.cumsum(1)))
+            x.renorm(2, 1, 1)
+        thread = threading.Thread(target=lambda: results.append(x.renorm(2, 1, 1)))
         thread.start()
         thread.join()
-    assert_same(results[0], random_dense().cumsum(1))
+    assert_same(results[0], random_dense().renorm(2, 1, 1))
     with pytest.raises(ValueError), torch_blocked.strict():
         raise ValueError
-    x.cumsum(1)
+    x.renorm(2, 1, 1)
 
 
 def test_an_op_warns_once(monkeypatch):
@@ -639,12 +639,12 @@ def test_an_op_warns_once(monkeypatch):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            x.cumsum(1)
+            x.renorm(2, 1, 1)
             x.cumprod(1)
             x.relu()
     texts = [str(warning.message) for warning in caught]
     assert len(texts) == 2
-    for text, op in zip(texts, ("cumsum", "cumprod"), strict=True):
+    for text, op in zip(texts, ("renorm", "cumprod"), strict=True):
         assert text.startswith(f"torch_blocked: aten.{op}.default runs on a dense copy of nChw8c")
         assert "torch_blocked.profile() counts these" in text
 

@@ -18,7 +18,6 @@ from torch_blocked.tensor import format_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch_blocked")
 
-BLOCKS = torch_blocked.native_blocks()
 DIMS = (2, 17, 6, 5)
 
 
@@ -51,10 +50,10 @@ def test_a_reorder_is_counted():
 def test_a_fallback_is_counted():
     x = dense().to_blocked("nChw8c")
     with torch_blocked.profile() as p:
-        x.cumsum(1)
+        x.renorm(2, 1, 1)
     assert counts(p) == only(fallbacks=1, reorders=1)
     fallback, reorder = p.events
-    assert (fallback.kind, fallback.op) == (_C.Kind.fallback, "aten.cumsum.default")
+    assert (fallback.kind, fallback.op) == (_C.Kind.fallback, "aten.renorm.default")
     assert fallback.detail == "nChw8c (2, 17, 6, 5): no blocked kernel for this op"
     assert (reorder.op, reorder.detail) == ("to_dense", "nChw8c -> nchw [2, 17, 6, 5]")
 
@@ -71,19 +70,19 @@ def test_a_pack_is_counted_once():
     assert counts(p) == only()
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", (4, 32))
 def test_a_ref_kernel_is_counted_and_refused(block):
-    """Four channels a group: on every ISA oneDNN has only ref:any for it in 8c and 16c."""
-    x, weight = dense(1, 32, 9, 9), dense(32, 4, 3, 3)
+    """On every ISA oneDNN has only ref:any for this in 4c and 32c, and we have nothing faster."""
+    x, weight = dense(1, 32, 9, 9), dense(32, 32, 3, 3)
     blocked = x.to_blocked(format_name(4, block))
     with torch_blocked.profile() as p:
-        result = F.conv2d(blocked, weight, groups=8)
+        result = F.conv2d(blocked, weight, dilation=4)
     assert p.refs >= 1
     assert {event.detail.partition(":")[0] for event in p._of(_C.Kind.ref)} == {"ref"}
-    expected = F.conv2d(x, weight, groups=8)
+    expected = F.conv2d(x, weight, dilation=4)
     torch.testing.assert_close(result.to_dense(), expected, rtol=1e-4, atol=1e-4)
     with torch_blocked.profile() as p:
-        F.conv2d(blocked, weight, groups=8)
+        F.conv2d(blocked, weight, dilation=4)
     assert p.refs == 0, "the refusal was not remembered"
 
 
@@ -91,14 +90,14 @@ def test_nothing_is_recorded_outside():
     with torch_blocked.profile() as p:
         pass
     x = dense().to_blocked()
-    x.cumsum(1)
+    x.renorm(2, 1, 1)
     assert p.events == []
     assert counts(p) == only()
 
 
 def test_totals_always_count():
     before = _C.trace_totals()
-    dense().to_blocked().cumsum(1)
+    dense().to_blocked().renorm(2, 1, 1)
     after = _C.trace_totals()
     assert [b - a for a, b in zip(before, after, strict=True)] == [2, 0, 1, 0]
 
@@ -139,7 +138,7 @@ def test_profiles_end_in_any_order():
 def test_all_threads_are_recorded():
     def work():
         for _ in range(50):
-            dense().to_blocked().cumsum(1)
+            dense().to_blocked().renorm(2, 1, 1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     with torch_blocked.profile() as p:
@@ -171,13 +170,13 @@ def test_profiles_of_threads_do_not_disturb_each_other():
 def test_table():
     x = dense().to_blocked("nChw8c")
     with torch_blocked.profile() as p:
-        x.cumsum(1)
-        x.cumsum(1)
+        x.renorm(2, 1, 1)
+        x.renorm(2, 1, 1)
         x.to_blocked("nChw16c")
     header, *rows = p.table().splitlines()
     assert header.split() == ["kind", "op", "count", "MB", "ms", "detail"]
     assert [row.split()[:3] for row in rows] == [
-        ["fallback", "aten.cumsum.default", "2"],
+        ["fallback", "aten.renorm.default", "2"],
         ["reorder", "to_dense", "2"],
         ["reorder", "reblock", "1"],
     ]

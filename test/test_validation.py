@@ -74,6 +74,33 @@ def convolution_backward(
     )
 
 
+INDEX = torch.zeros(2, 9, 9, dtype=torch.int64)
+GRID = torch.zeros(2, 3, 4, 2)
+STATISTICS = torch.ones(2, 4)
+OTHER_BLOCK = X.to_blocked("nChw16c")._physical
+
+
+def group_norm(input=PHYSICAL, channels=16, weight=None, groups=4):
+    return OPS.group_norm(input, channels, weight, None, groups, 1e-5)
+
+
+def group_norm_backward(
+    grad=PHYSICAL, input=PHYSICAL, channels=16, mean=STATISTICS, rstd=STATISTICS, groups=4
+):
+    return OPS.group_norm_backward(grad, input, channels, mean, rstd, None, groups, [True] * 3)
+
+
+def grid_sampler(input=PHYSICAL, channels=16, grid=GRID, mode=0, padding=0):
+    return OPS.grid_sampler(input, channels, grid, mode, padding, False)
+
+
+SAMPLED = grid_sampler()
+
+
+def grid_sampler_backward(grad=SAMPLED, input=PHYSICAL, channels=16, grid=GRID, mode=0):
+    return OPS.grid_sampler_backward(grad, input, channels, grid, mode, 0, False, [True] * 2)
+
+
 DIRECT = {
     "convolution": {
         "stride-0": (ValueError, lambda: convolution(stride=(0, 0))),
@@ -214,6 +241,102 @@ DIRECT = {
             ValueError,
             lambda: OPS.concat_channels([PHYSICAL, X.to_blocked("nChw16c")._physical], [16, 16]),
         ),
+    },
+    "gather_channels": {
+        "negative": (ValueError, lambda: OPS.gather_channels(PHYSICAL, 16, [0, -2])),
+        "beyond": (ValueError, lambda: OPS.gather_channels(PHYSICAL, 16, [16])),
+        "huge": (ValueError, lambda: OPS.gather_channels(PHYSICAL, 16, [HUGE])),
+        "channels": (ValueError, lambda: OPS.gather_channels(PHYSICAL, 99, [0])),
+        "double": (
+            NotImplementedError, lambda: OPS.gather_channels(PHYSICAL.double(), 16, [0]),
+        ),
+        "dense": (ValueError, lambda: OPS.gather_channels(X, 16, [0])),
+    },
+    "pixel_shuffle": {
+        "factor-0": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 16, 0)),
+        "factor-negative": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 16, -2)),
+        "factor-3": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 16, 3)),
+        "factor-overflow": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 16, 2**32)),
+        "factor-huge": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 16, HUGE)),
+        "channels": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL, 99, 2)),
+        "1-D": (ValueError, lambda: OPS.pixel_shuffle(PHYSICAL[:, :, 0], 16, 2)),
+    },
+    "pixel_unshuffle": {
+        "factor-0": (ValueError, lambda: OPS.pixel_unshuffle(PHYSICAL, 16, 0)),
+        "factor-2": (ValueError, lambda: OPS.pixel_unshuffle(PHYSICAL, 16, 2)),
+        "factor-overflow": (ValueError, lambda: OPS.pixel_unshuffle(PHYSICAL[:, :, :0], 16, 2**32)),
+        "channels": (ValueError, lambda: OPS.pixel_unshuffle(PHYSICAL, 99, 3)),
+        "double": (NotImplementedError, lambda: OPS.pixel_unshuffle(PHYSICAL.double(), 16, 3)),
+    },
+    "pick_channels": {
+        "beyond": (ValueError, lambda: OPS.pick_channels(PHYSICAL, 16, INDEX + 16)),
+        "negative": (ValueError, lambda: OPS.pick_channels(PHYSICAL, 16, INDEX - 2)),
+        "index-dims": (ValueError, lambda: OPS.pick_channels(PHYSICAL, 16, INDEX[:1])),
+        "index-int32": (ValueError, lambda: OPS.pick_channels(PHYSICAL, 16, INDEX.int())),
+        "channels": (ValueError, lambda: OPS.pick_channels(PHYSICAL, 99, INDEX)),
+    },
+    "place_channels": {
+        "beyond": (ValueError, lambda: OPS.place_channels(X[:, 0], INDEX + 3, 3, 8)),
+        "index-dims": (ValueError, lambda: OPS.place_channels(X[:, 0], INDEX[:1], 3, 8)),
+        "channels-negative": (ValueError, lambda: OPS.place_channels(X[:, 0], INDEX, -1, 8)),
+        "channels-huge": (ValueError, lambda: OPS.place_channels(X[:, 0], INDEX, HUGE, 8)),
+        "block-7": (ValueError, lambda: OPS.place_channels(X[:, 0], INDEX, 3, 7)),
+        "5-dims": (ValueError, lambda: OPS.place_channels(PHYSICAL, INDEX, 3, 8)),
+    },
+    "softmax": {
+        "dim-4": (ValueError, lambda: OPS.softmax(PHYSICAL, 16, 4, False)),
+        "dim-negative": (ValueError, lambda: OPS.softmax(PHYSICAL, 16, -1, False)),
+        "channels": (ValueError, lambda: OPS.softmax(PHYSICAL, 99, 1, False)),
+        "double": (NotImplementedError, lambda: OPS.softmax(PHYSICAL.double(), 16, 1, False)),
+    },
+    "softmax_backward": {
+        "dim-huge": (ValueError, lambda: OPS.softmax_backward(PHYSICAL, PHYSICAL, 16, HUGE, False)),
+        "grad-batch": (
+            ValueError, lambda: OPS.softmax_backward(PHYSICAL[:1], PHYSICAL, 16, 1, False),
+        ),
+        "grad-block": (
+            ValueError, lambda: OPS.softmax_backward(OTHER_BLOCK, PHYSICAL, 16, 1, False),
+        ),
+    },
+    "sum_channels": {
+        "channels": (ValueError, lambda: OPS.sum_channels(PHYSICAL, 99)),
+        "int": (NotImplementedError, lambda: OPS.sum_channels(PHYSICAL.int(), 16)),
+    },
+    "argmax_channels": {
+        "channels": (ValueError, lambda: OPS.argmax_channels(PHYSICAL, 99, False)),
+        "no-channels": (
+            NotImplementedError, lambda: OPS.argmax_channels(PHYSICAL[:, :0], 0, False),
+        ),
+    },
+    "group_norm": {
+        "groups-0": (ValueError, lambda: group_norm(groups=0)),
+        "groups-3": (ValueError, lambda: group_norm(groups=3)),
+        "groups-huge": (ValueError, lambda: group_norm(groups=HUGE)),
+        "weight-size": (ValueError, lambda: group_norm(weight=torch.ones(15))),
+        "input-double": (NotImplementedError, lambda: group_norm(input=PHYSICAL.double())),
+        "no-pixels": (NotImplementedError, lambda: group_norm(input=PHYSICAL[:, :, :0])),
+        "channels": (ValueError, lambda: group_norm(channels=99)),
+    },
+    "group_norm_backward": {
+        "groups-0": (ValueError, lambda: group_norm_backward(groups=0)),
+        "grad-batch": (ValueError, lambda: group_norm_backward(grad=PHYSICAL[:1])),
+        "grad-block": (ValueError, lambda: group_norm_backward(grad=OTHER_BLOCK)),
+        "mean-size": (ValueError, lambda: group_norm_backward(mean=STATISTICS[:1])),
+        "rstd-double": (ValueError, lambda: group_norm_backward(rstd=STATISTICS.double())),
+    },
+    "grid_sampler": {
+        "grid-dims": (ValueError, lambda: grid_sampler(grid=GRID[0])),
+        "grid-batch": (ValueError, lambda: grid_sampler(grid=GRID[:1])),
+        "grid-of-3-dims": (ValueError, lambda: grid_sampler(grid=torch.zeros(2, 3, 4, 3))),
+        "grid-double": (NotImplementedError, lambda: grid_sampler(grid=GRID.double())),
+        "mode": (ValueError, lambda: grid_sampler(mode=3)),
+        "padding": (ValueError, lambda: grid_sampler(padding=-1)),
+        "no-pixels": (ValueError, lambda: grid_sampler(input=PHYSICAL[:, :, :0])),
+    },
+    "grid_sampler_backward": {
+        "grad-points": (ValueError, lambda: grid_sampler_backward(grad=SAMPLED[:, :, :2])),
+        "grad-dense": (ValueError, lambda: grid_sampler_backward(grad=X)),
+        "mode": (ValueError, lambda: grid_sampler_backward(mode=HUGE)),
     },
 }  # fmt: skip
 DIRECT_CASES = [(op, name) for op, rows in DIRECT.items() for name in rows]

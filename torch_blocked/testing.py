@@ -18,8 +18,9 @@ from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
 
 Dims = tuple[int, ...]
 
-# Around every block: alone, below, at and above 8 and 16, and two blocks and one lane.
-CHANNELS = (1, 3, 7, 8, 9, 15, 16, 17, 33)
+# The blocks with fast kernels and the channels around each: alone, below, at and above it, and two
+# blocks and one lane.
+CHANNELS = {8: (1, 7, 8, 9, 17), 16: (3, 15, 16, 17, 33)}
 BATCHES = (0, 1, 3)
 SPATIAL = {3: (11,), 4: (9, 7), 5: (5, 6, 7)}
 LARGE_SPATIAL = {3: (3136,), 4: (56, 56), 5: (16, 28, 28)}
@@ -72,6 +73,45 @@ def _batch_norm(x, weight, bias, mean, var):
 
 def _batch_norm_training(x, weight, bias):
     return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+def _group_norm(x, weight, bias):
+    """As many groups as divide C, up to 4."""
+    groups = next(count for count in (4, 3, 2, 1) if x.shape[1] % count == 0)
+    return F.group_norm(x, groups, weight, bias)
+
+
+def _layer_norm(x, weight, bias):
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _spread_and_mean(x):
+    var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+    return var + mean
+
+
+def _pooled(x):
+    return F.max_pool2d(x, 2, return_indices=True)
+
+
+def _targets(x):
+    """A class per pixel, some of them ignored."""
+    n, c, h, w = x.shape
+    return torch.arange(n * h * w).view(n, h, w) % (c + 1) - 1
+
+
+def _cross_entropy(x):
+    return F.cross_entropy(x, _targets(x), ignore_index=-1, reduction="sum")
+
+
+def _nll(x, weight):
+    return F.nll_loss(x, _targets(x), weight.detach().abs(), ignore_index=-1, reduction="sum")
+
+
+def _grid_sampler(mode, padding, align_corners):
+    return lambda x, grid: F.grid_sample(
+        x, grid, mode=mode, padding_mode=padding, align_corners=align_corners
+    )
 
 
 def _convolution(
@@ -206,6 +246,158 @@ PROBLEMS: tuple[Problem, ...] = (
         lambda x: x.mean((2, 3), keepdim=True).flatten(1),
         keeps_format=False,
     ),
+    Problem("reduction", "mean-c", 4, lambda x: x.mean(1), keeps_format=False),
+    Problem("reduction", "mean-ch-keepdim", 4, lambda x: x.mean((1, 2), keepdim=True)),
+    Problem("reduction", "amax-c-keepdim", 4, lambda x: x.amax(1, keepdim=True)),
+    Problem("reduction", "amin-cw", 4, lambda x: (x.abs() + 1).amin((1, 3)), keeps_format=False),
+    Problem("reduction", "var-cw", 4, lambda x: x.var((1, 3)), keeps_format=False),
+    Problem("reduction", "std-hw-keepdim", 4, lambda x: x.std((2, 3), keepdim=True)),
+    Problem("reduction", "var_mean-c", 3, _spread_and_mean),
+    Problem("reduction", "norm-c-keepdim", 4, lambda x: x.norm(dim=1, keepdim=True)),
+    Problem("reduction", "normalize", 4, lambda x: F.normalize(x, dim=1)),
+    Problem("reduction", "logsumexp-c", 4, lambda x: x.logsumexp(1), keeps_format=False),
+    Problem("reduction", "max-c", 4, lambda x: x.max(1)[0], keeps_format=False),
+    Problem("reduction", "max-c-keepdim-3d", 5, lambda x: x.max(1, keepdim=True)[0]),
+    Problem("reduction", "argmax-c", 4, lambda x: x.argmax(1), keeps_format=False),
+    Problem("reduction", "argmin-w", 4, lambda x: x.argmin(3), keeps_format=False),
+    Problem("reduction", "max-h", 4, lambda x: x.max(2, keepdim=True)[0]),
+    Problem("reduction", "prod-c", 3, lambda x: x.detach().prod(1), keeps_format=False),
+    Problem("reduction", "all-c", 4, lambda x: (x < 9).all(1), keeps_format=False),
+    Problem("scan", "cumsum-h", 4, lambda x: x.cumsum(2)),
+    Problem("scan", "sort-w", 4, lambda x: x.sort(3)[0]),
+    Problem("softmax", "channels", 4, lambda x: x.softmax(1)),
+    Problem("softmax", "channels-1d", 3, lambda x: (x * 5).softmax(1)),
+    Problem("softmax", "channels-3d", 5, lambda x: x.softmax(1)),
+    Problem("softmax", "width", 4, lambda x: x.softmax(-1)),
+    Problem("softmax", "log-channels", 4, lambda x: x.log_softmax(1)),
+    Problem("softmax", "log-height", 4, lambda x: x.log_softmax(2)),
+    Problem("group_norm", "groups1", 4, lambda x, w, b: F.group_norm(x, 1, w, b), _per_channel(2)),
+    Problem(
+        "group_norm", "channels", 4, lambda x, w, b: F.group_norm(x, len(w), w, b), _per_channel(2)
+    ),
+    Problem("group_norm", "groups", 4, _group_norm, _per_channel(2)),
+    Problem("group_norm", "groups-1d", 3, _group_norm, _per_channel(2)),
+    Problem("group_norm", "groups-3d", 5, _group_norm, _per_channel(2)),
+    Problem("group_norm", "plain-offset", 4, lambda x: F.group_norm(x + 30, 1)),
+    Problem("group_norm", "layer-chw", 4, _layer_norm, lambda d: (d[1:], d[1:])),
+    Problem("group_norm", "layer-cw", 3, _layer_norm, lambda d: (d[1:], d[1:])),
+    Problem("group_norm", "layer-hw", 4, _layer_norm, lambda d: (d[2:], d[2:])),
+    Problem("group_norm", "layer-w", 4, lambda x: F.layer_norm(x, x.shape[3:])),
+    Problem("batch_norm", "instance", 4, lambda x: F.instance_norm(x)),
+    Problem(
+        "batch_norm",
+        "instance-affine-1d",
+        3,
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        _per_channel(2),
+    ),
+    Problem("pooling", "lp-norm", 4, lambda x: F.lp_pool2d(x.abs() + 0.1, 2, 3, 2)),
+    Problem("pooling", "max-indices", 4, lambda x: F.max_pool2d(x, 2, return_indices=True)[1]),
+    Problem("pooling", "unpool", 4, lambda x: F.max_unpool2d(*_pooled(x), 2, output_size=x.shape)),
+    Problem("padding", "circular", 4, lambda x: F.pad(x, (1, 2, 2, 1), mode="circular")),
+    Problem("padding", "channels", 4, lambda x: F.pad(x, (0, 1, 0, 0, 3, 2))),
+    Problem("padding", "channels-value", 4, lambda x: F.pad(x, (0, 0, 1, 0, 1, 5), value=1.5)),
+    Problem("padding", "batch", 3, lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))),
+    Problem("concat", "stack", 4, lambda x: torch.stack([x, x * 2], 2)),
+    Problem("concat", "stack-last", 3, lambda x: torch.stack([x, x.relu()], -1)),
+    Problem(
+        "concat", "slice_scatter", 4, lambda x: x.slice_scatter(x[:, 1:] * 2, 1, 1, x.shape[1])
+    ),
+    Problem("view", "select-height", 4, lambda x: x[:, :, 3] * 2),
+    Problem("view", "select-batch", 4, lambda x: x.sum(0, keepdim=True)[0], keeps_format=False),
+    Problem("view", "transpose-hw", 4, lambda x: x.transpose(2, 3) * 2),
+    Problem("view", "unbind-width", 4, lambda x: x.unbind(3)[2] * 2),
+    Problem("view", "flatten-spatial", 5, lambda x: x.flatten(2) * 2),
+    Problem(
+        "shuffle",
+        "index_select-c",
+        4,
+        lambda x: x.index_select(1, torch.tensor([x.shape[1] - 1, 0, 0])),
+    ),
+    Problem("shuffle", "index-h", 4, lambda x: x[:, :, torch.tensor([5, 1, 1])]),
+    Problem("shuffle", "index-c", 4, lambda x: x[:, torch.tensor([-1, 0, 0, 0])]),
+    Problem("shuffle", "flip-cw", 4, lambda x: x.flip(1, 3)),
+    Problem("shuffle", "roll-c", 4, lambda x: x.roll(2, 1)),
+    Problem("shuffle", "roll-hw", 4, lambda x: x.roll((2, -1), (2, 3))),
+    Problem("shuffle", "repeat", 4, lambda x: x.repeat(2, 3, 1, 2)),
+    Problem("shuffle", "channels", 4, lambda x: F.channel_shuffle(x.repeat(1, 4, 1, 1), 4)),
+    Problem("shuffle", "pixels", 4, lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2)),
+    Problem("shuffle", "pixels3", 4, lambda x: F.pixel_shuffle(x.repeat(1, 9, 1, 1), 3)),
+    Problem("shuffle", "unpixels3", 4, lambda x: F.pixel_unshuffle(x[:, :, :, :6], 3)),
+    Problem("glu", "channels", 4, lambda x: F.glu(torch.cat([x, x * 2], 1), 1)),
+    Problem("glu", "width", 3, lambda x: F.glu(x[:, :, 1:], 2)),
+    Problem("gather", "rows", 4, lambda x: x.gather(2, (x[:, :, :4] > 0).long())),
+    Problem("loss", "cross_entropy", 4, _cross_entropy, keeps_format=False),
+    Problem("loss", "nll-weight", 4, _nll, _per_channel(1), keeps_format=False),
+    Problem(
+        "loss",
+        "mse",
+        4,
+        lambda x, y: F.mse_loss(x, y, reduction="sum"),
+        lambda d: (d,),
+        keeps_format=False,
+    ),
+    Problem(
+        "loss",
+        "smooth_l1",
+        4,
+        lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+        lambda d: (d,),
+    ),
+    Problem(
+        "loss",
+        "bce-logits",
+        4,
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), reduction="sum"),
+        lambda d: (d,),
+        keeps_format=False,
+    ),
+    Problem(
+        "loss",
+        "soft_margin",
+        3,
+        lambda x, y: F.soft_margin_loss(x, y.detach().sign(), reduction="sum"),
+        lambda d: (d,),
+        keeps_format=False,
+    ),
+    *(
+        Problem(
+            "grid_sampler",
+            f"{mode}-{padding}",
+            4,
+            _grid_sampler(mode, padding, corners),
+            lambda d: ((d[0], 4, 6, 2),),
+        )
+        for mode, padding, corners in (
+            ("bilinear", "zeros", False),
+            ("bilinear", "border", True),
+            ("bilinear", "reflection", False),
+            ("bicubic", "zeros", True),
+            ("bicubic", "reflection", False),
+            ("nearest", "border", False),
+        )
+    ),
+    Problem(
+        "grid_sampler",
+        "trilinear",
+        5,
+        _grid_sampler("bilinear", "zeros", False),
+        lambda d: ((d[0], 3, 4, 2, 3),),
+    ),
+    Problem("pointwise", "logsigmoid", 4, F.logsigmoid),
+    Problem("pointwise", "hardshrink", 4, F.hardshrink),
+    Problem("pointwise", "softshrink", 4, F.softshrink),
+    Problem("pointwise", "hardtanh", 4, lambda x: F.hardtanh(x, -0.5, 0.25)),
+    Problem("pointwise", "threshold", 4, lambda x: F.threshold(x, 0.1, 2.0)),
+    Problem("pointwise", "leaky_relu", 4, F.leaky_relu),
+    Problem("pointwise", "elu", 4, F.elu),
+    Problem("pointwise", "celu", 3, F.celu),
+    Problem("pointwise", "selu", 3, F.selu),
+    Problem("pointwise", "softplus", 4, F.softplus),
+    Problem("pointwise", "softsign", 3, F.softsign),
+    Problem("pointwise", "tanh", 4, torch.tanh),
+    Problem("pointwise", "rsub-dense", 4, lambda x, y: torch.rsub(x, y), lambda d: (d,)),
+    Problem("pointwise", "one-channel", 4, lambda x, y: x[:, :1] * y, lambda d: ((d[1], 1, 1),)),
     Problem("view", "unsqueeze-squeeze", 3, lambda x: x.unsqueeze(2).squeeze(2)),
     Problem("copy", "clone", 4, torch.clone),
     Problem("copy", "to-double", 4, lambda x: x.to(torch.float64)),

@@ -22,6 +22,22 @@ void normalisation_gradient(const float* diff_dst, const float* src, const float
                             const float* diff_scale, const float* src_scale, const float* shift,
                             float* diff_src, std::int64_t block, std::int64_t pixels,
                             std::int64_t periods, std::int64_t begin, std::int64_t end);
+void gather_lanes(const LaneGather& gather);
+void softmax(const ChannelRows& rows, const float* src, float* dst, std::int64_t begin,
+             std::int64_t end);
+void log_softmax(const ChannelRows& rows, const float* src, float* dst, std::int64_t begin,
+                 std::int64_t end);
+void softmax_gradient(const ChannelRows& rows, const float* diff_dst, const float* dst,
+                      float* diff_src, std::int64_t begin, std::int64_t end);
+void log_softmax_gradient(const ChannelRows& rows, const float* diff_dst, const float* dst,
+                          float* diff_src, std::int64_t begin, std::int64_t end);
+void channel_sum(const ChannelRows& rows, const float* src, float* sums, std::int64_t begin,
+                 std::int64_t end);
+void channel_argmax(const ChannelRows& rows, const float* src, float sign, std::int64_t* indices,
+                    std::int64_t begin, std::int64_t end);
+void sample_pixels(const PixelTaps& taps, const float* src, float* dst);
+void spread_pixels(const PixelTaps& taps, const float* diff_dst, float* diff_src);
+void dot_pixels(const PixelTaps& taps, const float* diff_dst, const float* src, float* dots);
 void depthwise_gradient(const DepthwiseGradient& gradient);
 void depthwise(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);
 void grouped_broadcast(const GroupedConvolution& convolution, std::int64_t begin, std::int64_t end);

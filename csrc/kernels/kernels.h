@@ -194,6 +194,31 @@ struct Winograd {
   std::int64_t (*m_size)(const WinogradShape& shape, std::int64_t tiles);
 };
 
+// One pixel after the other, its lanes from anywhere: dst[lane] = src[offsets[lane]], 0 where the
+// offset is negative. Offsets and strides count elements of 4 bytes.
+struct LaneGather {
+  const float* src;
+  const std::int64_t* offsets;  // [block]
+  float* dst;
+  std::int64_t block, pixels, src_stride, dst_stride;
+};
+
+// Rows of `pixels` times `block` values, reduced over the rows, and over the lanes of a pixel too
+// if `lanes`: one image [ceil(channels / block), pixels, block], to be walked over its channels.
+// Without `lanes`, any [channels / block, pixels, block].
+struct ChannelRows {
+  std::int64_t channels, block, pixels;
+  bool lanes;
+};
+
+// Pixels of one channel block as weighted sums of others: `taps` offsets and weights per pixel,
+// [pixels, taps]; offsets count elements, of pixels of an image in the same channel block.
+struct PixelTaps {
+  const std::int64_t* offsets;
+  const float* weights;
+  std::int64_t taps, pixels, block;
+};
+
 struct Kernels {
   // nhwc [pixels, channels] -> blocked for pixels [begin, end), zero tail included; and back.
   void (*block_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
@@ -230,6 +255,30 @@ struct Kernels {
                                  const float* shift, float* diff_src, std::int64_t block,
                                  std::int64_t pixels, std::int64_t periods, std::int64_t begin,
                                  std::int64_t end);
+
+  void (*gather_lanes)(const LaneGather& gather);
+
+  // Of pixels [begin, end) of an image, over its channels. channel_sum: one value per pixel;
+  // channel_argmax: of sign * src, the first
+  // NaN or else the first greatest.
+  void (*softmax)(const ChannelRows& rows, const float* src, float* dst, std::int64_t begin,
+                  std::int64_t end);
+  void (*log_softmax)(const ChannelRows& rows, const float* src, float* dst, std::int64_t begin,
+                      std::int64_t end);
+  void (*softmax_gradient)(const ChannelRows& rows, const float* diff_dst, const float* dst,
+                           float* diff_src, std::int64_t begin, std::int64_t end);
+  void (*log_softmax_gradient)(const ChannelRows& rows, const float* diff_dst, const float* dst,
+                               float* diff_src, std::int64_t begin, std::int64_t end);
+  void (*channel_sum)(const ChannelRows& rows, const float* src, float* sums, std::int64_t begin,
+                      std::int64_t end);
+  void (*channel_argmax)(const ChannelRows& rows, const float* src, float sign,
+                         std::int64_t* indices, std::int64_t begin, std::int64_t end);
+
+  // dst[pixel] = sum over the taps of weight * src[offset]; its transpose, added to diff_src; and
+  // dots[pixel, tap] += diff_dst[pixel] . src[offset], over the lanes.
+  void (*sample_pixels)(const PixelTaps& taps, const float* src, float* dst);
+  void (*spread_pixels)(const PixelTaps& taps, const float* diff_dst, float* diff_src);
+  void (*dot_pixels)(const PixelTaps& taps, const float* diff_dst, const float* src, float* dots);
 
   void (*depthwise_gradient)(const DepthwiseGradient& gradient);
 

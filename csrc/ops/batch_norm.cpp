@@ -7,75 +7,12 @@
 #include <cmath>
 
 #include "format/errors.h"
-#include "kernels/kernels.h"
-#include "ops/blocked.h"
 #include "ops/channel_sums.h"
+#include "ops/normalization.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
 
 namespace torch_blocked {
 namespace {
-
-using Parameter = std::optional<at::Tensor>;
-
-void check_parameter(const char* name, const Parameter& parameter, std::int64_t channels) {
-  if (!parameter || !parameter->defined()) return;
-  if (parameter->scalar_type() != at::kFloat) {
-    fail_not_implemented("batch_norm", text(name, " in float32"), text(parameter->dtype().name()),
-                         "convert it with .float()");
-  }
-  if (parameter->dim() != 1 || parameter->size(0) != channels) {
-    fail_value("batch_norm", text(name, " of size [", channels, "]"), text(parameter->sizes()),
-               "one value per channel");
-  }
-}
-
-Blocked float_argument(const at::Tensor& input, std::int64_t channels) {
-  if (input.scalar_type() != at::kFloat) {
-    fail_not_implemented("batch_norm", "a float32 input", text(input.dtype().name()),
-                         "convert it with .float()");
-  }
-  return blocked_argument("batch_norm", input, channels);
-}
-
-// One value per channel, in physical lanes [blocks * block]; lanes beyond C are 0, which keeps the
-// tail zero.
-using Lanes = std::vector<float>;
-
-Lanes lanes(const Blocked& src) {
-  return Lanes(static_cast<std::size_t>(src.blocks() * src.block()));
-}
-
-Lanes lanes(const Blocked& src, const Parameter& parameter, float missing) {
-  Lanes values = lanes(src);
-  if (parameter && parameter->defined()) {
-    std::copy_n(parameter->contiguous().const_data_ptr<float>(), src.channels, values.begin());
-  } else {
-    std::fill_n(values.begin(), src.channels, missing);
-  }
-  return values;
-}
-
-at::Tensor dense(const Blocked& src, const Lanes& values) {
-  const at::Tensor tensor = at::empty({src.channels}, src.physical.options());
-  std::copy_n(values.begin(), src.channels, tensor.mutable_data_ptr<float>());
-  return tensor;
-}
-
-// src * scale + shift.
-at::Tensor affine(const Blocked& src, const Lanes& scale, const Lanes& shift) {
-  const Blocked dst = empty_blocked(src.dims(), src.block(), src.physical.options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  const std::int64_t pixels = src.pixels();
-  const auto* in = src.physical.const_data_ptr<float>();
-  auto* out = dst.physical.mutable_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(src.block()).affine;
-  parallel_units(
-      src.batch() * src.blocks(), pixels * src.block(), [&](std::int64_t begin, std::int64_t end) {
-        kernel(in, scale.data(), shift.data(), out, src.block(), pixels, src.blocks(), begin, end);
-      });
-  return dst.physical;
-}
 
 // (x - mean) * invstd * weight + bias.
 at::Tensor normalise(const Blocked& src, const Lanes& mean, const Lanes& invstd,
@@ -107,11 +44,11 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
                                 const at::Tensor& running_mean, const at::Tensor& running_var,
                                 double eps) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Blocked src = float_argument(input, channels);
-  check_parameter("weight", weight, channels);
-  check_parameter("bias", bias, channels);
-  check_parameter("running_mean", running_mean, channels);
-  check_parameter("running_var", running_var, channels);
+  const Blocked src = float_argument("batch_norm", input, channels);
+  check_parameter("batch_norm", "weight", weight, channels);
+  check_parameter("batch_norm", "bias", bias, channels);
+  check_parameter("batch_norm", "running_mean", running_mean, channels);
+  check_parameter("batch_norm", "running_var", running_var, channels);
   Lanes invstd = lanes(src, running_var, 0.f);
   for (float& value : invstd) value = 1.f / std::sqrt(value + static_cast<float>(eps));
   return normalise(src, lanes(src, running_mean, 0.f), invstd, weight, bias);
@@ -121,11 +58,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
     const at::Tensor& input, std::int64_t channels, const Parameter& weight, const Parameter& bias,
     const Parameter& running_mean, const Parameter& running_var, double momentum, double eps) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Blocked src = float_argument(input, channels);
-  check_parameter("weight", weight, channels);
-  check_parameter("bias", bias, channels);
-  check_parameter("running_mean", running_mean, channels);
-  check_parameter("running_var", running_var, channels);
+  const Blocked src = float_argument("batch_norm", input, channels);
+  check_parameter("batch_norm", "weight", weight, channels);
+  check_parameter("batch_norm", "bias", bias, channels);
+  check_parameter("batch_norm", "running_mean", running_mean, channels);
+  check_parameter("batch_norm", "running_var", running_var, channels);
   const auto count = static_cast<double>(src.batch() * src.pixels());
   if (count == 0) {
     fail_value("batch_norm", "at least one value per channel", text(src.dims()),
@@ -148,15 +85,15 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
                               const at::Tensor& mean, const at::Tensor& invstd, bool training,
                               std::array<bool, 3> output_mask) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Blocked src = float_argument(input, channels);
-  const Blocked diff_dst = float_argument(grad_output, channels);
+  const Blocked src = float_argument("batch_norm", input, channels);
+  const Blocked diff_dst = float_argument("batch_norm", grad_output, channels);
   if (grad_output.sizes() != input.sizes()) {
     fail_value("batch_norm_backward", text("a gradient of shape ", input.sizes()),
                text(grad_output.sizes()), "");
   }
-  check_parameter("weight", weight, channels);
-  check_parameter("mean", mean, channels);
-  check_parameter("invstd", invstd, channels);
+  check_parameter("batch_norm", "weight", weight, channels);
+  check_parameter("batch_norm", "mean", mean, channels);
+  check_parameter("batch_norm", "invstd", invstd, channels);
 
   const Lanes center = lanes(src, mean, 0.f), inverse = lanes(src, invstd, 0.f);
   GradientSums sums;
@@ -186,17 +123,7 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
     shift[c] = static_cast<float>(-scale * sums.sum[c] / count);
     src_scale[c] = static_cast<float>(-scale * inv * inv * sums.dot[c] / count);
   }
-  diff_src = empty_blocked(src.dims(), src.block(), input.options()).physical;
-  const std::int64_t pixels = src.pixels();
-  const auto *diff = diff_dst.physical.const_data_ptr<float>(),
-             *in = src.physical.const_data_ptr<float>();
-  auto* out = diff_src.mutable_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(src.block()).normalisation_gradient;
-  parallel_units(src.batch() * src.blocks(), pixels * src.block(),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   kernel(diff, in, center.data(), diff_scale.data(), src_scale.data(),
-                          shift.data(), out, src.block(), pixels, src.blocks(), begin, end);
-                 });
+  diff_src = normalisation_gradient(diff_dst, src, {center, diff_scale, src_scale, shift});
   return {diff_src, diff_weight, diff_bias};
 }
 

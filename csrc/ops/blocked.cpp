@@ -76,6 +76,14 @@ Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_
   return {physical.contiguous(), channels};
 }
 
+Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
+  if (physical.scalar_type() != at::kFloat) {
+    fail_not_implemented(op, "a float32 input", text(physical.dtype().name()),
+                         "convert it with .float()");
+  }
+  return blocked_argument(op, physical, channels);
+}
+
 Dims physical_dims(at::IntArrayRef dims, std::int64_t block) {
   const std::int64_t lanes = block == kChannelsLast ? dims[1] : block;
   Dims shape(dims.begin(), dims.end());

@@ -38,6 +38,9 @@ struct Blocked {
 // Raises ValueError, naming `op`, if they do not fit.
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels);
 
+// The same for an op that has kernels for float32 only; raises NotImplementedError for other types.
+Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t channels);
+
 // Uninitialised: whoever fills it leaves the tail zero.
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options);
 

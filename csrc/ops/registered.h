@@ -61,4 +61,41 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels);
 at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::int64_t start,
                           std::int64_t length);
 
+// gather.cpp
+at::Tensor pick_channels(const at::Tensor& input, std::int64_t channels, const at::Tensor& index);
+at::Tensor place_channels(const at::Tensor& values, const at::Tensor& index, std::int64_t channels,
+                          std::int64_t block);
+
+// grid_sampler.cpp; gradients not asked for are empty
+at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at::Tensor& grid,
+                        std::int64_t interpolation_mode, std::int64_t padding_mode,
+                        bool align_corners);
+std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
+    const at::Tensor& grad_output, const at::Tensor& input, std::int64_t channels,
+    const at::Tensor& grid, std::int64_t interpolation_mode, std::int64_t padding_mode,
+    bool align_corners, std::array<bool, 2> output_mask);
+
+// group_norm.cpp -> output, mean and 1 / sqrt(var + eps), [N, groups]
+std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& input,
+                                                          std::int64_t channels,
+                                                          const std::optional<at::Tensor>& weight,
+                                                          const std::optional<at::Tensor>& bias,
+                                                          std::int64_t groups, double eps);
+Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                              std::int64_t channels, const at::Tensor& mean, const at::Tensor& rstd,
+                              const std::optional<at::Tensor>& weight, std::int64_t groups,
+                              std::array<bool, 3> output_mask);
+
+// shuffle.cpp
+at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::IntArrayRef index);
+at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::int64_t factor);
+at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::int64_t factor);
+
+// softmax.cpp
+at::Tensor softmax(const at::Tensor& input, std::int64_t channels, std::int64_t dim, bool log);
+at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& output,
+                            std::int64_t channels, std::int64_t dim, bool log);
+at::Tensor sum_channels(const at::Tensor& input, std::int64_t channels);
+at::Tensor argmax_channels(const at::Tensor& input, std::int64_t channels, bool least);
+
 }  // namespace torch_blocked

@@ -34,6 +34,21 @@ def cat(func, tensors, dim=0):
     return BlockedTensor(func(physicals, dim), channels[0])
 
 
+@implements(aten.stack.default)
+def stack(func, tensors, dim=0):
+    """Along a new spatial dim; one before C, or a sixth, makes it dense."""
+    like = next(t for t in tensors if isinstance(t, BlockedTensor))
+    rank = like.dim() + 1
+    if not -rank <= dim < rank:
+        return NotImplemented
+    if dim % rank < 2 or rank > 5:
+        return func([t.to_dense() if isinstance(t, BlockedTensor) else t for t in tensors], dim)
+    if any(t.shape != like.shape or t.dtype != like.dtype for t in tensors):
+        return NotImplemented
+    physicals = [to_blocked_like(t, like)._physical for t in tensors]
+    return BlockedTensor(func(physicals, dim % rank), like._channels)
+
+
 @torch.library.register_fake("torch_blocked::concat_channels")
 def _(inputs, channels):
     n, _, *rest = inputs[0].shape
@@ -54,7 +69,7 @@ def slice_(func, input, dim=0, start=None, end=None, step=1):
     return _channels(input, first, max(last - first, 0))
 
 
-@implements(aten.split.Tensor)
+@implements(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(func, input, size, dim=0):
     total = input.shape[dim]
     if size <= 0:
@@ -63,7 +78,7 @@ def split(func, input, size, dim=0):
     return split_with_sizes(func, input, sizes, dim)
 
 
-@implements(aten.split_with_sizes.default)
+@implements(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(func, input, sizes, dim=0):
     if sum(sizes) != input.shape[dim]:
         return NotImplemented
@@ -102,6 +117,29 @@ def slice_backward(func, grad_output, input_sizes, dim, start, end, step):
     parts = [physical.new_zeros(n, -(-count // rest[-1]), *rest) for count in counts]
     parts[1] = physical
     return BlockedTensor(_tb.concat_channels(parts, counts), input_sizes[1])
+
+
+@implements(aten.slice_scatter.default)
+def slice_scatter(func, input, src, dim=0, start=None, end=None, step=1):
+    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
+        return NotImplemented
+    if src.dim() != input.dim() or src.dtype != input.dtype:
+        return NotImplemented
+    dim %= input.dim()
+    placed, channels = to_blocked_like(src, input), input._channels
+    if dim != 1:
+        if placed._channels != channels:
+            return NotImplemented
+        out = func(input._physical, placed._physical, dim, start, end, step)
+        return BlockedTensor(out, channels)
+    first, last, _ = slice(start, end).indices(channels)
+    if step != 1 or placed._channels != last - first or placed.shape[2:] != input.shape[2:]:
+        return NotImplemented
+    counts = [first, last - first, channels - last]
+    parts = [_tb.slice_channels(input._physical, channels, *part)
+             for part in ((0, first), (last, channels - last))]  # fmt: skip
+    parts.insert(1, placed._physical)
+    return BlockedTensor(_tb.concat_channels(parts, counts), channels)
 
 
 @torch.library.register_fake("torch_blocked::slice_channels")

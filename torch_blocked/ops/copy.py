@@ -49,7 +49,9 @@ def to_copy(func, input, *, dtype=None, memory_format=None, device=None, **rest)
 
 @implements(aten.copy_.default)
 def copy_(func, input, source, non_blocking=False):
-    if not isinstance(input, BlockedTensor) or source.shape != input.shape:
+    if not isinstance(input, BlockedTensor):
+        return func(input, _tb.to_dense(source._physical, source._channels))
+    if source.shape != input.shape:
         return NotImplemented
     input._physical.copy_(to_blocked_like(source, input)._physical)
     return input
@@ -64,14 +66,52 @@ def zero_(func, input):
 @implements(aten.empty_like.default, aten.zeros_like.default)
 def zeros_like(func, input, *, memory_format=None, **options):
     """empty_like too: its tail must be zero, and the rest may as well."""
-    if memory_format not in _KEEP or options.get("device") not in (None, torch.device("cpu")):
+    if _elsewhere(options.get("device")):
         return NotImplemented
+    if memory_format not in _KEEP:
+        return _dense_like(func, input, memory_format, options)
     dtype = options.get("dtype")
     return BlockedTensor(torch.zeros_like(input._physical, dtype=dtype), input._channels)
 
 
 @implements(aten.ones_like.default, aten.full_like.default)
 def full_like(func, input, *value, memory_format=None, **options):
-    if memory_format not in _KEEP or options.get("device") not in (None, torch.device("cpu")):
+    if _elsewhere(options.get("device")):
         return NotImplemented
+    if memory_format not in _KEEP:
+        return _dense_like(func, input, memory_format, options, *value)
     return clear_tail(func(input._physical, *value, dtype=options.get("dtype")), input._channels)
+
+
+def _dense_like(func, input, memory_format, options, *value):
+    """What asks for a memory format of torch gets a dense tensor; the values are not needed."""
+    like = input._physical.new_empty(()).expand(input.shape)
+    return func(like, *value, memory_format=memory_format, **options)
+
+
+@implements(
+    aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default
+)
+def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_memory=None):
+    """Blocked like `input` if it has the same rank, else dense."""
+    if layout not in (None, torch.strided) or pin_memory or _elsewhere(device):
+        return NotImplemented
+    if len(size) != input.dim():
+        return func(input._physical, size, *value, dtype=dtype)
+    n, c, *spatial = size
+    physical_shape = [n, -(-c // input.block), *spatial, input.block]
+    if func in (aten.new_empty.default, aten.new_zeros.default):
+        return BlockedTensor(input._physical.new_zeros(physical_shape, dtype=dtype), c)
+    return clear_tail(func(input._physical, physical_shape, *value, dtype=dtype), c)
+
+
+@implements(aten.new_empty_strided.default)
+def new_empty_strided(func, input, size, stride, **options):
+    """Blocked if the strides are those of a contiguous tensor, as a blocked tensor shows them."""
+    if tuple(stride) != tuple(torch.empty(size, device="meta").stride()):
+        return NotImplemented
+    return new(aten.new_empty.default, input, size, **options)
+
+
+def _elsewhere(device) -> bool:
+    return device is not None and torch.device(device).type != "cpu"

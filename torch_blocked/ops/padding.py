@@ -1,10 +1,11 @@
-"""Padding of the spatial dims: constant, reflect and replicate, and the gradients."""
+"""Padding: of the spatial dims constant, reflect and replicate, of N and C constant."""
 
 from __future__ import annotations
 
 import torch
 
 from torch_blocked.ops.images import per_image
+from torch_blocked.ops.shuffle import gather_channels
 from torch_blocked.ops.table import clear_tail, implements
 from torch_blocked.tensor import BlockedTensor
 
@@ -21,11 +22,30 @@ for _mode in ("reflection_pad", "replication_pad"):
 @implements(aten.constant_pad_nd.default)
 def constant_pad(func, input, pad, value=0):
     """pad: (left, right) of the last dim, then of the one before; negative values crop."""
-    if len(pad) > 2 * (input.dim() - 2):
-        if any(pad[2 * (input.dim() - 2) :]):
-            return NotImplemented  # grows N or C
-        pad = pad[: 2 * (input.dim() - 2)]
-    physical = func(input._physical, [0, 0, *pad], value)
+    spatial = 2 * (input.dim() - 2)
+    if len(pad) % 2 or len(pad) > spatial + 4:
+        return NotImplemented
+    of_channels, of_batch = pad[spatial : spatial + 2], pad[spatial + 2 :]
+    if any(of_channels):
+        if input._channels + sum(of_channels) < 0:
+            return NotImplemented
+        input = _pad_channels(input, *of_channels, value)
+    pads = [0, 0, *pad[:spatial]]
+    if any(of_batch):
+        pads += [0, 0, *of_batch]
+    physical = func(input._physical, pads, value) if any(pads) else input._physical.clone()
     if value == 0:
         return BlockedTensor(physical, input._channels)
     return clear_tail(physical, input._channels)
+
+
+def _pad_channels(input: BlockedTensor, left: int, right: int, value: float) -> BlockedTensor:
+    kept = range(max(-left, 0), input._channels - max(-right, 0))
+    index = [-1] * max(left, 0) + [*kept] + [-1] * max(right, 0)
+    out = gather_channels(input, index)
+    if value == 0:
+        return out
+    added = torch.tensor([value if channel < 0 else 0 for channel in index], dtype=out.dtype)
+    added = added.view(1, -1, *[1] * (input.dim() - 2))
+    physical = out._physical + torch.ops.torch_blocked.to_blocked(added, out.block)
+    return BlockedTensor(physical, out._channels)

@@ -64,6 +64,7 @@ DIRECT |= {
 _DIVIDES = {
     aten.div.Tensor_mode, aten.div_.Tensor_mode, aten.fmod.Tensor, aten.fmod_.Tensor,
     aten.remainder.Tensor, aten.remainder_.Tensor, aten.remainder.Scalar_Tensor,
+    aten.floor_divide.default,
 }  # fmt: skip
 
 # Pointwise in fact, though not tagged so.
@@ -83,6 +84,18 @@ _UNTAGGED = (
     aten._prelu_kernel.default,
     aten._prelu_kernel_backward.default,
     aten.rrelu_with_noise.default,
+    aten.rrelu_with_noise_backward.default,
+    aten.hardshrink_backward.default,
+    aten.softshrink_backward.default,
+    aten.log_sigmoid_forward.default,
+    aten.log_sigmoid_backward.default,
+    aten.rsub.Tensor,
+    aten.floor_divide.default,
+    aten.fill.Scalar,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.complex.default,
+    aten.polar.default,
 )
 
 
@@ -178,6 +191,20 @@ def _result_like(operands: list[Tensor]) -> BlockedTensor | None:
         if isinstance(operand, BlockedTensor) and operand.dim() == len(dims):
             if operand._channels == dims[1]:
                 return operand
+    return _channels_of_dense(operands, dims)
+
+
+def _channels_of_dense(operands: list[Tensor], dims) -> BlockedTensor | None:
+    """Where every blocked operand has one channel and the result more: a dense one that has them,
+    blocked."""
+    like = next(
+        (o for o in operands if isinstance(o, BlockedTensor) and o.dim() == len(dims)), None
+    )
+    for operand in operands:
+        if operand.dim() >= len(dims) - 1 and like is not None:
+            lifted = operand[(None,) * (len(dims) - operand.dim())]
+            if lifted.shape[1] == dims[1] and not isinstance(operand, BlockedTensor):
+                return to_blocked_like(lifted.detach(), like)
     return None
 
 

@@ -27,4 +27,5 @@ implements(
     aten.max_pool2d_with_indices_backward.default,
     aten.max_pool3d_with_indices.default,
     aten.max_pool3d_with_indices_backward.default,
+    aten.max_unpool2d.default,
 )(per_image)

@@ -5,17 +5,49 @@ The stream follows the logical order, so it is drawn dense; one counted reorder 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
 
 
-@implements(aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default)
+@implements(
+    aten.bernoulli_.float,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    aten.random_.default,
+    getattr(aten.random_, "from"),  # a keyword of Python
+    aten.random_.to,
+    aten.uniform_.default,
+)
 def fill(func, input, *args, **kwargs):
     if not isinstance(input, BlockedTensor):
         return NotImplemented
     dense = func(torch.empty(input.shape, dtype=input.dtype), *args, **kwargs)
-    input._physical.copy_(torch.ops.torch_blocked.to_blocked(dense, input.block))
+    input._physical.copy_(_tb.to_blocked(dense, input.block))
     return input
+
+
+@implements(
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+)
+def like(func, input, *args, memory_format=None, **kwargs):
+    if memory_format not in (None, torch.preserve_format):
+        return NotImplemented
+    dense: Tensor = func(torch.empty(input.shape, dtype=input.dtype), *args, **kwargs)
+    return BlockedTensor(_tb.to_blocked(dense, input.block), input._channels)
+
+
+@implements(aten.bernoulli.default, aten.bernoulli.p)
+def bernoulli(func, input, *args, **kwargs):
+    dense = func(_tb.to_dense(input._physical, input._channels), *args, **kwargs)
+    return BlockedTensor(_tb.to_blocked(dense, input.block), input._channels)

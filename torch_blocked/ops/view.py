@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import implements
-from torch_blocked.shadow import dense_view
+from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.shadow import BlockedCopy, Shadow, dense_view
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -43,14 +43,133 @@ def view(func, input, size, *_strides):
             return flat.view(size)
         except RuntimeError:  # rows are padded to whole blocks, and `size` joins them
             pass
+    same_channels = _with_spatial(input, size)
+    if same_channels is not None:
+        return same_channels
+    if _shares_images(input, size):
+        return _with_images(input, size[0], size[1])
     return dense_view(aten.view.default, input, size)
+
+
+def _with_spatial(input: BlockedTensor, size) -> BlockedTensor | None:
+    """Other spatial dims for the same N and C, the same memory; None if that cannot be."""
+    if not 3 <= len(size) <= 5 or tuple(size[:2]) != tuple(input.shape[:2]):
+        return None
+    try:
+        physical = input._physical.view(*input._physical.shape[:2], *size[2:], input.block)
+    except RuntimeError:  # ATen has the error to name, or a copy to make
+        return None
+    return BlockedTensor(physical, input._channels)
+
+
+def _shares_images(input: BlockedTensor, size) -> bool:
+    """Whether N images become channels of one, or the channels of one N images."""
+    if len(size) != input.dim() or tuple(size[2:]) != tuple(input.shape[2:]):
+        return False
+    if 1 not in (size[0], input.shape[0]):
+        return False
+    return size[0] * size[1] == input.shape[0] * input._channels
+
+
+def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTensor:
+    """[N, C, ...] as [1, N * C, ...] or the reverse, as instance norm needs it: the same memory for
+    whole blocks, else a copy tied to it."""
+    block = input.block
+    if channels % block == 0 and input._channels % block == 0:
+        physical = input._physical.contiguous()
+        if physical is input._physical:
+            shape = [batch, channels // block, *physical.shape[2:]]
+            return BlockedTensor(physical.view(shape), channels)
+
+    def copy() -> Tensor:
+        return _regrouped(input, batch, channels)
+
+    if type(input._physical) is not Tensor:
+        return BlockedTensor(copy(), channels)  # tracing has made in-place ops functional already
+    view = BlockedCopy(copy(), channels)
+
+    def push() -> None:
+        input._physical.copy_(_regrouped(view, *input.shape[:2]))
+
+    view._shadow = Shadow(input, lambda: view._physical.copy_(copy()), push)
+    return view
+
+
+def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
+    """The physical tensor of `input` with N * C shared out to `batch` images of `new` channels."""
+    n, blocks, *rest = input._physical.shape
+    block, old = input.block, input._channels
+    padded = -(-new // block) * block
+    index = [
+        at // old * blocks * block + at % old if channel < new else -1
+        for image in range(batch)
+        for channel in range(padded)
+        for at in (image * new + channel,)
+    ]
+    side_by_side = input._physical.reshape(1, n * blocks, *rest)
+    out = torch.ops.torch_blocked.gather_channels(side_by_side, n * blocks * block, index)
+    return out.view(batch, padded // block, *rest)
 
 
 @implements(aten.permute.default)
 def permute(func, input, dims):
     ndim = input.dim()
-    to_channels_last = [d % ndim for d in dims] == [0, *range(2, ndim), 1]
-    return dense_view(func, input, dims, channels_last=to_channels_last)
+    order = [d % ndim for d in dims] if all(-ndim <= d < ndim for d in dims) else []
+    if order[:2] == [0, 1] and len(set(order)) == ndim:  # of the spatial dims only
+        return BlockedTensor(func(input._physical, [*order, ndim]), input._channels)
+    return dense_view(func, input, dims, channels_last=order == [0, *range(2, ndim), 1])
+
+
+@implements(aten.transpose.int)
+def transpose(func, input, dim0, dim1):
+    if all(2 <= dim % input.dim() for dim in (dim0, dim1) if -input.dim() <= dim < input.dim()):
+        dims = [dim % input.dim() for dim in (dim0, dim1)]
+        if all(-input.dim() <= dim < input.dim() for dim in (dim0, dim1)):
+            return BlockedTensor(func(input._physical, *dims), input._channels)
+    return NotImplemented
+
+
+def _loses_spatial(input, dim: int) -> bool:
+    """Whether a blocked tensor is left when `dim` goes."""
+    return input.dim() > 3 and -input.dim() <= dim < input.dim() and dim % input.dim() >= 2
+
+
+@implements(aten.select.int)
+def select(func, input, dim, index):
+    if not _loses_spatial(input, dim):
+        return NotImplemented
+    return BlockedTensor(func(input._physical, dim % input.dim(), index), input._channels)
+
+
+@implements(aten.unbind.int)
+def unbind(func, input, dim=0):
+    if not _loses_spatial(input, dim):
+        return NotImplemented
+    parts = func(input._physical, dim % input.dim())
+    return [BlockedTensor(part, input._channels) for part in parts]
+
+
+@implements(aten.select_backward.default)
+def select_backward(func, grad_output, input_sizes, dim, index):
+    """Zeros but for the selected place."""
+    rank = len(input_sizes)
+    if not isinstance(grad_output, BlockedTensor) or rank != grad_output.dim() + 1:
+        return NotImplemented
+    if dim % rank < 2 or rank > 5:
+        return NotImplemented
+    physical, channels = grad_output._physical, grad_output._channels
+    sizes = [input_sizes[0], physical.shape[1], *input_sizes[2:], grad_output.block]
+    return BlockedTensor(func(physical, sizes, dim % rank, index), channels)
+
+
+@implements(aten.select_scatter.default)
+def select_scatter(func, input, src, dim, index):
+    if not isinstance(input, BlockedTensor) or not _loses_spatial(input, dim):
+        return NotImplemented
+    if src.dim() != input.dim() - 1 or src.shape[1] != input._channels:
+        return NotImplemented
+    placed = to_blocked_like(src, input)._physical
+    return BlockedTensor(func(input._physical, placed, dim % input.dim(), index), input._channels)
 
 
 @implements(aten.unsqueeze.default)

@@ -1,0 +1,40 @@
+// What the normalisations share: one value per lane of a physical tensor, and the passes
+// x * scale + shift and its gradient.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/blocked.h"
+
+namespace torch_blocked {
+
+using Parameter = std::optional<at::Tensor>;
+
+// Raises unless the parameter is missing or float32 [channels].
+void check_parameter(const char* op, const char* name, const Parameter& parameter,
+                     std::int64_t channels);
+
+// One value per channel in physical lanes [blocks * block], or per channel and image in
+// [N * blocks * block]; lanes beyond C are 0, which keeps the tail zero.
+using Lanes = std::vector<float>;
+
+Lanes lanes(const Blocked& src);
+Lanes lanes(const Blocked& src, const Parameter& parameter, float missing);
+
+// The first C lanes as a dense tensor.
+at::Tensor dense(const Blocked& src, const Lanes& values);
+
+// src * scale + shift.
+at::Tensor affine(const Blocked& src, const Lanes& scale, const Lanes& shift);
+
+// diff_dst * diff_scale + (src - mean) * src_scale + shift.
+struct NormalisationGradient {
+  Lanes mean, diff_scale, src_scale, shift;
+};
+at::Tensor normalisation_gradient(const Blocked& diff_dst, const Blocked& src,
+                                  const NormalisationGradient& gradient);
+
+}  // namespace torch_blocked

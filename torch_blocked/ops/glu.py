@@ -1,0 +1,42 @@
+"""Gated linear units: the first half of a dim times the sigmoid of the second, and the gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
+
+
+def _halves(input: BlockedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = input._channels // 2
+    return tuple(
+        _tb.slice_channels(input._physical, input._channels, start, half) for start in (0, half)
+    )
+
+
+@implements(aten.glu.default)
+def glu(func, input, dim=-1):
+    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2:
+        return NotImplemented
+    if dim % input.dim() != 1:
+        return BlockedTensor(func(input._physical, dim % input.dim()), input._channels)
+    value, gate = _halves(input)
+    return BlockedTensor(value * gate.sigmoid(), input._channels // 2)
+
+
+@implements(aten.glu_backward.default)
+def glu_backward(func, grad_output, input, dim):
+    if not isinstance(input, BlockedTensor):
+        return NotImplemented
+    grad = to_blocked_like(grad_output, input)._physical
+    if dim % input.dim() != 1:
+        return BlockedTensor(func(grad, input._physical, dim % input.dim()), input._channels)
+    value, gate = _halves(input)
+    gate = gate.sigmoid()
+    parts = [grad * gate, grad * value * gate * (1 - gate)]
+    half = input._channels // 2
+    return BlockedTensor(_tb.concat_channels(parts, [half, half]), input._channels)

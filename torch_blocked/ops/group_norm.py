@@ -1,0 +1,135 @@
+"""Group norm and layer norm, and their gradients. Instance norm is a batch norm of images that
+`view` puts side by side."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torch_blocked.ops.table import asked_for, clear_tail, implements, to_blocked_like
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
+
+
+@implements(aten.native_group_norm.default)
+def native_group_norm(func, input, weight, bias, batch, channels, pixels, groups, eps):
+    """-> output in the format of input, and mean and 1 / sqrt(var + eps) of every group, dense
+    [N, groups]. The same bits for any number of threads."""
+    if not isinstance(input, BlockedTensor) or tuple(input.shape[:2]) != (batch, channels):
+        return NotImplemented
+    out, mean, rstd = _tb.group_norm(input._physical, channels, weight, bias, groups, eps)
+    return BlockedTensor(out, channels), mean, rstd
+
+
+@implements(aten.native_group_norm_backward.default)
+def native_group_norm_backward(
+    func, grad_out, input, mean, rstd, weight, batch, channels, pixels, groups, output_mask
+):
+    """-> gradients of input (in its format), weight and bias (dense)."""
+    if not isinstance(input, BlockedTensor):
+        return NotImplemented
+    grad = to_blocked_like(grad_out, input)._physical
+    gradients = _tb.group_norm_backward(
+        grad, input._physical, channels, mean, rstd, weight, groups, output_mask
+    )
+    return asked_for(gradients, output_mask, channels)
+
+
+@implements(aten.native_layer_norm.default)
+def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
+    """Over C and all pixels as one group; over trailing spatial dims by ATen's reductions.
+
+    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalised dims:
+    dense in the first case, blocked in the second."""
+    count = len(normalized_shape)
+    if not _normalises(input, normalized_shape):
+        return NotImplemented
+    physical, channels = input._physical, input._channels
+    if count == input.dim() - 1:
+        out, mean, rstd = _tb.group_norm(physical, channels, None, None, 1, eps)
+        mean, rstd = (value.view(input.shape[0], *[1] * count) for value in (mean, rstd))
+    else:
+        dims = [*range(input.dim() - count, input.dim())]
+        mean = physical.mean(dims, keepdim=True)
+        out = physical - mean
+        rstd = (out.square().mean(dims, keepdim=True) + eps).rsqrt()
+        out = out * rstd
+        mean, rstd = BlockedTensor(mean, channels), clear_tail(rstd, channels)
+    if weight is not None:
+        out = out * _elementwise(weight, input)
+    if bias is not None:
+        out = out + _elementwise(bias, input)
+    return clear_tail(out, channels), mean, rstd
+
+
+@implements(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(
+    func, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+):
+    """-> gradients of input (in its format), weight and bias (dense).
+
+    dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), dy the gradient times the weight.
+    Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
+    if not _normalises(input, normalized_shape):
+        return NotImplemented
+    channels, ndim, count = input._channels, input.dim(), len(normalized_shape)
+    grad = to_blocked_like(grad_out, input)._physical
+    mean, rstd = (_statistics(value) for value in (mean, rstd))
+    normalised = clear_tail((input._physical - mean) * rstd, channels)._physical
+    scaled = grad if weight is None else grad * _elementwise(weight, input)
+    dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # with the lanes, if with C
+    shares = [
+        value.sum(dims, keepdim=True) / math.prod(normalized_shape)
+        for value in (scaled, scaled * normalised)
+    ]
+    grad_input = rstd * (scaled - shares[0] - normalised * shares[1])
+    parameters = [
+        _parameter_gradient(values, input, count) if asked else None
+        for values, asked in zip((grad * normalised, grad), output_mask[1:], strict=True)
+    ]
+    return clear_tail(grad_input, channels) if output_mask[0] else None, *parameters
+
+
+def _normalises(input, normalized_shape) -> bool:
+    """Whether the normalised dims are trailing dims of a blocked input, N not among them."""
+    count = len(normalized_shape)
+    if not isinstance(input, BlockedTensor) or not 0 < count < input.dim():
+        return False
+    return tuple(input.shape[-count:]) == tuple(normalized_shape) and 0 not in normalized_shape
+
+
+def _elementwise(parameter: Tensor, input: BlockedTensor) -> Tensor:
+    """[C, *spatial] or trailing dims of it, to broadcast against a physical tensor."""
+    if parameter.dim() == input.dim() - 1:
+        return _tb.to_blocked(parameter.detach().unsqueeze(0), input.block)
+    return parameter.unsqueeze(-1)
+
+
+def _statistics(value: Tensor) -> Tensor:
+    return value._physical if isinstance(value, BlockedTensor) else value.unsqueeze(-1)
+
+
+def _parameter_gradient(values: Tensor, input: BlockedTensor, count: int) -> Tensor:
+    """`values`, physical, summed to the last `count` logical dims."""
+    if count == input.dim() - 1:
+        return _tb.to_dense(values.sum(0, keepdim=True), input._channels).squeeze(0)
+    return values.sum([*range(input.dim() - count), input.dim()])
+
+
+@torch.library.register_fake("torch_blocked::group_norm")
+def _(input, channels, weight, bias, groups, eps):
+    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return out, input.new_empty(input.shape[0], groups), input.new_empty(input.shape[0], groups)
+
+
+@torch.library.register_fake("torch_blocked::group_norm_backward")
+def _(grad_output, input, channels, mean, rstd, weight, groups, output_mask):
+    none = input.new_empty(0)
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else none,
+        *(input.new_empty(channels) if asked else none.clone() for asked in output_mask[1:]),
+    )

@@ -1,0 +1,113 @@
+"""Losses of two activations, and of scores against classes; their gradients are blocked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_blocked.ops.pointwise import pointwise_handler
+from torch_blocked.ops.table import implements
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
+
+_NONE, _MEAN, _SUM = range(3)  # at::Reduction
+
+
+def _with_reduction(func, args, kwargs, reduction: int) -> tuple[int, list]:
+    """The reduction asked for, and the arguments with another in its place."""
+    names = [argument.name for argument in func._schema.arguments]
+    values = [argument.default_value for argument in func._schema.arguments]
+    values[: len(args)] = args
+    values = [kwargs.get(name, value) for name, value in zip(names, values, strict=True)]
+    at = names.index("reduction")
+    asked, values[at] = values[at], reduction
+    return asked, values
+
+
+def _loss_handler(func):
+    pointwise = pointwise_handler(func)
+
+    def loss(func, *args, **kwargs):
+        """Pointwise, then a sum over the physical tensor, whose tail is 0."""
+        reduction, values = _with_reduction(func, args, kwargs, _NONE)
+        out = pointwise(func, *values)
+        if out is NotImplemented or reduction == _NONE:
+            return out
+        total = out._physical.sum()
+        return total / out.numel() if reduction == _MEAN else total
+
+    return loss
+
+
+def _gradient_handler(func):
+    pointwise = pointwise_handler(func)
+
+    def gradient(func, grad_output, *args, **kwargs):
+        """The mean is over the logical elements, so its factor comes with the gradient."""
+        asked, _ = _with_reduction(func, (grad_output, *args), kwargs, _NONE)
+        if asked == _MEAN:
+            grad_output = grad_output / args[0].numel()
+        other = _NONE if asked == _NONE else _SUM
+        _, values = _with_reduction(func, (grad_output, *args), kwargs, other)
+        return pointwise(func, *values)
+
+    return gradient
+
+
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
+              "binary_cross_entropy"):  # fmt: skip
+    _forward, _backward = (getattr(aten, name).default for name in (_name, f"{_name}_backward"))
+    implements(_forward)(_loss_handler(_forward))
+    implements(_backward)(_gradient_handler(_backward))
+implements(aten.binary_cross_entropy_with_logits.default)(
+    _loss_handler(aten.binary_cross_entropy_with_logits.default)
+)
+
+
+@implements(aten.nll_loss2d_forward.default)
+def nll_loss2d(func, input, target, weight, reduction, ignore_index):
+    """input [N, C, H, W] blocked, target [N, H, W] -> the loss, and the sum of the weights."""
+    if not _has_classes(input, target):
+        return NotImplemented
+    index, weights = _classes(input, target, weight, ignore_index)
+    losses = -_tb.pick_channels(input._physical, input._channels, index) * weights
+    total = weights.sum()
+    if reduction == _NONE:
+        return losses, total.new_zeros(())
+    return losses.sum() / total if reduction == _MEAN else losses.sum(), total
+
+
+@implements(aten.nll_loss2d_backward.default)
+def nll_loss2d_backward(
+    func, grad_output, input, target, weight, reduction, ignore_index, total_weight
+):
+    """Zeros but for the targets' channels."""
+    if not _has_classes(input, target) or isinstance(grad_output, BlockedTensor):
+        return NotImplemented
+    index, weights = _classes(input, target, weight, ignore_index)
+    grad = grad_output / total_weight if reduction == _MEAN else grad_output
+    physical = _tb.place_channels(-weights * grad, index, input._channels, input.block)
+    return BlockedTensor(physical, input._channels)
+
+
+def _has_classes(input: Tensor, target: Tensor) -> bool:
+    return (
+        isinstance(input, BlockedTensor)
+        and input.dim() == 4
+        and not isinstance(target, BlockedTensor)
+        and target.dtype == torch.int64
+        and tuple(target.shape) == (input.shape[0], *input.shape[2:])
+    )
+
+
+def _classes(input, target, weight, ignore_index) -> tuple[Tensor, Tensor]:
+    """The channel of every pixel, -1 where it is ignored, and its weight. The op that takes the
+    channels refuses those that do not exist."""
+    used = target != ignore_index
+    index = torch.where(used, torch.where(target < 0, input._channels, target), -1)
+    if weight is None:
+        return index, used.to(input.dtype)
+    chosen = weight[index.clamp(0, input._channels - 1)]
+    return index, torch.where(used, chosen, 0)

@@ -1,0 +1,128 @@
+"""Another order of N, C or the spatial dims: index_select, flip, roll, repeat, channel and pixel
+shuffles. Over N and the spatial dims ATen's run on the physical tensor; channels are gathered by a
+kernel of ours, whatever the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torch_blocked.ops.table import implements
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
+
+
+def gather_channels(input: BlockedTensor, index: Sequence[int]) -> BlockedTensor:
+    """Channel i of the result is channel index[i] of `input`, zeros where that is -1."""
+    physical = input._physical
+    if physical.dtype in (torch.bfloat16, torch.float16):  # exact in float32, which the kernel has
+        out = _tb.gather_channels(physical.float(), input._channels, index).to(physical.dtype)
+    else:
+        out = _tb.gather_channels(physical, input._channels, index)
+    return BlockedTensor(out, len(index))
+
+
+@implements(aten.index_select.default)
+def index_select(func, input, dim, index):
+    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
+        return NotImplemented
+    dim %= input.dim()
+    if dim != 1:
+        return BlockedTensor(func(input._physical, dim, index), input._channels)
+    channels = channel_list(index)
+    if channels is None or any(channel < 0 for channel in channels):
+        return NotImplemented
+    return gather_channels(input, channels)
+
+
+def channel_list(index: torch.Tensor) -> list[int] | None:
+    """The values of a 1-D integer tensor; None if there are none to be had, in tracing."""
+    if isinstance(index, (FakeTensor, BlockedTensor)) or index.dim() > 1 or index.dtype.is_complex:
+        return None
+    return index.reshape(-1).tolist()
+
+
+@implements(aten.flip.default)
+def flip(func, input, dims):
+    if not all(-input.dim() <= dim < input.dim() for dim in dims):
+        return NotImplemented
+    dims = [dim % input.dim() for dim in dims]
+    if len(set(dims)) != len(dims):
+        return NotImplemented
+    if 1 in dims:
+        input = gather_channels(input, range(input._channels)[::-1])
+        dims.remove(1)
+    return BlockedTensor(func(input._physical, dims), input._channels)
+
+
+@implements(aten.roll.default)
+def roll(func, input, shifts, dims=()):
+    if not dims or len(shifts) != len(dims):
+        return NotImplemented  # as if it had one dim, or an error
+    if not all(-input.dim() <= dim < input.dim() for dim in dims):
+        return NotImplemented
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= input.dim()
+        if dim == 1:
+            channels = input._channels
+            input = gather_channels(input, [(c - shift) % channels for c in range(channels)])
+        else:
+            input = BlockedTensor(func(input._physical, [shift], [dim]), input._channels)
+    return input
+
+
+@implements(aten.repeat.default)
+def repeat(func, input, repeats):
+    if len(repeats) != input.dim() or any(count < 0 for count in repeats):
+        return NotImplemented
+    batch, channels, *spatial = repeats
+    if channels != 1:
+        input = gather_channels(input, [*range(input._channels)] * channels)
+    return BlockedTensor(func(input._physical, [batch, 1, *spatial, 1]), input._channels)
+
+
+@implements(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def channel_shuffle(func, input, groups):
+    channels = input._channels
+    if groups < 1 or channels % groups:
+        return NotImplemented
+    size = channels // groups
+    return gather_channels(input, [g * size + c for c in range(size) for g in range(groups)])
+
+
+@implements(aten.pixel_shuffle.default)
+def pixel_shuffle(func, input, upscale_factor):
+    out = _tb.pixel_shuffle(input._physical, input._channels, upscale_factor)
+    return BlockedTensor(out, input._channels // upscale_factor**2)
+
+
+@implements(aten.pixel_unshuffle.default)
+def pixel_unshuffle(func, input, downscale_factor):
+    if input.shape[0] == 0:
+        return input.clone()  # ATen gives an empty batch back as it is
+    out = _tb.pixel_unshuffle(input._physical, input._channels, downscale_factor)
+    return BlockedTensor(out, input._channels * downscale_factor**2)
+
+
+@torch.library.register_fake("torch_blocked::gather_channels")
+def _(input, channels, index):
+    n, _, *rest = input.shape
+    return input.new_empty(n, -(-len(index) // rest[-1]), *rest)
+
+
+@torch.library.register_fake("torch_blocked::pixel_shuffle")
+def _(input, channels, factor):
+    n, _, h, w, block = input.shape
+    blocks = -(-(channels // factor**2) // block)
+    return input.new_empty(n, blocks, h * factor, w * factor, block)
+
+
+@torch.library.register_fake("torch_blocked::pixel_unshuffle")
+def _(input, channels, factor):
+    n, _, h, w, block = input.shape
+    blocks = -(-(channels * factor**2) // block)
+    return input.new_empty(n, blocks, h // factor, w // factor, block)

@@ -1,0 +1,50 @@
+"""Softmax and its logarithm over any dim, and their gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
+
+_LOGARITHMS = {aten._log_softmax.default, aten._log_softmax_backward_data.default}
+
+
+@implements(aten._softmax.default, aten._log_softmax.default)
+def softmax(func, input, dim, half_to_float):
+    """The same bits for any number of threads. Types other than float32: over C on a dense copy."""
+    if not -input.dim() <= dim < input.dim():
+        return NotImplemented  # ATen says what is wrong
+    dim %= input.dim()
+    physical, channels = input._physical, input._channels
+    if dim != 1 and physical.dtype != torch.float32:
+        return clear_tail(func(physical, dim, half_to_float), channels)
+    return BlockedTensor(_tb.softmax(physical, channels, dim, func in _LOGARITHMS), channels)
+
+
+@implements(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def softmax_backward(func, grad_output, output, dim, input_dtype):
+    if not isinstance(output, BlockedTensor) or not -output.dim() <= dim < output.dim():
+        return NotImplemented
+    if input_dtype != output.dtype:
+        return NotImplemented
+    dim %= output.dim()
+    grad = to_blocked_like(grad_output, output)._physical
+    physical, channels = output._physical, output._channels
+    if dim != 1 and physical.dtype != torch.float32:
+        return clear_tail(func(grad, physical, dim, input_dtype), channels)
+    logarithm = func in _LOGARITHMS
+    return BlockedTensor(_tb.softmax_backward(grad, physical, channels, dim, logarithm), channels)
+
+
+@torch.library.register_fake("torch_blocked::softmax")
+def _(input, channels, dim, log):
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("torch_blocked::softmax_backward")
+def _(grad_output, output, channels, dim, log):
+    return torch.empty_like(output, memory_format=torch.contiguous_format)
