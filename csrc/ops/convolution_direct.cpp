@@ -318,8 +318,8 @@ bool possible(const Problem& p) {
 //   transposed with strides (1.4 to 4 times)
 //   1x1 with stride (1.0 to 1.2 times), or more output than input channels (1.0 to 1.2), or input
 //     channels that fill no block (24 to 144: 1.15)
-//   larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times), in 16c
-//     from 8 MB on and on small maps only (512@7: 1.06)
+//   larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
+//     3-D), in 16c from 8 MB on and on small maps only (512@7: 1.06)
 // while oneDNN is up to 5 % faster at other larger kernels, which it reads in place; along rows it
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
@@ -329,7 +329,8 @@ bool beats_onednn(const Problem& p) {
   if (weights > ic * oc) {
     const std::int64_t bytes = weights * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / oc;
-    return p.dst_block == 8 ? bytes >= 512 << 10 : bytes >= 8 << 20 && pixels <= 64;
+    if (p.dst_block == 8) return bytes >= 512 << 10 && p.spatial() < 3;
+    return bytes >= 8 << 20 && pixels <= 64;
   }
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
   return strided || oc > ic || ic % p.src_block != 0;
