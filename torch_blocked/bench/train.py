@@ -44,8 +44,8 @@ LEARNING_RATE, MOMENTUM = 1e-4, 0.9
 # gradients g. ReLUs and small batches amplify rounding: torch's own float32 shows up to 0.07, where
 # one wrong layer shows 0.7.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 0.2
-# Step by step that grows: within 20 steps, the losses of torch's own channels_last drift 0.001 to 1
-# away from NCHW's. Blocked may drift so many times as far as the farthest of torch's modes.
+# Step by step that grows: within 20 steps at LEARNING_RATE, the losses of torch's own channels_last
+# drift 0.001 to 0.2 away from NCHW's. Blocked may drift so many times as far as torch's modes.
 DRIFT_FACTOR = 10
 
 
@@ -123,6 +123,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps whose losses are compared with NCHW's before timing (default: 1)",
     )
     parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=LEARNING_RATE,
+        help=f"of SGD; a large one turns rounding into other losses (default: {LEARNING_RATE})",
+    )
+    parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -144,7 +150,15 @@ def main(args: argparse.Namespace) -> int:
         context = environment_of(args)
         print(describe(context), end="\n\n", flush=True)
         for name in args.models:
-            rows = bench_model(name, args.batch, args.rounds, args.size, args.compile, args.steps)
+            rows = bench_model(
+                name,
+                args.batch,
+                args.rounds,
+                args.size,
+                args.compile,
+                args.steps,
+                args.learning_rate,
+            )
             print(render(rows), end="\n\n", flush=True)
             results += rows
     except WrongResult as error:
@@ -178,6 +192,7 @@ def bench_model(
     size: int | None = None,
     compiles: bool = True,
     steps: int = 1,
+    learning_rate: float = LEARNING_RATE,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
@@ -188,7 +203,7 @@ def bench_model(
     input = random_input(name, batch, size)
     exact = exact_training(model, input)
     exact_loss = exact.step()
-    modes = trainings(model, input, compiles)
+    modes = trainings(model, input, compiles, learning_rate)
     losses = {mode: training.step() for mode, training in modes.items()}
     errors = {
         mode: verify(name, mode, losses[mode], exact_loss, training.model, exact.model)
@@ -229,7 +244,9 @@ def without_dropout(model: nn.Module) -> None:
             module.p = 0.0
 
 
-def trainings(model: nn.Module, input: Tensor, compiles: bool) -> dict[str, Training]:
+def trainings(
+    model: nn.Module, input: Tensor, compiles: bool, learning_rate: float
+) -> dict[str, Training]:
     """One for each mode, on its own copy of the model: contiguous, channels-last where torch has
     it, the latter compiled, and blocked.
 
@@ -246,15 +263,15 @@ def trainings(model: nn.Module, input: Tensor, compiles: bool) -> dict[str, Trai
         copied = copy.deepcopy(model)
         return copied.to(memory_format=memory_format) if ndim in CHANNELS_LAST else copied
 
-    modes = {CONTIGUOUS[ndim]: training_of(copy.deepcopy(model), lambda: input, target)}
+    def training(model: nn.Module, input: Callable[[], Tensor]) -> Training:
+        return training_of(model, input, target, learning_rate)
+
+    modes = {CONTIGUOUS[ndim]: training(copy.deepcopy(model), lambda: input)}
     if ndim in CHANNELS_LAST:
-        modes[last] = training_of(model_last(), lambda: input_last, target)
+        modes[last] = training(model_last(), lambda: input_last)
     if compiles:
-        compiled = torch.compile(model_last())
-        modes[f"{last} compiled"] = training_of(compiled, lambda: input_last, target)
-    modes[tag] = training_of(
-        copy.deepcopy(model), lambda: torch_blocked.to_blocked(input, tag), target
-    )
+        modes[f"{last} compiled"] = training(torch.compile(model_last()), lambda: input_last)
+    modes[tag] = training(copy.deepcopy(model), lambda: torch_blocked.to_blocked(input, tag))
     return modes
 
 
@@ -285,9 +302,14 @@ def loss_for(target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return F.mse_loss if target.min() < 0 else F.binary_cross_entropy
 
 
-def training_of(model: nn.Module, input: Callable[[], Tensor], target: Tensor) -> Training:
+def training_of(
+    model: nn.Module,
+    input: Callable[[], Tensor],
+    target: Tensor,
+    learning_rate: float = LEARNING_RATE,
+) -> Training:
     loss_of = loss_for(target)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate, MOMENTUM, fused=True)
 
     def step() -> float:
         optimizer.zero_grad()
