@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torch_blocked
 
+pytestmark = pytest.mark.any_isa
+
 TAG = "nChw8c"
 
 

@@ -10,6 +10,8 @@ from torch_blocked.__main__ import main
 from torch_blocked.bench import train
 from torch_blocked.bench.inference import blocked_tags
 
+pytestmark = pytest.mark.any_isa
+
 SMALL = ["bench", "train", "resnet18", "--size", "32", "--batch", "2", "--rounds", "2"]
 MODES = ["nchw", "nhwc", blocked_tags()[0]]
 

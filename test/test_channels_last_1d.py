@@ -11,6 +11,8 @@ from torch import nn
 import torch_blocked
 from torch_blocked import is_contiguous_channels_last_1d, to_channels_last_1d
 
+pytestmark = pytest.mark.any_isa
+
 
 def random_rows(*dims, seed=0):
     return torch.randn(dims or (2, 6, 12), generator=torch.Generator().manual_seed(seed))

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 import torch_blocked
 from torch_blocked.bench.models import MODELS
 
+pytestmark = pytest.mark.any_isa
+
 TAG = "nChw8c"
 WEIGHT = torch.randn(8, 17, 3, 3, generator=torch.Generator().manual_seed(1))
 
