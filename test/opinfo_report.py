@@ -19,8 +19,8 @@ HEAD = """# Op coverage
 Written by `python test/opinfo_report.py`. Every operator of PyTorch {torch}'s own database (OpInfo)
 that takes a floating tensor of 3 to 5 dims ran on blocked inputs: all arguments blocked, only the
 first, only the others, mixed blocks, and mixed with channels-last; forward, and backward where the
-op has one. {samples} comparisons with the dense result: {wrong} wrong or with an exception that
-dense does not raise, {crashes} crashes.
+op has one. {samples} comparisons with the dense result, of {limit} of each op: {wrong} wrong or
+with an exception that dense does not raise, {crashes} crashes.
 
 "blocked" ran without a dense copy in every sample with all arguments blocked, "some" in some of
 them, "fallback" in none. Views and reductions over channels give dense results by design.
@@ -93,6 +93,7 @@ def main() -> None:
     text = HEAD.format(
         torch=torch.__version__.partition("+")[0],
         samples=sum(row["compared"] for row in rows.values()),
+        limit=f"at most {arguments.samples} samples" if arguments.samples else "all samples",
         wrong=len(wrong),
         crashes=len(crashes),
         **listed,

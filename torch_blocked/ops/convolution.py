@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torch_blocked.ops.table import asked_for, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
@@ -14,9 +15,10 @@ aten = torch.ops.aten
 def convolution(
     func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 ):
-    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] dense -> [N, OC, *out]."""
-    if not isinstance(input, BlockedTensor) or isinstance(weight, BlockedTensor):
+    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]."""
+    if not isinstance(input, BlockedTensor):
         return NotImplemented
+    weight = _dense(weight)
     out = torch.ops.torch_blocked.convolution(
         input._physical,
         input._channels,
@@ -30,6 +32,13 @@ def convolution(
         groups,
     )
     return BlockedTensor(out, weight.shape[1] * groups if transposed else weight.shape[0])
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """A weight is packed for its kernel, so the blocks of activations are no help."""
+    if isinstance(weight, BlockedTensor):
+        return torch.ops.torch_blocked.to_dense(weight._physical, weight._channels)
+    return weight
 
 
 @torch.library.register_fake("torch_blocked::convolution")
@@ -62,13 +71,14 @@ def convolution_backward(
     func, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
     output_padding, groups, output_mask,
 ):  # fmt: skip
-    """grad_output [N, OC, *out] blocked or dense, input [N, IC, *in] blocked, weight dense
+    """grad_output [N, OC, *out] blocked or dense, input [N, IC, *in] blocked, weight
     -> gradients of input (blocked), weight (dense, strides of weight) and bias (dense).
 
     Equal runs give equal bits. The gradient of the weight may differ in the last bits between
     numbers of threads: oneDNN shares the sum over N among them."""
-    if not isinstance(input, BlockedTensor) or isinstance(weight, BlockedTensor):
+    if not isinstance(input, BlockedTensor):
         return NotImplemented
+    weight = _dense(weight)
     gradients = torch.ops.torch_blocked.convolution_backward(
         to_blocked_like(grad_output, input)._physical,
         input._physical,
