@@ -132,6 +132,8 @@ CONVOLUTIONS = {
     "3x64k7s2": ((2, 3, 32, 32), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
     "20x36k3s2d2": ((2, 20, 11, 11), (36, 20, 3, 3), {"stride": 2, "dilation": 2, "padding": 1}),
     "16x16k5s3p1": ((2, 16, 13, 10), (16, 16, 5, 5), {"stride": 3, "padding": 1}),
+    "33x130k1": ((3, 33, 14, 15), (130, 33, 1, 1), {}),
+    "8x33k7": ((2, 8, 11, 30), (33, 8, 7, 7), {"padding": (1, 6)}),  # a row of 56 channels
     "16x16k3s2x3p0x2": ((1, 16, 8, 9), (16, 16, 3, 3), {"stride": (2, 3), "padding": (0, 2)}),
 }
 
@@ -221,9 +223,52 @@ def test_empty_batch():
     assert torch.equal(bias.grad, torch.zeros_like(bias))
 
 
-def test_gradients_depend_little_on_threads():
-    """Those of activations and of batch norms not at all; a weight's may, since oneDNN shares its
-    sum over N among the threads."""
+WEIGHT_GRADIENTS = {
+    "first layer": ((2, 3, 33, 30), (20, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "winograd": ((8, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
+    "few tiles": ((4, 17, 40, 36), (20, 17, 1, 1), {}),
+    "many tiles": ((3, 200, 9, 7), (330, 200, 1, 1), {}),
+    "stride": ((3, 40, 19, 23), (33, 40, 3, 3), {"stride": 2, "padding": 1, "dilation": 2}),
+    "depthwise": ((3, 40, 19, 23), (40, 1, 3, 3), {"padding": 1, "groups": 40}),
+    "1-D": ((3, 17, 901), (9, 17, 5), {"padding": 2}),
+    "3-D": ((2, 17, 5, 9, 8), (9, 17, 3, 2, 3), {"padding": (1, 0, 1)}),
+}
+
+
+def with_threads(function):
+    """What the function gives with as many threads as there are, and with 1, 2 and 3."""
+    threads = torch.get_num_threads()
+    try:
+        for count in (threads, 1, 2, 3):
+            torch.set_num_threads(count)
+            yield function()
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", WEIGHT_GRADIENTS)
+def test_gradient_of_weight_does_not_depend_on_threads(case):
+    dims, weight_dims, arguments = WEIGHT_GRADIENTS[case]
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(dims, generator=generator)
+    weight = torch.randn(weight_dims, generator=generator)
+    function = (F.conv1d, F.conv2d, F.conv3d)[len(dims) - 3]
+    grad = torch.randn(function(input, weight, **arguments).shape, generator=generator)
+    blocked, blocked_grad = input.to_blocked(), grad.to_blocked()
+
+    def gradient(input=blocked, weight=weight, grad=blocked_grad):
+        leaf = weight.detach().requires_grad_()
+        output = function(input, leaf, **arguments)
+        return torch.autograd.grad(output, leaf, grad)[0]
+
+    first, *others = with_threads(gradient)
+    assert all(torch.equal(first, other) for other in others)
+    exact = gradient(input.double(), weight.double(), grad.double())
+    assert_close(first, gradient(input, weight, grad), exact)
+
+
+def test_gradients_do_not_depend_on_threads():
+    """Those of activations and batch norms."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(8, 64, 28, 28, generator=generator).to_blocked()
     weight = torch.randn(64, 64, 3, 3, generator=generator)
@@ -233,19 +278,12 @@ def test_gradients_depend_little_on_threads():
         leaves = [t.detach().requires_grad_() for t in (input, weight, scale, scale)]
         x, w, gamma, beta = leaves
         y = F.batch_norm(F.conv2d(x, w, padding=1), None, None, gamma, beta, training=True)
-        return torch.autograd.grad(y, leaves, y.detach().sigmoid())
+        input_gradient, *rest = torch.autograd.grad(y, leaves, y.detach().sigmoid())
+        return [input_gradient.to_dense(), *rest]
 
-    threads = torch.get_num_threads()
-    many = gradients()
-    torch.set_num_threads(1)
-    try:
-        one = gradients()
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(one[0].to_dense(), many[0].to_dense())
-    assert torch.equal(one[2], many[2])
-    assert torch.equal(one[3], many[3])
-    torch.testing.assert_close(one[1], many[1])
+    first, *others = with_threads(gradients)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 # --- batch norm

@@ -47,11 +47,13 @@ void direct_tiles(const DirectTiles& tiles);
 void direct_plane_tiles(const DirectTiles& tiles);
 void direct_band(const DirectBand& band);
 void direct_plane_band(const DirectBand& band);
+void outer_products(const OuterProducts& products);
 void finish(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);
 std::int64_t fma_rounds(std::int64_t rounds);
 
 extern const DirectSizes direct_sizes;
 extern const Winograd winograd2, winograd4;
+extern const WinogradGradient winograd_gradient;
 void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
                        std::int64_t group, const float* v, const float* u, float* m);
 

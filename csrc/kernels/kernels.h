@@ -135,6 +135,20 @@ struct DepthwiseGradient {
   std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
 };
 
+// sums[i, j] = sum over images, rows and pixels of a[.., i] * b[.., j], or adds it to sums. i
+// counts channels of a, j vectors of b; channels lie in blocks, which are whole vectors of b.
+struct OuterProducts {
+  const float *a, *b;
+  float* sums;
+  std::int64_t images, rows, pixels;
+  std::int64_t a_image, a_row, a_pixel, b_image, b_row, b_pixel;  // strides
+  std::int64_t a_ahead, b_ahead;  // from a pixel to the one that the next call begins with
+  std::int64_t a_count, a_block, a_block_stride;
+  std::int64_t b_first, b_vectors, b_block, b_block_stride;  // from vector b_first on
+  std::int64_t sums_row, sums_vector;
+  bool add;
+};
+
 // A reorder of one image between dense and blocked [blocks, pixels, block], 4-byte elements.
 struct ImageReorder {
   const float* src;
@@ -219,6 +233,22 @@ struct PixelTaps {
   std::int64_t taps, pixels, block;
 };
 
+// The gradient of a 3x3 kernel by tiles of 4x4 of diff_dst, with a quarter of the products:
+//   V = B^T src B,  D = A diff_dst A^T,  sums = sum over tiles of V D,  diff_weights = G^T sums G
+// V and D are [positions, channel vectors, slab, width] of a slab of tiles, of which tiles.count
+// are transformed and the rest 0; `stride` floats lie between positions.
+struct WinogradGradient {
+  std::int64_t m, positions;
+  void (*src)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab, const float* src,
+              float* v);
+  void (*diff_dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab,
+                   const float* diff_dst, float* d);
+  std::int64_t (*stride)(std::int64_t channels, std::int64_t slab);
+  // One vector: the sums of a position lie `position_stride`, the taps `tap_stride` apart.
+  void (*weights)(const float* sums, std::int64_t position_stride, float* diff_weights,
+                  std::int64_t tap_stride);
+};
+
 struct Kernels {
   // nhwc [pixels, channels] -> blocked for pixels [begin, end), zero tail included; and back.
   void (*block_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
@@ -281,6 +311,8 @@ struct Kernels {
   void (*dot_pixels)(const PixelTaps& taps, const float* diff_dst, const float* src, float* dots);
 
   void (*depthwise_gradient)(const DepthwiseGradient& gradient);
+  void (*outer_products)(const OuterProducts& products);
+  std::int64_t width;  // floats of a vector
 
   // Output channel i sees input channel i only; `lanes` is null.
   RunGrouped depthwise;
@@ -300,6 +332,7 @@ struct Kernels {
   // Does nothing but independent FMAs in registers, and returns how many floating-point operations.
   std::int64_t (*fma_rounds)(std::int64_t rounds);
 
+  const WinogradGradient* winograd_gradient;
   const Winograd *winograd2, *winograd4;  // F(2x2, 3x3) and F(4x4, 3x3)
 };
 

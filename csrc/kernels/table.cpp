@@ -1,4 +1,5 @@
 #include "kernels/entries.h"
+#include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
@@ -25,6 +26,8 @@ const Kernels table{
     .spread_pixels = spread_pixels,
     .dot_pixels = dot_pixels,
     .depthwise_gradient = depthwise_gradient,
+    .outer_products = outer_products,
+    .width = kWidth,
     .depthwise = depthwise,
     .grouped_broadcast = grouped_broadcast,
     .grouped_permute = grouped_permute,
@@ -36,6 +39,7 @@ const Kernels table{
     .direct_plane_band = direct_plane_band,
     .finish = finish,
     .fma_rounds = fma_rounds,
+    .winograd_gradient = &winograd_gradient,
     .winograd2 = &winograd2,
     .winograd4 = &winograd4,
 };

@@ -68,6 +68,29 @@ struct F4 {
     }
     return Vec(third) * (fma(0.5f, r(0), r(2)) + Vec(sign * kHalfSqrt2) * r(1));
   }
+
+  // A
+  template <int row, typename R>
+  static Vec diff_dst(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(3);
+    constexpr float factor = row < 3 ? 0.5f : 2.f;
+    const Vec even = fma(factor, r(2), r(0)), odd = fma(factor, r(3), r(1));
+    constexpr float sign = row % 2 == 1 ? 1.f : -1.f;
+    return fma(sign * (row < 3 ? kHalfSqrt2 : kSqrt2), odd, even);
+  }
+
+  // G^T
+  template <int row, typename R>
+  static Vec diff_weights(R&& r) {
+    constexpr float third = 1.f / 3;
+    if constexpr (row == 1) {
+      return fma(third * kSqrt2, r(2) - r(1), Vec(third * kHalfSqrt2) * (r(3) - r(4)));
+    }
+    const Vec inner = r(1) + r(2), outer = r(3) + r(4);
+    if constexpr (row == 0) return fma(-2 * third, inner, fma(0.5f * third, outer, r(0)));
+    return fma(third, outer - inner, r(5));
+  }
 };
 
 struct F2 {
@@ -363,7 +386,134 @@ constexpr Winograd winograd_of() {
           .m_size = m_size<T>};
 }
 
+// --- the gradient of the weights
+
+std::int64_t slab_stride(std::int64_t channels, std::int64_t slab) {
+  return slab * round_up(channels, kWidth) + kPad;
+}
+
+// Calls f(channel, image, at, to) for every vector of channels and tile of the slab; clears the
+// rest.
+template <typename T, typename F>
+inline void for_slab(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab,
+                     std::int64_t channels, float* values, F&& f) {
+  const std::int64_t tiles_h = (shape.out_h + T::kM - 1) / T::kM;
+  const std::int64_t tiles_w = (shape.out_w + T::kM - 1) / T::kM;
+  const std::int64_t stride = slab_stride(channels, slab);
+  for (std::int64_t channel = 0; channel < channels; channel += kWidth) {
+    float* to = values + channel * slab;  // [slab, kWidth]
+    Position at(tiles.first, tiles_h, tiles_w);
+    for (std::int64_t i = 0; i < tiles.count; ++i, at.next(tiles_h, tiles_w)) {
+      f(channel, at, to + i * kWidth, stride);
+    }
+    for (std::int64_t position = 0; position < T::kTile * T::kTile; ++position) {
+      std::fill(to + position * stride + tiles.count * kWidth,
+                to + position * stride + slab * kWidth, 0.f);
+    }
+  }
+}
+
+// The first float of a vector of channels of an image.
+inline const float* channel_of(const float* data, const WinogradShape& shape, std::int64_t image,
+                               std::int64_t channels, std::int64_t channel, std::int64_t pixels) {
+  const std::int64_t blocks = (channels + shape.block - 1) / shape.block;
+  return data + (image * blocks + channel / shape.block) * pixels * shape.block +
+         channel % shape.block;
+}
+
+template <typename T>
+[[gnu::flatten]] void slab_of_src(const WinogradShape& shape, WinogradTiles tiles,
+                                  std::int64_t slab, const float* src, float* v) {
+  alignas(64) float padded[T::kTile * T::kTile * kWidth];
+  for_slab<T>(shape, tiles, slab, shape.ic, v,
+              [&](std::int64_t channel, const Position& at, float* to, std::int64_t stride) {
+                const float* image =
+                    channel_of(src, shape, at.image, shape.ic, channel, shape.in_h * shape.in_w);
+                const std::int64_t h = at.h * T::kM - shape.pad_h, w = at.w * T::kM - shape.pad_w;
+                const bool inside =
+                    h >= 0 && w >= 0 && h + T::kTile <= shape.in_h && w + T::kTile <= shape.in_w;
+                if (inside) prefetch_tile<T>(shape, image, h, w + 2 * T::kM);
+                if (!inside) padded_tile<T, kWidth>(shape, image, h, w, padded);
+                src_tile<T, kWidth>(typename T::SrcPasses(),
+                                    inside ? image + (h * shape.in_w + w) * shape.block : padded,
+                                    inside ? shape.in_w * shape.block : T::kTile * kWidth,
+                                    inside ? shape.block : kWidth, to, stride);
+              });
+}
+
+// A diff_dst A^T of one vector of channels of one tile.
+template <typename T>
+inline void diff_dst_tile(const float* diff, std::int64_t row_stride, std::int64_t pixel_stride,
+                          float* d, std::int64_t stride) {
+  Vec t[T::kTile][T::kM];
+  unrolled<T::kM>([&]<int column>() {
+    const auto element = [&](int i) {
+      return Vec::loadu(diff + i * row_stride + column * pixel_stride);
+    };
+    unrolled<T::kTile>([&]<int row>() { t[row][column] = T::template diff_dst<row>(element); });
+  });
+  unrolled<T::kTile>([&]<int row>() {
+    unrolled<T::kTile>([&]<int column>() {
+      T::template diff_dst<column>([&](int j) {
+        return t[row][j];
+      }).store(d + (row * T::kTile + column) * stride);
+    });
+  });
+}
+
+template <typename T>
+[[gnu::flatten]] void slab_of_diff_dst(const WinogradShape& shape, WinogradTiles tiles,
+                                       std::int64_t slab, const float* diff_dst, float* d) {
+  alignas(64) float padded[T::kM * T::kM * kWidth];
+  for_slab<T>(shape, tiles, slab, shape.oc, d,
+              [&](std::int64_t channel, const Position& at, float* to, std::int64_t stride) {
+                const float* image = channel_of(diff_dst, shape, at.image, shape.oc, channel,
+                                                shape.out_h * shape.out_w);
+                const std::int64_t h = at.h * T::kM, w = at.w * T::kM;
+                const float* tile = image + (h * shape.out_w + w) * shape.block;
+                const std::int64_t rows = shape.out_h - h, columns = shape.out_w - w;
+                if (rows >= T::kM && columns >= T::kM) {
+                  return diff_dst_tile<T>(tile, shape.out_w * shape.block, shape.block, to, stride);
+                }
+                std::memset(padded, 0, sizeof padded);
+                for (std::int64_t i = 0; i < std::min<std::int64_t>(rows, T::kM); ++i) {
+                  for (std::int64_t j = 0; j < std::min<std::int64_t>(columns, T::kM); ++j) {
+                    Vec::loadu(tile + (i * shape.out_w + j) * shape.block)
+                        .store(padded + (i * T::kM + j) * kWidth);
+                  }
+                }
+                diff_dst_tile<T>(padded, T::kM * kWidth, kWidth, to, stride);
+              });
+}
+
+// G^T sums G
+template <typename T>
+[[gnu::flatten]] void diff_weights(const float* sums, std::int64_t position_stride, float* to,
+                                   std::int64_t tap_stride) {
+  Vec t[3][T::kTile];
+  unrolled<T::kTile>([&]<int column>() {
+    const auto element = [&](int i) {
+      return Vec::loadu(sums + (i * T::kTile + column) * position_stride);
+    };
+    unrolled<3>([&]<int row>() { t[row][column] = T::template diff_weights<row>(element); });
+  });
+  unrolled<3>([&]<int row>() {
+    unrolled<3>([&]<int column>() {
+      T::template diff_weights<column>([&](int j) {
+        return t[row][j];
+      }).store(to + (row * 3 + column) * tap_stride);
+    });
+  });
+}
+
 }  // namespace
+
+constinit const WinogradGradient winograd_gradient{.m = F4::kM,
+                                                   .positions = F4::kTile * F4::kTile,
+                                                   .src = slab_of_src<F4>,
+                                                   .diff_dst = slab_of_diff_dst<F4>,
+                                                   .stride = slab_stride,
+                                                   .weights = diff_weights<F4>};
 
 constinit const Winograd winograd2 = winograd_of<F2>(), winograd4 = winograd_of<F4>();
 

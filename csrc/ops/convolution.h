@@ -115,6 +115,10 @@ std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem)
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 bool winograd4_wins(const ConvolutionProblem& problem);
 bool winograd2_wins(const ConvolutionProblem& problem);
+// Whether the kernels can run a problem, which they do with this shape; and whether they may.
+bool winograd_possible(const ConvolutionProblem& problem);
+kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
+bool winograd_enabled();
 
 // convolution_grouped.cpp: groups with few channels, those of one among them, and where they are
 // faster than oneDNN's.

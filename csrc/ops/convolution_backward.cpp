@@ -1,7 +1,7 @@
 // The gradients of a convolution, none with a kernel family of its own but that of the weight:
 //   input   the gradient of a convolution is a transposed convolution of diff_dst with the same
 //           weight, and the reverse: convolution.cpp's implementations serve both
-//   weight  oneDNN's backward by weights; that of a transposed convolution is that of the
+//   weight  a list of its own, below; that of a transposed convolution is that of the
 //           convolution it mirrors, src and diff_dst changing places
 //   bias    the sums of diff_dst
 #include "ops/convolution_backward.h"
@@ -162,9 +162,27 @@ std::optional<RunWeightGradient> plan_aten(const Problem& problem, const at::Ten
   };
 }
 
+const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weight);
+
+// bfloat16 and float16 where the CPU has no kernel for them.
+std::optional<RunWeightGradient> plan_in_float32(const Problem& p, const at::Tensor&) {
+  if (p.dtype != at::kBFloat16 && p.dtype != at::kHalf) return std::nullopt;
+  return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    Problem wide = p;
+    wide.dtype = at::kFloat;
+    const auto widened = [](const Blocked& side) {
+      return Blocked{side.physical.to(at::kFloat), side.channels};
+    };
+    const at::Tensor gradient = at::empty_like(diff_weight, at::kFloat);
+    find_plan(wide, gradient)(widened(src), widened(diff_dst), gradient);
+    diff_weight.copy_(gradient);
+  };
+}
+
 // Fastest first; ATen takes what is left.
-constexpr std::array kImplementations{plan_blocked, plan_depthwise_gradient, plan_plain_src,
-                                      plan_channels_last, plan_aten};
+constexpr std::array kImplementations{
+    plan_winograd_gradient, plan_direct_gradient, plan_depthwise_gradient, plan_blocked,
+    plan_plain_src,         plan_channels_last,   plan_in_float32,         plan_aten};
 
 const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weight) {
   static thread_local LruCache<RunWeightGradient> cache(kPrimitiveCacheCapacity);

@@ -221,6 +221,12 @@ bool wins(const Problem& p, const Cost& cost) {
 
 }  // namespace
 
+bool winograd_possible(const Problem& p) { return possible(p); }
+
+WinogradShape winograd_shape(const Problem& p) { return shape_of(p); }
+
+bool winograd_enabled() { return enabled(); }
+
 bool winograd4_wins(const Problem& p) { return wins(p, kF4); }
 
 bool winograd2_wins(const Problem& p) { return wins(p, kF2); }

@@ -74,8 +74,8 @@ def convolution_backward(
     """grad_output [N, OC, *out] blocked or dense, input [N, IC, *in] blocked, weight
     -> gradients of input (blocked), weight (dense, strides of weight) and bias (dense).
 
-    Equal runs give equal bits. The gradient of the weight may differ in the last bits between
-    numbers of threads: oneDNN shares the sum over N among them."""
+    The same bits on every run. With groups of more than one channel the gradient of the weight may
+    differ in the last bits between numbers of threads: oneDNN shares the sum over N among them."""
     if not isinstance(input, BlockedTensor):
         return NotImplemented
     weight = _dense(weight)
