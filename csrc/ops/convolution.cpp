@@ -16,6 +16,7 @@
 #include "format/errors.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
+#include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
 #include "runtime/threads.h"
@@ -123,8 +124,38 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
   return ConvolutionPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
 
+// bfloat16 and float16 where the CPU has no kernel for them: between conversions to float32, which
+// the packed weights are made from.
+std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
+  if (p.dtype != at::kBFloat16 && p.dtype != at::kHalf) return std::nullopt;
+  Problem wide = p;
+  wide.dtype = at::kFloat;
+  const NamedPlan inner = plan_convolution(wide);
+  const auto widened = [type = p.dtype](const void* data, const Dims& dims) {
+    return data ? at::from_blob(const_cast<void*>(data), dims, type).to(at::kFloat) : at::Tensor();
+  };
+  const auto run = [p, plan = inner.plan, widened](const ConvolutionBuffers& buffers) {
+    const Dims dst_dims = physical_dims(p.dst_dims, p.dst_block);
+    const at::Tensor src = widened(buffers.src, physical_dims(p.src_dims, p.src_block)),
+                     bias = widened(buffers.bias, {p.dst_dims[1]}),
+                     residual = widened(buffers.residual, dst_dims),
+                     dst = empty_pooled(dst_dims, at::kFloat);
+    const auto data = [](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+    };
+    plan.run({src.const_data_ptr(), buffers.weights, data(bias), data(residual),
+              dst.mutable_data_ptr()});
+    at::from_blob(buffers.dst, dst_dims, p.dtype).copy_(dst);
+  };
+  return ConvolutionPlan{
+      .weights_format = "float32 " + inner.plan.weights_format,
+      .pack = [plan = inner.plan](
+                  const at::Tensor& weight) { return pack_weights(plan, weight.to(at::kFloat)); },
+      .run = run};
+}
+
 // Fastest first; ATen takes what is left.
-constexpr std::array<ConvolutionImplementation, 8> kImplementations{{
+constexpr std::array<ConvolutionImplementation, 9> kImplementations{{
     {"winograd4", plan_winograd4, winograd4_wins, /*sums_in_place=*/true},
     {"winograd2", plan_winograd2, winograd2_wins, /*sums_in_place=*/true},
     {"depthwise", plan_depthwise, depthwise_wins, /*sums_in_place=*/true},
@@ -132,6 +163,7 @@ constexpr std::array<ConvolutionImplementation, 8> kImplementations{{
     {"direct", plan_direct, direct_wins, /*sums_in_place=*/true},
     {"onednn_blocked", plan_onednn_blocked},
     {"onednn_channels_last", plan_onednn_channels_last},
+    {"in_float32", plan_in_float32},
     {"aten", plan_aten},
 }};
 

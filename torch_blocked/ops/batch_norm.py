@@ -16,9 +16,11 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of the batch, dense.
 
     In inference the statistics are empty, as ATen's are. In training mean and var are updated in
-    place; the same bits for any number of threads."""
+    place; the same bits for any number of threads. bfloat16 and float16 are computed in float32."""
     if not isinstance(input, BlockedTensor):
         return NotImplemented
+    if input.dtype in _NARROW:
+        return _widened(func, input, weight, bias, mean, var, training, momentum, eps)
     physical, channels = input._physical, input._channels
     if training:
         out, *statistics = _tb.batch_norm_training(
@@ -30,6 +32,35 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
     return BlockedTensor(out, channels), empty, empty.clone()
+
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def _float(tensor):
+    if isinstance(tensor, BlockedTensor):
+        return BlockedTensor(tensor._physical.float(), tensor._channels)
+    return None if tensor is None else tensor.float()
+
+
+def _narrow(tensor, dtype):
+    if isinstance(tensor, BlockedTensor):
+        return BlockedTensor(tensor._physical.to(dtype), tensor._channels)
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _widened(func, input, weight, bias, mean, var, training, momentum, eps):
+    """In float32; the results in the dtypes of input and, for the statistics, of the parameters."""
+    running = [_float(mean), _float(var)]
+    out, *statistics = native_batch_norm(
+        func, _float(input), _float(weight), _float(bias), *running, training, momentum, eps
+    )
+    if training:
+        for statistic, value in zip((mean, var), running, strict=True):
+            if statistic is not None and statistic is not value:
+                statistic.copy_(value)
+    parameters = next((p.dtype for p in (weight, bias, mean) if p is not None), input.dtype)
+    return _narrow(out, input.dtype), *(_narrow(each, parameters) for each in statistics)
 
 
 @implements(aten._native_batch_norm_legit.no_stats)
@@ -84,6 +115,15 @@ def native_batch_norm_backward(
     """-> gradients of input (in its format), weight and bias (dense)."""
     if not isinstance(input, BlockedTensor):
         return NotImplemented
+    if input.dtype in _NARROW:
+        statistics = (weight, running_mean, running_var, save_mean, save_invstd)
+        gradients = native_batch_norm_backward(
+            func, _float(grad_out), _float(input), *map(_float, statistics), train, eps, output_mask
+        )
+        dtypes = (input.dtype, *[input.dtype if weight is None else weight.dtype] * 2)
+        return tuple(
+            _narrow(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)
+        )
     if train:
         mean, invstd = save_mean, save_invstd
     else:
