@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import torch_blocked
-from torch_blocked.testing import BATCHES, CHANNELS, PROBLEMS, assert_matches_dense, dims_of
+from torch_blocked.testing import BATCHES, CHANNELS_AROUND, PROBLEMS, assert_matches_dense, dims_of
 
-CASES = [(block, count) for block, counts in CHANNELS.items() for count in counts]
+CASES = [(block, count) for block, counts in CHANNELS_AROUND.items() for count in counts]
 
 
 def refused_by_aten(problem, dims):

@@ -20,7 +20,8 @@ Dims = tuple[int, ...]
 
 # The blocks with fast kernels and the channels around each: alone, below, at and above it, and two
 # blocks and one lane.
-CHANNELS = {8: (1, 7, 8, 9, 17), 16: (3, 15, 16, 17, 33)}
+CHANNELS_AROUND = {8: (1, 7, 8, 9, 17), 16: (3, 15, 16, 17, 33)}
+CHANNELS = (1, 3, 7, 8, 9, 15, 16, 17, 33)  # all of them
 BATCHES = (0, 1, 3)
 SPATIAL = {3: (11,), 4: (9, 7), 5: (5, 6, 7)}
 LARGE_SPATIAL = {3: (3136,), 4: (56, 56), 5: (16, 28, 28)}
