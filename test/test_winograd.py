@@ -207,7 +207,7 @@ CHOICES = (
     ((4, 512, 512, 7), "winograd4"),
     ((1, 64, 64, 4), "winograd2"),
     ((1, 1, 8, 28), "direct"),  # the transforms would take longer than the products
-    ((1, 64, 64, 1), "direct"),
+    ((1, 64, 64, 1), "onednn_blocked"),
 )
 
 
