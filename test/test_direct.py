@@ -1,7 +1,5 @@
 """Our direct convolution, chosen or not: every way it reads src, every cut of its work."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ import torch.nn.functional as F
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, ERROR_FACTOR, assert_close
+from torch_blocked.testing import CHANNELS, ERROR_FACTOR, assert_close, forced, threads
 
 BLOCKS = (4, 8, 16, 32)
 THREADS = (1, 2, 3)
@@ -45,25 +43,6 @@ LAYERS = (
     ((1, 17, 5, 6, 7), 33, (3, 3, 3), {"padding": 1}),
     ((1, 1, 6, 8, 9), 17, (3, 3, 3), {"stride": 2, "padding": 1}),
 )
-
-
-@contextmanager
-def forced(implementation):
-    _C.force_convolution(implementation)
-    try:
-        yield
-    finally:
-        _C.force_convolution("")
-
-
-@contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def layer(dims, out_channels, kernel, with_bias=True):

@@ -1,7 +1,5 @@
 """Depthwise and grouped convolutions by kernels of ours, chosen or not."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ import torch.nn.functional as F
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, assert_close
+from torch_blocked.testing import CHANNELS, assert_close, forced, threads
 
 # The widest: its vectors are those of the instruction set; a run limited to AVX2 has the others.
 BLOCKS = torch_blocked.native_blocks()[:1]
@@ -25,25 +23,6 @@ FUNCTIONS = {
 
 by_block = pytest.mark.parametrize("block", BLOCKS)
 by_transposed = pytest.mark.parametrize("transposed", (False, True), ids=("forward", "transposed"))
-
-
-@contextmanager
-def forced(implementation):
-    _C.force_convolution(implementation)
-    try:
-        yield
-    finally:
-        _C.force_convolution("")
-
-
-@contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def layer(dims, groups, out_channels, kernel, transposed=False, bias=True):

@@ -420,6 +420,10 @@ def test_refusals():
         tb.optimize(model, torch.randn(1, 3, 8, 8))
     with pytest.raises(NotImplementedError, match="float32 or bfloat16"):
         tb.optimize(model.eval(), torch.randn(1, 3, 8, 8), dtype=torch.float16)
+    with pytest.raises(TypeError, match="arguments, got list"):
+        tb.optimize(model, [torch.randn(1, 3, 8, 8)])
+    with pytest.raises(RuntimeError, match=r"^Given groups=1, weight of size"):
+        tb.optimize(model, torch.randn(1, 4, 8, 8))
     optimized = blocked(model, torch.randn(1, 3, 8, 8))
     with pytest.raises(NotImplementedError, match="train the model"):
         optimized.train()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
 from torch_blocked.tensor import tail_is_zero
-from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close
+from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, forced, threads
 
 IMPLEMENTATIONS = ("winograd4", "winograd2")
 BLOCKS = (8, 16, 32)
@@ -26,25 +25,6 @@ LAYERS = ((1, 64, 56, 56), (1, 128, 28, 28), (2, 256, 14, 14), (4, 512, 7, 7))
 
 by_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 by_block = pytest.mark.parametrize("block", BLOCKS)
-
-
-@contextmanager
-def forced(implementation):
-    _C.force_convolution(implementation)
-    try:
-        yield
-    finally:
-        _C.force_convolution("")
-
-
-@contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def layer(dims, out_channels, with_bias=True, seed=0):

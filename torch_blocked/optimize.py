@@ -210,14 +210,19 @@ def optimize(
     if it is faster; False: take kernels by estimates.
     dtype: torch.bfloat16 computes in it; results are float32 still.
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
-    Raises ValueError if the model is in training mode, NotImplementedError for a dtype that the CPU
-    lacks."""
+    Raises ValueError if the model is in training mode, TypeError for other example inputs,
+    NotImplementedError for a dtype that the CPU lacks, what the model raises for the example."""
     if model.training:
         raise ValueError(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
             "call eval()"
         )
     _check_dtype(dtype)
+    if not isinstance(example_inputs, Tensor | tuple):
+        raise TypeError(
+            "torch_blocked::optimize: expected example_inputs as a tensor or a tuple of arguments, "
+            f"got {type(example_inputs).__name__}; put the model's arguments into a tuple"
+        )
     example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     try:
         optimized = OptimizedModule(model, example, dynamic=dynamic, tune=tune, dtype=dtype)
@@ -234,9 +239,9 @@ def _in_parts(model: nn.Module, example: tuple, error: CaptureError) -> nn.Modul
     from torch_blocked.compile import OptimizedParts
 
     reason = str(error.__cause__ or error).strip().splitlines()[0]
-    parts = OptimizedParts(model, reason)
-    parts(*example)  # what the model itself refuses is refused here
-    return parts
+    with torch.no_grad():
+        model(*example)  # what the model itself refuses, it says best
+    return OptimizedParts(model, reason)
 
 
 def refuse_training() -> NoReturn:

@@ -6,12 +6,14 @@ blocks, benchmarks over large sizes. Adding an op is adding its row."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_blocked import _C
 from torch_blocked.formats import to_blocked
 from torch_blocked.profile import profile
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
@@ -428,7 +430,8 @@ def assert_matches_dense(problem: Problem, dims: Dims, block: int, fallbacks: in
     blocked = to_blocked(dense, format_name(len(dims), block))
     with torch.no_grad(), profile() as p:
         result = problem.run(blocked, *operands)
-        again = _on_one_thread(lambda: problem.run(blocked, *operands))
+        with threads(1):
+            again = problem.run(blocked, *operands)
     assert p.fallbacks <= fallbacks, p.table()
     assert isinstance(result, BlockedTensor) == problem.keeps_format
     if problem.keeps_format:
@@ -508,10 +511,22 @@ def assert_close(
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}, ATen's {dense_error:.3g}"
 
 
-def _on_one_thread(run: Callable[[], Tensor]) -> Tensor:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+@contextmanager
+def forced(implementation: str) -> Iterator[None]:
+    """Convolutions run by this implementation; "" for the one the library chooses."""
+    _C.force_convolution(implementation)
     try:
-        return run()
+        yield
     finally:
-        torch.set_num_threads(threads)
+        _C.force_convolution("")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch.set_num_threads(count), and back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -74,7 +74,7 @@ class Tuner {
   int measured_ = 0;
 };
 
-// `blocks`: formats to choose from, the preferred first.
+// `block`: that of the blocked format to choose beside channels-last and plain.
 Plan make_plan(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner,
                std::int64_t block);
 

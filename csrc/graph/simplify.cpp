@@ -411,8 +411,8 @@ bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<M
 }
 
 void fuse_epilogues(Graph& graph, const std::vector<Meta>& example) {
-  // From the front, so that of two summed convolutions the later takes the other as its residual:
-  // the earlier one is asked first, and its reader must not be taken from the later.
+  // From the end, so that of two summed convolutions the later takes the sum, and the earlier's
+  // result, which is there by then, is its residual.
   for (bool changed = true; changed;) {
     changed = false;
     const Uses uses(graph);

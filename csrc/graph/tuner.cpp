@@ -38,7 +38,7 @@ long interruptions() {
 }
 
 // Weights come from memory in a whole model: those of ResNet-50 for Winograd are 180 MB. In cache
-// the 9 MB of one of its layers seem to cost nothing, and are 0.4 ms of 1.3 ms in truth.
+// the 9 MB of one of its layers seem to cost nothing, and are 0.2 to 0.4 ms of 1.1 in truth.
 void evict([[maybe_unused]] const at::Tensor& tensor) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;

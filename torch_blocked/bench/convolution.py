@@ -10,8 +10,7 @@ import argparse
 import difflib
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
@@ -24,6 +23,7 @@ from torch import Tensor
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.tensor import format_name
+from torch_blocked.testing import forced
 
 from .inference import WrongResult, output_path, positive
 from .layers import LAYERS, Layer
@@ -207,16 +207,6 @@ def describe(c: dict[str, Any]) -> str:
         f"torch {c['torch']}, oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, "
         f"{c['date']}; {c['dtype']}, block {c['block']}, {c['rounds']} rounds"
     )
-
-
-@contextmanager
-def forced(implementation: str) -> Iterator[None]:
-    """Convolutions run by this implementation; "" for the one the library chooses."""
-    _C.force_convolution(implementation)
-    try:
-        yield
-    finally:
-        _C.force_convolution("")
 
 
 @torch.no_grad()
