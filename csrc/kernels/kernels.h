@@ -249,6 +249,18 @@ struct WinogradGradient {
                   std::int64_t tap_stride);
 };
 
+// dst [rows, outputs] = activation(src [rows, inputs] times weights + bias) for blocks [begin, end)
+// of outputs; weights [blocks, | inputs, block | + what is left of weights_stride].
+struct LinearRows {
+  static constexpr std::int64_t kMostRows = 8, kMostVectors = 4;
+  const float *src, *weights;
+  const float* bias;  // or null
+  float* dst;
+  std::int64_t rows, inputs, outputs;
+  std::int64_t block, weights_stride;  // whole vectors, at most kMostVectors
+  Activation activation;
+};
+
 struct Kernels {
   // nhwc [pixels, channels] -> blocked for pixels [begin, end), zero tail included; and back.
   void (*block_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
@@ -312,6 +324,7 @@ struct Kernels {
 
   void (*depthwise_gradient)(const DepthwiseGradient& gradient);
   void (*outer_products)(const OuterProducts& products);
+  void (*linear_rows)(const LinearRows& rows, std::int64_t begin, std::int64_t end);
   std::int64_t width;  // floats of a vector
 
   // Output channel i sees input channel i only; `lanes` is null.

@@ -27,6 +27,7 @@ const Kernels table{
     .dot_pixels = dot_pixels,
     .depthwise_gradient = depthwise_gradient,
     .outer_products = outer_products,
+    .linear_rows = linear_rows,
     .width = kWidth,
     .depthwise = depthwise,
     .grouped_broadcast = grouped_broadcast,

@@ -1,0 +1,48 @@
+"""Linear layers of optimized models: a kernel of ours for few rows, oneDNN's for more."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_blocked
+from torch_blocked.testing import threads
+
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, inputs, outputs, bias, activation):
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.activation(self.linear(x))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "inputs, outputs, bias",
+    [(1, 1, True), (7, 17, False), (300, 70, True), (513, 130, True), (64, 1000, False)],
+)
+@torch.no_grad()
+def test_rows(inputs, outputs, bias, activation):
+    torch.manual_seed(inputs)
+    model = Layer(inputs, outputs, bias, ACTIVATIONS[activation]).eval()
+    optimized = torch_blocked.optimize(model, torch.randn(2, inputs), tune=False)
+    optimized.choice = "blocked"
+    for rows in (1, 2, 3, 4, 5, 8, 9):
+        x = torch.randn(rows, inputs)
+        output = optimized(x)
+        expected = model.double()(x.double())
+        own = (model.float()(x) - expected).abs().max()
+        assert (output - expected).abs().max() <= 2 * own + 1e-6 * expected.abs().max()
+        assert torch.equal(output, optimized(x))
+        with threads(1):
+            assert torch.equal(output, optimized(x))
