@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,11 +132,25 @@ def measure(workers: Sequence[Worker], seconds: float) -> None:
                 worker.failure = str(error)
 
 
-def run_row(job: Job, engines: Sequence[str], failed: dict[str, str], seconds: float) -> list:
+@contextmanager
+def busy(count: int) -> Iterator[list[subprocess.Popen]]:
+    """So many other processes compute meanwhile, and take their share of the cores."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield others
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def run_row(
+    job: Job, engines: Sequence[str], failed: dict[str, str], seconds: float, others: int = 0
+) -> list:
     """One model at one batch and number of threads: a record for each engine.
 
     failed: why a format could not be exported. An engine that tunes itself by measuring is loaded
-    after the others, alone."""
+    after the others, alone. others: processes that compute while it is measured."""
     workers: list[Worker] = []
     try:
         for tunes in (False, True):
@@ -146,7 +161,8 @@ def run_row(job: Job, engines: Sequence[str], failed: dict[str, str], seconds: f
             ]
             workers += wave
             load(wave)
-        measure([worker for worker in workers if not worker.failure], seconds)
+        with busy(others):
+            measure([worker for worker in workers if not worker.failure], seconds)
     finally:
         for worker in workers:
             worker.close()
@@ -252,7 +268,7 @@ def cells(row: Sequence[Record], engines: Sequence[str], statistic: str) -> list
     return texts
 
 
-def context() -> dict[str, Any]:
+def context(busy_processes: int) -> dict[str, Any]:
     environment = torch_blocked.env()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -261,6 +277,7 @@ def context() -> dict[str, Any]:
         "onednn": environment["onednn"],
         "versions": {name: version(engine.package) for name, engine in ENGINES.items()},
         "dtype": "float32",
+        "busy": busy_processes,
     }
 
 
@@ -275,7 +292,7 @@ def merged(paths: Sequence[Path], records: Sequence[Record]) -> list[Record]:
 
 def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
     if args.json:
-        report = {"context": context(), "results": records}
+        report = {"context": context(args.busy), "results": records}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.svg:
         ours = [name for name, engine in ENGINES.items() if engine.ours]
@@ -308,6 +325,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engines", type=names(ENGINES), default=list(ENGINES), help="a,b,c")
     parser.add_argument("--skip", type=names(ENGINES), default=[], help="engines to leave out")
     parser.add_argument("--seconds", type=float, default=15, help="of timing for a row")
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="other processes that compute meanwhile"
+    )
     parser.add_argument("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
     parser.add_argument("--json", type=output_path, help="write every measurement")
     parser.add_argument("--svg", type=output_path, help="write a bar chart")
@@ -334,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = export(model, batch, folder, engines)
             for threads in args.threads:
                 job = Job(model, batch, threads, str(folder))
-                rows = run_row(job, engines, failed, args.seconds)
+                rows = run_row(job, engines, failed, args.seconds, args.busy)
                 records += rows
                 print(render(rows, args.statistic), flush=True)
                 write(args, merged(args.load, records))

@@ -81,6 +81,12 @@ def test_a_wrong_result_is_not_timed(folder):
     assert result["failure"].startswith("wrong by 9.9e-03") and result["median_ms"] is None
 
 
+def test_busy_processes_come_and_go():
+    with peers.busy(2) as others:
+        assert [other.poll() for other in others] == [None, None]
+    assert all(other.poll() is not None for other in others)
+
+
 def test_a_dead_process_is_a_failure(monkeypatch):
     crash = [sys.executable, "-c", "import os; os.abort()"]
     monkeypatch.setattr(peers, "arguments", lambda *_: crash)
