@@ -125,6 +125,11 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       if (node.linear) meta(node.output()).dims.back() = node.linear->weight.size(0);
       continue;
     }
+    if (node.gather) {
+      meta(node.output()) = meta(node.gather->srcs[0]);
+      meta(node.output()).dims[1] = std::ssize(node.gather->channels);
+      continue;
+    }
     const std::vector<IValue> results = call(node, value_of);
     for (std::size_t i = 0; i < node.outputs.size() && i < results.size(); ++i) {
       meta(node.outputs[i]) = meta_of(results[i]);

@@ -52,6 +52,7 @@ std::string implementation_of(const Step& step) {
       return step.implementation;
     case StepKind::kAffine:
     case StepKind::kConcat:
+    case StepKind::kGather:
     case StepKind::kReorder:
     case StepKind::kRegroup:
       return "torch_blocked";
@@ -67,8 +68,9 @@ std::string why_of(const Step& step) {
   if (step.kind == StepKind::kReorder) return "the next step takes this format";
   if (step.kind == StepKind::kBoxed) return "no kernel for blocked tensors";
   if (step.kind != StepKind::kConvolution) return "";
-  if (step.microseconds > 0) return text("fastest alone: ", step.microseconds, " us");
-  return "first in the list";
+  const char* gathers = step.gather ? "; gathers its channels" : "";
+  if (step.microseconds > 0) return text("fastest alone: ", step.microseconds, " us", gathers);
+  return text("first in the list", gathers);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "ops/convolution.h"
 #include "ops/linear.h"
 #include "ops/pooling.h"
+#include "ops/shuffle.h"
 
 namespace torch_blocked::graph {
 
@@ -49,6 +50,7 @@ enum class Kind {
   kPointwise,    // takes any format and keeps it, all operands in the same
   kImages,       // treats channels alike (pooling, resampling, zero padding): keeps the format
   kConcat,       // along channels: keeps the format
+  kGather,       // any choice of channels: keeps the format
   kRegroup,      // other spatial dims over the same pixels: keeps the format
   kLinear,       // on plain tensors, by oneDNN
   // Between [N, C, *spatial] in channels-last and [N, *spatial, C]: the same memory.
@@ -79,6 +81,12 @@ struct Linear {
   LinearActivation activation = LinearActivation::kNone;
 };
 
+// Channels of several values in any order: what a chain of splits, concats and shuffles comes to.
+struct Gather {
+  std::vector<Value> srcs;
+  std::vector<ChannelOf> channels;  // of dst; `src` counts srcs
+};
+
 struct Node {
   std::string name, overload;  // the op it came from: "aten::conv2d", ""
   std::vector<Argument> arguments;
@@ -87,6 +95,7 @@ struct Node {
   std::optional<Convolution> convolution = {};
   std::optional<Affine> affine = {};
   std::optional<Linear> linear = {};
+  std::optional<Gather> gather = {};
 
   Value output() const { return outputs[0]; }
 };
@@ -118,6 +127,8 @@ void for_reads(const Node& node, F&& f) {
     f(node.affine->src);
   } else if (node.linear) {
     f(node.linear->src);
+  } else if (node.gather) {
+    for (const Value value : node.gather->srcs) f(value);
   } else {
     for_arguments(node.arguments, f);
   }
@@ -126,6 +137,9 @@ void for_reads(const Node& node, F&& f) {
 // The integers of a list of constants, one given for all spatial dims spread over them; nothing if
 // it holds something else.
 std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
+
+// The order of dims that a node permutes its first argument into; empty if it does not.
+Dims order_of(const Node& node, std::size_t rank);
 
 // Sizes and element type of a value.
 struct Meta {
@@ -137,6 +151,9 @@ struct Meta {
 // affine; activations, residual sums and zero padding move into convolutions; kinds are set.
 // `example` has the metas of one capture, by value.
 void simplify(Graph& graph, const std::vector<Meta>& example);
+
+// gather.cpp, the end of it: chains of ops that move channels become one gather each.
+void find_gathers(Graph& graph, const std::vector<Meta>& example);
 
 // boxed.cpp: calls the node's op through the dispatcher with `value_of` its values. Lists that it
 // returns are flattened.

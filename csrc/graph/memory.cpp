@@ -17,6 +17,8 @@ std::int64_t bytes_of(const SlotPlan& slot) {
   return elements * static_cast<std::int64_t>(c10::elementSize(slot.dtype));
 }
 
+bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
+
 class MemoryPlanner {
  public:
   explicit MemoryPlanner(const Plan& plan)
@@ -48,7 +50,8 @@ class MemoryPlanner {
       // What ATen computes, it allocates too.
       const bool ours = step.kind == StepKind::kConvolution || step.kind == StepKind::kAffine ||
                         step.kind == StepKind::kReorder || step.kind == StepKind::kLinear ||
-                        step.kind == StepKind::kPooling;
+                        step.kind == StepKind::kPooling ||
+                        (step.kind == StepKind::kGather && is_blocked(plan_.slots[step.writes[0]]));
       for (const Slot slot : step.writes) {
         first_[slot] = last(slot) = i;
         result_.slots[slot].in_arena = ours;
@@ -119,7 +122,10 @@ class MemoryPlanner {
     if (step.kind == StepKind::kAffine) over = step.node->affine->src;
     if (over == kNone) return;
     const Slot from = step.reads.at(over), to = step.writes[0];
-    const bool is_src = step.node->convolution && step.node->convolution->src == over;
+    bool is_src = step.node->convolution && step.node->convolution->src == over;
+    if (step.gather) {
+      for (const Value src : step.gather->srcs) is_src |= step.reads.at(src) == from;
+    }
     if (is_src || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
     if (last(root_[from]) != i || last(from) != i) return;
     if (plan_.slots[from].format != plan_.slots[to].format) return;

@@ -17,7 +17,8 @@ std::size_t at(Value value) { return static_cast<std::size_t>(value); }
 
 bool keeps_format(const Node& node) {
   return node.kind == Kind::kAffine || node.kind == Kind::kPointwise ||
-         node.kind == Kind::kImages || node.kind == Kind::kConcat || node.kind == Kind::kRegroup;
+         node.kind == Kind::kImages || node.kind == Kind::kConcat || node.kind == Kind::kGather ||
+         node.kind == Kind::kRegroup;
 }
 
 // The formats that a node insists on, whatever its neighbours have; nothing if it has none.
@@ -147,6 +148,9 @@ class Planner {
       }
       if (node.affine && home(node.output()) == kPlain) return kImpossible;
       const std::int64_t wanted = wanted_by(node);
+      if (node.gather && wanted != block_) {  // ATen's, in two passes
+        total += 2 * reorder_cost(node.output(), wanted, block_);
+      }
       for_reads(node, [&](Value value) {
         if (!graph_.constants.contains(value)) {
           total += reorder_cost(value, home(value), wanted);
@@ -206,17 +210,49 @@ class Planner {
     if (const auto found = slots_.find({value, format}); found != slots_.end()) {
       return found->second;
     }
+    if (const auto made = slots_.find({value, home(value)}); made == slots_.end()) {
+      emit_gather(*gathers_.at(value));
+      return slot(value, format);
+    }
     const Slot from = slots_.at({value, home(value)});
     const Slot to = new_slot(value, format);
     plan_.steps.push_back({StepKind::kReorder, nullptr, {{value, from}}, {to}});
     return to;
   }
 
+  // A gather runs when something first needs its result: convolutions may do without.
   void emit(const Node& node) {
+    if (node.gather) {
+      gathers_[node.output()] = &node;
+    } else {
+      emit_step(node);
+    }
+  }
+
+  void emit_gather(const Node& node) {
+    Step step{StepKind::kGather, &node, {}, {}};
+    const std::int64_t format = home(node.output());
+    for (const Value src : node.gather->srcs) step.reads[src] = slot(src, format);
+    step.writes = {new_slot(node.output(), format)};
+    plan_.steps.push_back(std::move(step));
+  }
+
+  // The gather whose sources a convolution reads itself; null if it needs the result, or it is
+  // there anyway.
+  const Gather* gather_for(const Node& node, const Choice& choice) const {
+    const Value src = node.convolution->src;
+    const auto found = gathers_.find(src);
+    if (found == gathers_.end() || choice.implementation != "direct") return nullptr;
+    if (slots_.contains({src, home(src)}) || home(src) != choice.problem.src_block) return nullptr;
+    const Gather& gather = *found->second->gather;
+    return gathers_in_place(choice.problem, gather.channels) ? &gather : nullptr;
+  }
+
+  void emit_step(const Node& node) {
     static constexpr std::array kKinds{
-        StepKind::kBoxed,  StepKind::kConvolution, StepKind::kAffine,  StepKind::kPointwise,
-        StepKind::kImages, StepKind::kConcat,      StepKind::kRegroup, StepKind::kLinear,
-        StepKind::kBoxed,  StepKind::kBoxed};
+        StepKind::kBoxed,  StepKind::kConvolution, StepKind::kAffine, StepKind::kPointwise,
+        StepKind::kImages, StepKind::kConcat,      StepKind::kGather, StepKind::kRegroup,
+        StepKind::kLinear, StepKind::kBoxed,       StepKind::kBoxed};
     Step step{kKinds[static_cast<std::size_t>(node.kind)], &node, {}, {}};
     const std::int64_t format = home(node.output());
     if (node.convolution) {
@@ -224,6 +260,10 @@ class Planner {
       step.problem = choice.problem;
       step.implementation = choice.implementation;
       step.microseconds = choice.microseconds;
+      step.gather = gather_for(node, choice);
+    }
+    if (step.gather) {
+      for (const Value src : step.gather->srcs) step.reads[src] = slot(src, format);
     }
     for_reads(node, [&](Value value) {
       if (graph_.constants.contains(value)) {
@@ -231,6 +271,7 @@ class Planner {
         return;
       }
       const bool src = node.convolution && value == node.convolution->src;
+      if (src && step.gather && value != node.convolution->residual) return;
       const std::int64_t wanted = node.convolution ? format : wanted_by(node);
       step.reads[value] = slot(value, src ? step.problem.src_block : wanted);
     });
@@ -251,6 +292,7 @@ class Planner {
   std::vector<std::optional<std::int64_t>> made_;  // formats that no choice changes
   std::map<std::tuple<const Node*, std::int64_t, std::int64_t>, Choice> choices_;
   std::map<std::pair<Value, std::int64_t>, Slot> slots_;
+  std::map<Value, const Node*> gathers_;
   Plan plan_;
 };
 

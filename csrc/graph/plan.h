@@ -22,6 +22,7 @@ enum class StepKind {
   kImages,
   kPooling,
   kConcat,
+  kGather,
   kRegroup,
   kLinear,
   kBoxed,
@@ -36,7 +37,8 @@ struct Step {
   // kConvolution
   ConvolutionProblem problem = {};
   std::string implementation = {};
-  double microseconds = 0;  // measured; 0: not
+  double microseconds = 0;         // measured; 0: not
+  const Gather* gather = nullptr;  // that it reads the sources of, instead of its result
   std::optional<PoolingProblem> pooling = {};
 };
 

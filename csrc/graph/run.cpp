@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <chrono>
@@ -82,7 +83,9 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
 std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedStore& weights) {
   switch (step.kind) {
     case StepKind::kConvolution:
-      return prepare_convolution(step, weights);
+      return step.gather ? prepare_gathered(step, weights) : prepare_convolution(step, weights);
+    case StepKind::kGather:
+      return prepare_gather(step);
     case StepKind::kAffine:
       return prepare_affine(step);
     case StepKind::kReorder:
@@ -121,6 +124,67 @@ std::function<void()> Run::prepare_convolution(const Step& step, PackedStore& we
                   .residual = sums ? slots_[residual].const_data_ptr() : nullptr,
                   .dst = slots_[dst].mutable_data_ptr()});
       };
+}
+
+std::vector<Slot> Run::sources(const Step& step, const Gather& gather) const {
+  std::vector<Slot> slots;
+  for (const Value src : gather.srcs) slots.push_back(step.reads.at(src));
+  return slots;
+}
+
+std::vector<const float*> Run::data(const std::vector<Slot>& slots) const {
+  std::vector<const float*> pointers;
+  for (const Slot slot : slots) pointers.push_back(slots_[slot].const_data_ptr<float>());
+  return pointers;
+}
+
+std::vector<std::int64_t> Run::channels(const std::vector<Slot>& slots) const {
+  std::vector<std::int64_t> counts;
+  for (const Slot slot : slots) counts.push_back(plan_.slots[slot].dims[1]);
+  return counts;
+}
+
+// A convolution that reads its channels where they are.
+std::function<void()> Run::prepare_gathered(const Step& step, PackedStore& weights) {
+  const Convolution& c = *step.node->convolution;
+  const std::vector<Slot> srcs = sources(step, *step.gather);
+  auto plan = plan_direct_gathered(step.problem, step.gather->channels, channels(srcs));
+  const at::Tensor packed =
+      weights.get(*step.node, plan.weights_format, [&] { return plan.pack(c.weight); });
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const std::optional<Slot> residual =
+      c.residual == kNone ? std::nullopt : std::optional(step.reads.at(c.residual));
+  return [this, plan = std::move(plan), packed, bias, srcs, residual, dst = step.writes[0]] {
+    plan.run(data(srcs), {.src = nullptr,
+                          .weights = packed.const_data_ptr(),
+                          .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                          .residual = residual ? slots_[*residual].const_data_ptr() : nullptr,
+                          .dst = slots_[dst].mutable_data_ptr()});
+  };
+}
+
+std::function<void()> Run::prepare_gather(const Step& step) {
+  const Gather& gather = *step.node->gather;
+  const std::vector<Slot> srcs = sources(step, gather);
+  const Slot to = step.writes[0];
+  const SlotPlan& dst = plan_.slots[to];
+  if (is_blocked(dst)) {
+    const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
+    ChannelGather run(gather.channels, channels(srcs), dst.dims[0], pixels, dst.format);
+    return [this, run = std::move(run), srcs, to] {
+      run.run(data(srcs), slots_[to].mutable_data_ptr<float>());
+    };
+  }
+  std::vector<std::int64_t> first{0}, index;  // in a concat of the sources
+  for (const std::int64_t count : channels(srcs)) first.push_back(first.back() + count);
+  for (const auto& [src, channel] : gather.channels) {
+    index.push_back(first[static_cast<std::size_t>(src)] + channel);
+  }
+  return [this, srcs, to, &dst, index = at::tensor(index, at::kLong)] {
+    std::vector<at::Tensor> operands;
+    for (const Slot slot : srcs) operands.push_back(slots_[slot]);
+    slots_[to] = in_format(at::cat(operands, 1).index_select(1, index), dst);
+  };
 }
 
 std::function<void()> Run::prepare_affine(const Step& step) {

@@ -35,6 +35,8 @@ class Run {
  private:
   std::function<void()> prepare(const Step& step, std::size_t index, PackedStore& weights);
   std::function<void()> prepare_convolution(const Step& step, PackedStore& weights);
+  std::function<void()> prepare_gathered(const Step& step, PackedStore& weights);
+  std::function<void()> prepare_gather(const Step& step);
   std::function<void()> prepare_affine(const Step& step);
   std::function<void()> prepare_linear(const Step& step, PackedStore& weights);
   std::function<void()> prepare_pooling(const Step& step);
@@ -42,6 +44,9 @@ class Run {
   std::function<void()> prepare_reorder(const Step& step);
   std::function<void()> prepare_concat(const Step& step);
   std::function<void()> prepare_boxed(const Step& step);
+  std::vector<Slot> sources(const Step& step, const Gather& gather) const;
+  std::vector<std::int64_t> channels(const std::vector<Slot>& slots) const;
+  std::vector<const float*> data(const std::vector<Slot>& slots) const;
   void begin(const std::vector<at::Tensor>& inputs);
   void end();
 

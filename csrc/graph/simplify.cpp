@@ -458,25 +458,6 @@ bool same_kind_of_image(const Dims& a, const Dims& b) {
   return a.size() == b.size() && a[0] == b[0] && a[1] == b[1];
 }
 
-// The order of dims that a node permutes its first argument into; empty if it does not.
-Dims order_of(const Node& node, std::size_t rank) {
-  const auto size = static_cast<std::int64_t>(rank);
-  Dims order(rank);
-  if (node.name == "aten::permute") {
-    const auto dims = integers(node.arguments[1], rank);
-    if (!dims || dims->size() != rank) return {};
-    for (std::size_t i = 0; i < rank; ++i) order[i] = ((*dims)[i] + size) % size;
-    return order;
-  }
-  if (node.name != "aten::transpose" || node.overload != "int") return {};
-  std::iota(order.begin(), order.end(), 0);
-  const auto dim = [&](std::size_t i) {
-    return Uses::at((node.arguments[i].constant().toInt() + size) % size);
-  };
-  std::swap(order[dim(1)], order[dim(2)]);
-  return order;
-}
-
 // A permutation or a reshape that a format makes free; kBoxed if it is none.
 graph::Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& example) {
   if (node.arguments.empty() || node.arguments[0].value() == kNone) return graph::Kind::kBoxed;
@@ -570,6 +551,24 @@ std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
   return dims;
 }
 
+Dims order_of(const Node& node, std::size_t rank) {
+  const auto size = static_cast<std::int64_t>(rank);
+  Dims order(rank);
+  if (node.name == "aten::permute") {
+    const auto dims = integers(node.arguments[1], rank);
+    if (!dims || dims->size() != rank) return {};
+    for (std::size_t i = 0; i < rank; ++i) order[i] = ((*dims)[i] + size) % size;
+    return order;
+  }
+  if (node.name != "aten::transpose" || node.overload != "int") return {};
+  std::iota(order.begin(), order.end(), 0);
+  const auto dim = [&](std::size_t i) {
+    return static_cast<std::size_t>((node.arguments[i].constant().toInt() + size) % size);
+  };
+  std::swap(order[dim(1)], order[dim(2)]);
+  return order;
+}
+
 void simplify(Graph& graph, const std::vector<Meta>& example) {
   drop_identities(graph);
   for (Node& node : graph.nodes) find_convolution(graph, node, example);
@@ -582,6 +581,7 @@ void simplify(Graph& graph, const std::vector<Meta>& example) {
   fuse_into_linear(graph);
   const Uses uses(graph);
   for (Node& node : graph.nodes) node.kind = kind_of(graph, node, uses, example);
+  find_gathers(graph, example);
   drop_dead(graph);
 }
 

@@ -208,11 +208,16 @@ struct Winograd {
   std::int64_t (*m_size)(const WinogradShape& shape, std::int64_t tiles);
 };
 
-// One pixel after the other, its lanes from anywhere: dst[lane] = src[offsets[lane]], 0 where the
-// offset is negative. Offsets and strides count elements of 4 bytes.
+// Where a lane of dst comes from: element `offset` of source `src`; -1: it is zero.
+struct GatheredLane {
+  std::int64_t src, offset;
+};
+
+// One pixel after the other, its lanes from anywhere: dst[lane] = srcs[src][offset]. The sources
+// begin with a block and have the same stride between pixels; 4-byte elements.
 struct LaneGather {
-  const float* src;
-  const std::int64_t* offsets;  // [block]
+  const float* const* srcs;
+  const GatheredLane* lanes;  // [block]
   float* dst;
   std::int64_t block, pixels, src_stride, dst_stride;
 };

@@ -7,6 +7,7 @@
 
 #include "kernels/kernels.h"
 #include "ops/blocked.h"
+#include "ops/shuffle.h"
 #include "runtime/primitive.h"
 
 namespace torch_blocked {
@@ -131,5 +132,17 @@ bool grouped_wins(const ConvolutionProblem& problem);
 // slower.
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 bool direct_wins(const ConvolutionProblem& problem);
+
+// The same on input channels that lie in several tensors of the problem's format, in any order:
+// free where they are read in place, which `gathers_in_place` says; run() then gets the tensors.
+struct GatheredConvolutionPlan {
+  std::string weights_format;
+  std::function<at::Tensor(const at::Tensor& weight)> pack;
+  std::function<void(const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers)> run;
+};
+bool gathers_in_place(const ConvolutionProblem& problem, const std::vector<ChannelOf>& channels);
+GatheredConvolutionPlan plan_direct_gathered(const ConvolutionProblem& problem,
+                                             const std::vector<ChannelOf>& channels,
+                                             const std::vector<std::int64_t>& src_channels);
 
 }  // namespace torch_blocked

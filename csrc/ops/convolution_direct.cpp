@@ -13,6 +13,8 @@
 #include "ops/convolution_direct.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -296,6 +298,48 @@ void run(const Work& work, const ConvolutionBuffers& buffers) {
   });
 }
 
+// The only reach of a gathered problem, for one image: offsets count from the first of `images`.
+void place_segments(const GatheredSegments& gathered, const std::vector<const float*>& images,
+                    Reach& reach) {
+  reach.step_begin = gathered.step_begin;
+  reach.segments.clear();
+  for (const auto& [src, segment] : gathered.segments) {
+    const std::int64_t distance = images[static_cast<std::size_t>(src)] - images[0];
+    reach.segments.push_back({distance + segment.offset, segment.lanes, segment.weights});
+  }
+  reach.segments.push_back({0, 0, 0});
+}
+
+void run_gathered(const Work& work, const GatheredSegments& gathered,
+                  const std::vector<std::int64_t>& image_floats,
+                  const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers) {
+  const Direct& d = work.phases[0];
+  const auto groups = static_cast<std::int64_t>(d.groups.size());
+  at::parallel_for(0, work.units(0), 1, [&](std::int64_t begin, std::int64_t end) {
+    Cut cut = work.cuts[0];
+    std::vector<const float*> images(srcs);
+    std::int64_t image = -1;
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const Band band = band_of(d, cut, unit / groups);
+      if (band.image != image) {
+        image = band.image;
+        for (std::size_t i = 0; i < srcs.size(); ++i) images[i] = srcs[i] + image * image_floats[i];
+        place_segments(gathered, images, cut.reaches[0]);
+      }
+      run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)],
+               images[0] + band.column * d.src_block, buffers);
+    }
+  });
+}
+
+// The cut depends on the number of threads, which may change between runs.
+void cut_for_threads(Work& work) {
+  if (work.threads == at::get_num_threads()) return;
+  work.cuts.clear();
+  for (const Direct& d : work.phases) work.cuts.push_back(cut_of(d));
+  work.threads = at::get_num_threads();
+}
+
 bool is_upsampling(const Problem& p) {
   return p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
 }
@@ -357,16 +401,45 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .weights_format = std::move(format),
       .pack = [work, transposed = p.transposed](
                   const at::Tensor& weight) { return pack(*work, transposed, weight); },
-      // The cut depends on the number of threads, which may change between runs.
       .run =
           [work](const ConvolutionBuffers& buffers) {
-            if (work->threads != at::get_num_threads()) {
-              work->cuts.clear();
-              for (const Direct& d : work->phases) work->cuts.push_back(cut_of(d));
-              work->threads = at::get_num_threads();
-            }
+            cut_for_threads(*work);
             run(*work, buffers);
           }};
+}
+
+// Where runs of channels are shorter than this, moving them first is faster.
+bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {
+  constexpr std::int64_t kLeastRun = 4;
+  if (!possible(p) || !p.blocked() || p.transposed) return false;
+  const Direct d = phases_of(p).front();
+  if (!d.in_place || d.in[0] * d.in[1] != 1) return false;
+  return std::ssize(gather_segments(d, channels).segments) * kLeastRun <= std::ssize(channels);
+}
+
+GatheredConvolutionPlan plan_direct_gathered(const Problem& p,
+                                             const std::vector<ChannelOf>& channels,
+                                             const std::vector<std::int64_t>& src_channels) {
+  ConvolutionPlan plan = *plan_direct(p);
+  const auto work = std::make_shared<Work>();
+  work->phases = phases_of(p);
+  const Direct& d = work->phases.front();
+  const auto gathered = std::make_shared<GatheredSegments>(gather_segments(d, channels));
+  std::vector<std::int64_t> image_floats;
+  for (const std::int64_t count : src_channels) {
+    image_floats.push_back(ceil_div(count, d.src_block) * d.src_block * Direct::volume(d.in));
+  }
+  return {.weights_format = plan.weights_format + "/gathered",
+          .pack =
+              [pack = std::move(plan.pack), gathered](const at::Tensor& weight) {
+                return pack(weight.index_select(1, at::tensor(gathered->order, at::kLong)));
+              },
+          .run =
+              [work, gathered, image_floats](const std::vector<const float*>& srcs,
+                                             const ConvolutionBuffers& buffers) {
+                cut_for_threads(*work);
+                run_gathered(*work, *gathered, image_floats, srcs, buffers);
+              }};
 }
 
 }  // namespace torch_blocked

@@ -88,6 +88,18 @@ struct Cut {
 // The slots under so many outputs, in floats.
 std::int64_t band_floats(const Direct& d, std::int64_t rows, std::int64_t columns);
 
+// Where input channels lie that are read in place from several tensors.
+struct GatheredSegment {
+  std::int64_t src;
+  DirectSegment segment;  // as if that tensor's image were the src
+};
+struct GatheredSegments {
+  std::vector<std::int64_t> order;  // of the input channels, so that segments are long
+  std::vector<GatheredSegment> segments;
+  std::vector<std::int64_t> step_begin;  // as in Reach
+};
+GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& channels);
+
 // For the number of threads that torch has now.
 Cut cut_of(const Direct& d);
 

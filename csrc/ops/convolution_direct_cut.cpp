@@ -243,7 +243,40 @@ void make_reaches(const Direct& d, Cut& cut) {
   }
 }
 
+// Channel steps of one part of a sum. Blocks narrower than a vector are written once.
+std::int64_t part_steps_of(const Direct& d) {
+  if (d.dst_block < d.sizes().width) return d.ic;
+  return std::max<std::int64_t>(1, d.sizes().lanes / (d.taps() * d.step()));
+}
+
 }  // namespace
+
+GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& channels) {
+  const std::int64_t part = part_steps_of(d);
+  const std::int64_t step = d.step(), pixels = Direct::volume(d.in);
+  GatheredSegments result;
+  result.order.resize(channels.size());
+  std::iota(result.order.begin(), result.order.end(), 0);
+  const auto from = [&](std::int64_t i) { return channels[static_cast<std::size_t>(i)]; };
+  std::ranges::stable_sort(result.order, {},
+                           [&](std::int64_t i) { return std::pair(from(i).src, from(i).channel); });
+  for (std::int64_t lane = 0; lane < d.ic; ++lane) {
+    const auto [src, channel] = from(result.order[static_cast<std::size_t>(lane)]);
+    const std::int64_t offset = channel / step * pixels * step + channel % step;
+    if (lane % step == 0) result.step_begin.push_back(std::ssize(result.segments));
+    // Only a part has to begin with a segment.
+    if (lane % (part * step) != 0 && channel % step != 0) {
+      auto& [last_src, last] = result.segments.back();
+      if (last_src == src && last.offset + last.lanes == offset) {
+        ++last.lanes;
+        continue;
+      }
+    }
+    result.segments.push_back({src, {offset, 1, lane}});
+  }
+  result.step_begin.push_back(std::ssize(result.segments));
+  return result;
+}
 
 Cut cut_of(const Direct& d) {
   Cut cut{};
@@ -253,10 +286,7 @@ Cut cut_of(const Direct& d) {
     cut.axes[i] = axis_of(d.kernel[i], d.stride[i], d.dilation[i], counts[i]);
   }
   make_reaches(d, cut);
-  // Blocks narrower than a vector are written once.
-  const bool whole = d.dst_block < d.sizes().width;
-  cut.part_steps =
-      whole ? d.ic : std::max<std::int64_t>(1, d.sizes().lanes / (d.taps() * d.step()));
+  cut.part_steps = part_steps_of(d);
   return cut;
 }
 

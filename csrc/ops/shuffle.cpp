@@ -1,5 +1,7 @@
 // Channels in another order: any choice of them, and pixel shuffles, which move them to and from
 // the spatial dims. 4-byte elements.
+#include "ops/shuffle.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
@@ -40,7 +42,9 @@ std::int64_t channel_offset(const Blocked& src, std::int64_t channel) {
   return channel / src.block() * src.pixels() * src.block() + channel % src.block();
 }
 
-using Offsets = std::vector<std::int64_t>;
+using kernels::GatheredLane;
+using Lanes = std::vector<GatheredLane>;
+constexpr GatheredLane kZero{-1, 0};
 
 const float* data(const Blocked& src) {
   return static_cast<const float*>(src.physical.const_data_ptr());
@@ -50,47 +54,53 @@ float* mutable_data(const Blocked& dst) {
   return static_cast<float*>(dst.physical.mutable_data_ptr());
 }
 
-// Whether offsets are those of a whole block, in its order: a copy then.
-bool is_block(const std::int64_t* offsets, std::int64_t block) {
-  if (offsets[0] < 0 || offsets[0] % block != 0) return false;
-  for (std::int64_t lane = 1; lane < block; ++lane) {
-    if (offsets[lane] != offsets[0] + lane) return false;
+}  // namespace
+
+ChannelGather::ChannelGather(const std::vector<ChannelOf>& channels,
+                             const std::vector<std::int64_t>& src_channels, std::int64_t batch,
+                             std::int64_t pixels, std::int64_t block)
+    : batch_(batch), block_(block), pixels_(pixels) {
+  for (const std::int64_t count : src_channels) {
+    src_images_.push_back(ceil_div(count, block) * pixels * block);
   }
-  return true;
+  lanes_.resize(static_cast<std::size_t>(ceil_div(std::ssize(channels), block) * block), kZero);
+  for (std::size_t i = 0; i < channels.size(); ++i) {
+    const auto& [src, channel] = channels[i];
+    lanes_[i] = {src, channel / block * pixels * block + channel % block};
+  }
 }
 
-}  // namespace
+void ChannelGather::run(const std::vector<const float*>& srcs, float* dst) const {
+  const auto kernel = kernels::kernels_for(block_).gather_lanes;
+  const std::int64_t blocks = std::ssize(lanes_) / block_, row = pixels_ * block_;
+  parallel_units(batch_ * blocks, row, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<const float*> images(srcs);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      for (std::size_t i = 0; i < srcs.size(); ++i) {
+        images[i] = srcs[i] + unit / blocks * src_images_[i];
+      }
+      const GatheredLane* lanes = lanes_.data() + unit % blocks * block_;
+      kernel({images.data(), lanes, dst + unit * row, block_, pixels_, block_, block_});
+    }
+  });
+}
 
 at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::IntArrayRef index) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = shuffled_argument("gather_channels", input, channels);
-  const std::int64_t block = src.block(), pixels = src.pixels();
+  std::vector<ChannelOf> from;
+  for (const std::int64_t channel : index) {
+    if (channel < -1 || channel >= channels) {
+      fail_value("gather_channels", text("channels of ", channels, ", or -1 for zeros"),
+                 text(channel), "");
+    }
+    from.push_back(channel < 0 ? ChannelOf{-1, 0} : ChannelOf{0, channel});
+  }
   Dims dims = src.dims();
   dims[1] = static_cast<std::int64_t>(index.size());
-  const Blocked dst = empty_blocked(dims, block, input.options());
-  Offsets offsets(static_cast<std::size_t>(dst.blocks() * block), -1);
-  for (std::size_t i = 0; i < index.size(); ++i) {
-    if (index[i] < -1 || index[i] >= channels) {
-      fail_value("gather_channels", text("channels of ", channels, ", or -1 for zeros"),
-                 text(index[i]), "");
-    }
-    if (index[i] >= 0) offsets[i] = channel_offset(src, index[i]);
-  }
-  const float* in = data(src);
-  float* out = mutable_data(dst);
-  const auto kernel = kernels::kernels_for(block).gather_lanes;
-  const std::int64_t row = pixels * block, src_image = src.blocks() * row;
-  parallel_units(dst.batch() * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const float* image = in + unit / dst.blocks() * src_image;
-      const std::int64_t* lanes = offsets.data() + unit % dst.blocks() * block;
-      if (is_block(lanes, block)) {
-        std::copy_n(image + lanes[0], row, out + unit * row);
-      } else {
-        kernel({image, lanes, out + unit * row, block, pixels, block, block});
-      }
-    }
-  });
+  const Blocked dst = empty_blocked(dims, src.block(), input.options());
+  ChannelGather(from, {channels}, src.batch(), src.pixels(), src.block())
+      .run({data(src)}, mutable_data(dst));
   return dst.physical;
 }
 
@@ -105,11 +115,11 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
   const Blocked dst = empty_blocked({src.batch(), channels / (r * r), height * r, width * r}, block,
                                     input.options());
   // dst[c, h * r + i, w * r + j] = src[c * r * r + i * r + j, h, w]: [blocks, r, r, block]
-  Offsets offsets(static_cast<std::size_t>(dst.blocks() * r * r * block), -1);
+  Lanes lanes(static_cast<std::size_t>(dst.blocks() * r * r * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {
     for (std::int64_t ij = 0; ij < r * r; ++ij) {
-      offsets[static_cast<std::size_t>((c / block * r * r + ij) * block + c % block)] =
-          channel_offset(src, c * r * r + ij);
+      lanes[static_cast<std::size_t>((c / block * r * r + ij) * block + c % block)] = {
+          0, channel_offset(src, c * r * r + ij)};
     }
   }
   const float* in = data(src);
@@ -122,7 +132,7 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
     float* dst_row = out + unit * width * r * block;
     for (std::int64_t j = 0; j < r; ++j) {
       const std::int64_t table = (dst_block * r + y % r) * r + j;
-      kernel({src_row, offsets.data() + table * block, dst_row + j * block, block, width, block,
+      kernel({&src_row, lanes.data() + table * block, dst_row + j * block, block, width, block,
               r * block});
     }
   };
@@ -145,11 +155,11 @@ at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::
   const Blocked dst =
       empty_blocked({src.batch(), channels * r * r, height, width}, block, input.options());
   // dst[c * r * r + i * r + j, h, w] = src[c, h * r + i, w * r + j]: [blocks, block]
-  Offsets offsets(static_cast<std::size_t>(dst.blocks() * block), -1);
+  Lanes lanes(static_cast<std::size_t>(dst.blocks() * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {
     const std::int64_t i = c / r % r, j = c % r;
-    offsets[static_cast<std::size_t>(c)] =
-        channel_offset(src, c / (r * r)) + (i * width * r + j) * block;
+    lanes[static_cast<std::size_t>(c)] = {
+        0, channel_offset(src, c / (r * r)) + (i * width * r + j) * block};
   }
   const float* in = data(src);
   float* out = mutable_data(dst);
@@ -160,8 +170,9 @@ at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::
                    for (std::int64_t unit = begin; unit < end; ++unit) {
                      const std::int64_t y = unit % height, dst_block = unit / height % dst.blocks();
                      const float* image = in + unit / height / dst.blocks() * src_image;
-                     kernel({image + y * r * width * r * block, offsets.data() + dst_block * block,
-                             out + unit * width * block, block, width, r * block, block});
+                     const float* src_row = image + y * r * width * r * block;
+                     kernel({&src_row, lanes.data() + dst_block * block, out + unit * width * block,
+                             block, width, r * block, block});
                    }
                  });
   return dst.physical;

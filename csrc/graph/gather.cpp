@@ -1,0 +1,249 @@
+// Splits, concats and shuffles of channels, one after the other, as one choice of channels of what
+// was there before them.
+//
+// Each op is run on the numbers of channels, [1, C, 1, 1], instead of on images: what it means is
+// asked of the op itself.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "format/errors.h"
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// Where the channels of a value come from. The channels may be seen as several dims.
+struct Channels {
+  at::Tensor numbers;  // [1, *channels, 1 for each spatial dim]: source value * kSource + channel
+  std::size_t spatial;
+  std::string name;    // the ops that made them
+  bool moved = false;  // not only concats
+
+  bool is_image() const { return numbers.dim() == static_cast<std::int64_t>(spatial) + 2; }
+};
+constexpr std::int64_t kSource = std::int64_t{1} << 32;
+
+using Moved = std::vector<at::Tensor>;  // the numbers of what an op returns; none: not known
+
+// Ops of images that leave all but the channels as they are, if that is the dim that this argument
+// names; -1: they name none.
+struct Row {
+  std::string_view name;
+  int dim;
+};
+constexpr std::array kMoves{Row{"aten::chunk", 2},
+                            Row{"aten::split", 2},
+                            Row{"aten::split_with_sizes", 2},
+                            Row{"aten::slice", 1},
+                            Row{"aten::narrow", 1},
+                            Row{"aten::channel_shuffle", -1},
+                            Row{"aten::native_channel_shuffle", -1}};
+constexpr std::array<std::string_view, 4> kViews{"aten::view", "aten::reshape", "aten::flatten",
+                                                 "aten::unflatten"};
+constexpr std::array<std::string_view, 2> kCopies{"aten::contiguous", "aten::clone"};
+
+bool is_any(const auto& names, const Node& node) {
+  return std::ranges::find(names, std::string_view(node.name)) != names.end();
+}
+
+bool names_channels(const Argument& dim, std::size_t rank) {
+  if (!dim.is_constant() || !dim.constant().isInt()) return false;
+  const std::int64_t named = dim.constant().toInt();
+  return named == 1 || named + static_cast<std::int64_t>(rank) == 1;
+}
+
+// The spatial dims stay where they are; those between the batch and them are channels still.
+Moved seen_as(const Channels& from, const Dims& src, const Dims& dst) {
+  const auto spatial = static_cast<std::ptrdiff_t>(from.spatial);
+  if (dst.size() < from.spatial + 2 || dst[0] != src[0]) return {};
+  if (!std::equal(dst.end() - spatial, dst.end(), src.end() - spatial)) return {};
+  Dims shape(dst.size(), 1);
+  std::copy(dst.begin() + 1, dst.end() - spatial, shape.begin() + 1);
+  if (c10::multiply_integers(shape) != from.numbers.numel()) return {};
+  return {from.numbers.reshape(shape)};
+}
+
+Moved permuted(const Channels& from, const Dims& order) {
+  const std::size_t rank = order.size();
+  for (std::size_t i = 0; i < rank; ++i) {
+    const bool channel = i > 0 && i < rank - from.spatial;
+    if (!channel && order[i] != static_cast<std::int64_t>(i)) return {};
+  }
+  return {from.numbers.permute(order)};
+}
+
+Moved moved(const Node& node, const Channels& from) {
+  const auto* row = std::ranges::find(kMoves, std::string_view(node.name), &Row::name);
+  if (row == kMoves.end() || !from.is_image()) return {};
+  const std::size_t rank = from.spatial + 2;
+  if (row->dim >= 0) {
+    const auto dim = static_cast<std::size_t>(row->dim);
+    if (!names_channels(node.arguments[dim], rank)) return {};
+  }
+  Moved results;
+  for (const c10::IValue& result : call(node, [&](Value) -> c10::IValue { return from.numbers; })) {
+    results.push_back(result.toTensor());
+  }
+  return results;
+}
+
+// "aten::cat + view + transpose"
+std::string name_after(const std::string& before, const Node& node) {
+  const std::string own = node.name.substr(node.name.find("::") + 2);
+  if (before.empty()) return node.name;
+  return before.find(own) == before.npos ? text(before, " + ", own) : before;
+}
+
+class Finder {
+ public:
+  Finder(Graph& graph, const std::vector<Meta>& example)
+      : graph_(graph), example_(example), is_image_(example.size()), known_(example.size()) {}
+
+  void run() {
+    for (Node& node : graph_.nodes) {
+      const bool image =
+          node.kind != Kind::kBoxed && node.kind != Kind::kLinear && node.kind != Kind::kToLast;
+      for (const Value value : node.outputs) is_image_[at(value)] = image;
+      if (node.kind == Kind::kBoxed || node.kind == Kind::kConcat) visit(node);
+    }
+    const std::vector<bool> needed = find_needed();
+    std::vector<Node> nodes;
+    for (Node& node : graph_.nodes) {
+      const std::size_t place = nodes.size();
+      for (Value& value : node.outputs) {
+        auto gather = needed[at(value)] ? gather_of(value) : std::nullopt;
+        if (!gather) continue;
+        nodes.push_back(std::move(*gather));
+        value = graph_.values++;  // of the op that is left, nobody reads it
+      }
+      nodes.insert(nodes.begin() + static_cast<std::ptrdiff_t>(place), std::move(node));
+    }
+    graph_.nodes = std::move(nodes);
+  }
+
+ private:
+  static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
+  const Dims& dims(Value value) const { return example_[at(value)].dims; }
+
+  // What is known of a value; else its own channels, if it is an image.
+  std::optional<Channels> channels_of(Value value) const {
+    if (value == kNone || graph_.constants.contains(value)) return std::nullopt;
+    if (known_[at(value)]) return known_[at(value)];
+    const auto& [dims, dtype] = example_[at(value)];
+    if (dims.size() < 3 || dims.size() > 5 || dtype != at::kFloat) return std::nullopt;
+    Dims shape(dims.size(), 1);
+    shape[1] = dims[1];
+    const at::Tensor numbers = at::arange(dims[1], at::kLong).add(value * kSource).view(shape);
+    return Channels{numbers, dims.size() - 2, "", false};
+  }
+
+  void visit(const Node& node) {
+    if (node.arguments.empty() || node.outputs.empty()) return;
+    if (node.name == "aten::cat") return visit_cat(node);
+    const Value src = node.arguments[0].value();
+    const auto from = channels_of(src);
+    if (!from) return;
+    const Dims order = order_of(node, dims(src).size());
+    const bool copies = is_any(kCopies, node);
+    const Moved results = is_any(kViews, node) ? seen_as(*from, dims(src), dims(node.output()))
+                          : copies             ? Moved{from->numbers}
+                          : !order.empty()     ? permuted(*from, order)
+                                               : moved(node, *from);
+    if (results.size() != node.outputs.size()) return;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      known_[at(node.outputs[i])] =
+          Channels{results[i], from->spatial, name_after(from->name, node), from->moved || !copies};
+    }
+  }
+
+  void visit_cat(const Node& node) {
+    if (!names_channels(node.arguments[1], dims(node.output()).size())) return;
+    Moved parts;
+    Channels result{};
+    bool all = true;
+    for_reads(node, [&](Value value) {
+      const auto from = channels_of(value);
+      all = all && from && from->is_image();
+      if (!all) return;
+      parts.push_back(from->numbers);
+      if (result.name.empty()) result.name = from->name;
+      result.spatial = from->spatial;
+      result.moved |= from->moved;
+    });
+    if (!all) return;
+    result.numbers = at::cat(parts, 1);
+    result.name = name_after(result.name, node);
+    known_[at(node.output())] = std::move(result);
+  }
+
+  // Values that something else than these ops reads.
+  std::vector<bool> find_needed() const {
+    std::vector<bool> needed(example_.size());
+    for (const Node& node : graph_.nodes) {
+      const bool passes_on = std::ranges::all_of(
+          node.outputs, [&](Value value) { return known_[at(value)].has_value(); });
+      if (!passes_on) for_reads(node, [&](Value value) { needed[at(value)] = true; });
+    }
+    for_arguments(graph_.outputs, [&](Value value) { needed[at(value)] = true; });
+    return needed;
+  }
+
+  // The node that makes a value at once, where that is of use.
+  std::optional<Node> gather_of(Value value) const {
+    const auto& known = known_[at(value)];
+    if (!known || !known->moved || !known->is_image() || known->numbers.numel() == 0) {
+      return std::nullopt;
+    }
+    Gather gather;
+    bool image = false;
+    const at::Tensor numbers = known->numbers.contiguous();
+    for (const std::int64_t number : std::span(numbers.const_data_ptr<std::int64_t>(),
+                                               static_cast<std::size_t>(numbers.numel()))) {
+      const Value src = number / kSource;
+      const auto found = std::ranges::find(gather.srcs, src);
+      gather.channels.push_back({found - gather.srcs.begin(), number % kSource});
+      if (found == gather.srcs.end()) gather.srcs.push_back(src);
+      image |= is_image_[at(src)];
+    }
+    if (!image) return std::nullopt;
+    Node node{.name = known->name, .overload = {}, .arguments = {}, .outputs = {value}};
+    if (is_concat(gather)) {
+      node.name = "aten::cat";
+      node.kind = Kind::kConcat;
+      std::vector<Argument> list;
+      for (const Value src : gather.srcs) list.push_back({ValueRef{src}});
+      node.arguments = {{std::move(list)}, {c10::IValue(1)}};
+    } else {
+      node.kind = Kind::kGather;
+      node.gather = std::move(gather);
+    }
+    return node;
+  }
+
+  // All channels of each source, in their order.
+  bool is_concat(const Gather& gather) const {
+    std::vector<ChannelOf> whole;
+    for (std::size_t i = 0; i < gather.srcs.size(); ++i) {
+      for (std::int64_t channel = 0; channel < dims(gather.srcs[i])[1]; ++channel) {
+        whole.push_back({static_cast<std::int64_t>(i), channel});
+      }
+    }
+    return whole == gather.channels;
+  }
+
+  Graph& graph_;
+  const std::vector<Meta>& example_;
+  std::vector<bool> is_image_;
+  std::vector<std::optional<Channels>> known_;
+};
+
+}  // namespace
+
+void find_gathers(Graph& graph, const std::vector<Meta>& example) { Finder(graph, example).run(); }
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,34 @@
+// Channels of blocked tensors in any order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "ops/blocked.h"
+
+namespace torch_blocked {
+
+// Channel `channel` of source `src`; src -1: zeros.
+struct ChannelOf {
+  std::int64_t src, channel;
+  bool operator==(const ChannelOf&) const = default;
+};
+
+// dst [N, channels, *spatial], each channel one of the sources', all of one block and of 4-byte
+// elements.
+class ChannelGather {
+ public:
+  // `src_channels`: how many each source has.
+  ChannelGather(const std::vector<ChannelOf>& channels,
+                const std::vector<std::int64_t>& src_channels, std::int64_t batch,
+                std::int64_t pixels, std::int64_t block);
+  void run(const std::vector<const float*>& srcs, float* dst) const;
+
+ private:
+  std::vector<kernels::GatheredLane> lanes_;  // of all blocks of dst
+  std::vector<std::int64_t> src_images_;      // elements of an image
+  std::int64_t batch_, block_, pixels_;
+};
+
+}  // namespace torch_blocked
