@@ -163,6 +163,39 @@ def test_pooling(pool, channels):
     assert_exact(model, blocked(model, x), x)
 
 
+class Head(nn.Module):
+    """What follows the last convolution of a classifier; the pooled image is an output, too."""
+
+    def __init__(self, channels, pool):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, channels, 3)
+        self.linear = nn.Linear(channels, 5)
+        self.pool = pool
+
+    def forward(self, x):
+        pooled = self.pool(self.convolution(x))
+        return torch.cat((self.linear(pooled.flatten(1)), pooled.flatten(1)), 1)
+
+
+HEADS = {
+    "pool": nn.AdaptiveAvgPool2d(1),
+    "mean": lambda x: x.mean((2, 3)),
+    "kept": lambda x: x.mean((-1, 2), keepdim=True),
+    "one dim": lambda x: x.mean(3, keepdim=True).mean(2),
+}
+
+
+@pytest.mark.parametrize("pool", HEADS)
+@pytest.mark.parametrize("channels", [16, 9])
+def test_heads(pool, channels):
+    model = Head(channels, HEADS[pool]).eval()
+    optimized = blocked(model, torch.randn(1, 3, 8, 7))
+    for batch in (1, 3):
+        assert_exact(model, optimized, torch.randn(batch, 3, 8, 7))
+    assert ("aten::mean" in optimized.plan()) == (pool == "one dim")
+    assert optimized(torch.randn(0, 3, 8, 7)).shape == (0, channels + 5)
+
+
 class Hybrid(nn.Module):
     """As ConvNeXt and SegFormer have it: pixels as rows of linear layers, and back to images."""
 

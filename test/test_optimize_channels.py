@@ -123,10 +123,10 @@ def test_channel_ops(op, kernel):
         model = Between(channels, CHANNEL_OPS[op], kernel).eval()
         x = torch.randn(2, 6, 7, 5)
         optimized = blocked(model, x)
-        assert_exact(model, optimized, x)
+        assert_exact(model, optimized, x, tolerance=8)  # two convolutions, one by Winograd's
         plan = optimized.plan()
         assert plan.count("reorder") <= 2, plan  # in and out
-        assert_exact(model, optimized, torch.randn(1, 6, 4, 9))
+        assert_exact(model, optimized, torch.randn(1, 6, 4, 9), tolerance=8)
 
 
 class Reads(nn.Module):

@@ -150,8 +150,10 @@ struct Meta {
 // simplify.cpp, in place: nodes that do nothing in inference go; batch norms are folded or become
 // affine; activations, residual sums and zero padding move into convolutions; kinds are set.
 // `example` has the metas of one capture, by value.
-void simplify(Graph& graph, const std::vector<Meta>& example);
+void simplify(Graph& graph, std::vector<Meta> example);
 
+// pooling.cpp, a part of it: means over the spatial dims become poolings.
+void find_means(Graph& graph, std::vector<Meta>& example);
 // gather.cpp, the end of it: chains of ops that move channels become one gather each.
 void find_gathers(Graph& graph, const std::vector<Meta>& example);
 

@@ -1,8 +1,10 @@
 #include "graph/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
+#include <string_view>
 
 namespace torch_blocked::graph {
 namespace {
@@ -19,6 +21,23 @@ std::int64_t bytes_of(const SlotPlan& slot) {
 
 bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
 
+// Ops whose result is their input in memory, where that is contiguous.
+bool is_view(const Step& step) {
+  constexpr std::array<std::string_view, 4> kViews{"aten::view", "aten::reshape", "aten::flatten",
+                                                   "aten::unflatten"};
+  if (step.kind == StepKind::kRegroup) return true;
+  return step.kind == StepKind::kBoxed && step.node->overload != "dtype" &&
+         std::ranges::find(kViews, std::string_view(step.node->name)) != kViews.end();
+}
+
+// Blocks of one pixel are rows of channels, if no tail lies between two of them.
+bool same_memory(const SlotPlan& blocked, const SlotPlan& plain) {
+  const Dims& dims = blocked.dims;
+  if (plain.format != kPlain || blocked.dtype != plain.dtype || dims.size() < 3) return false;
+  if (c10::multiply_integers(at::IntArrayRef(dims).slice(2)) != 1) return false;
+  return dims[0] == 1 || blocked.format < 4 || dims[1] % blocked.format == 0;
+}
+
 class MemoryPlanner {
  public:
   explicit MemoryPlanner(const Plan& plan)
@@ -31,6 +50,7 @@ class MemoryPlanner {
     }
     find_lifetimes();
     for (std::size_t i = plan.steps.size(); i-- > 0;) place_concat(i);
+    for (std::size_t i = 0; i < plan.steps.size(); ++i) place_view(i);
     for (std::size_t i = 0; i < plan.steps.size(); ++i) work_in_place(i);
   }
 
@@ -111,6 +131,20 @@ class MemoryPlanner {
       shift += result_.slots[slot].bytes;
     }
     return true;
+  }
+
+  // What only sees the same memory with other dims, or in a format that says the same of it.
+  void place_view(std::size_t i) {
+    const Step& step = plan_.steps[i];
+    if (step.reads.size() != 1 || step.writes.size() != 1) return;
+    const Slot from = step.reads.begin()->second, to = step.writes[0];
+    const bool same = step.kind == StepKind::kReorder
+                          ? same_memory(plan_.slots[from], plan_.slots[to])
+                          : is_view(step) && plan_.slots[from].format == plan_.slots[to].format;
+    if (!same || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
+    adopt(to, root_[from], shift_[from]);
+    result_.slots[to].in_arena = true;
+    result_.copies[i] = false;
   }
 
   // A sum is stored over its residual, an affine over its src, where nobody else reads them.

@@ -13,7 +13,7 @@ struct Placement {
 
 struct MemoryPlan {
   std::vector<Placement> slots;
-  std::vector<bool> copies;  // by step: whether a concat has to copy its operands
+  std::vector<bool> copies;  // by step: whether a concat, reorder or view has to move anything
   std::int64_t bytes = 0;    // of the arena
 };
 

@@ -1,5 +1,7 @@
-// Where ATen's pooling ops have their arguments.
+// Where ATen's pooling ops have their arguments, and means that are pooling.
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <string_view>
 
 #include "graph/graph.h"
@@ -41,7 +43,55 @@ std::optional<PoolingProblem> adaptive(PoolingProblem p) {
   return p;
 }
 
+// Whether a node is the mean over all spatial dims of an image, and nothing else.
+bool is_global_mean(const Node& node, const std::vector<Meta>& example) {
+  if (node.name != "aten::mean" || node.overload != "dim" || node.arguments[0].value() == kNone) {
+    return false;
+  }
+  const auto& [dims, dtype] = example[static_cast<std::size_t>(node.arguments[0].value())];
+  auto reduced = integers(node.arguments[1], 1);
+  const auto rank = static_cast<std::int64_t>(dims.size());
+  const Argument& wanted = node.arguments[3];
+  if (!reduced || rank < 4 || rank > 5 || dtype != at::kFloat) return false;
+  if (!wanted.is_constant() || !wanted.constant().isNone()) return false;
+  for (std::int64_t& dim : *reduced) dim = (dim + rank) % rank;
+  std::ranges::sort(*reduced);
+  Dims spatial(static_cast<std::size_t>(rank - 2));
+  std::iota(spatial.begin(), spatial.end(), 2);
+  return *reduced == spatial;
+}
+
 }  // namespace
+
+void find_means(Graph& graph, std::vector<Meta>& example) {
+  std::vector<Node> nodes;
+  for (Node& node : graph.nodes) {
+    if (!is_global_mean(node, example)) {
+      nodes.push_back(std::move(node));
+      continue;
+    }
+    const Argument& src = node.arguments[0];
+    Meta pooled = example[static_cast<std::size_t>(src.value())];
+    std::fill(pooled.dims.begin() + 2, pooled.dims.end(), 1);
+    const std::vector<Argument> ones(pooled.dims.size() - 2, Argument{c10::IValue(1)});
+    Node pool{
+        .name = pooled.dims.size() == 4 ? "aten::adaptive_avg_pool2d" : "aten::adaptive_avg_pool3d",
+        .overload = {},
+        .arguments = {src, {ones}},
+        .outputs = node.outputs};
+    const bool keeps_dims = node.arguments[2].constant().toBool();
+    if (!keeps_dims) {
+      pool.outputs = {graph.values++};
+      example.push_back(pooled);
+      node.name = "aten::flatten";
+      node.overload = "using_ints";
+      node.arguments = {{ValueRef{pool.output()}}, {c10::IValue(1)}, {c10::IValue(-1)}};
+    }
+    nodes.push_back(std::move(pool));
+    if (!keeps_dims) nodes.push_back(std::move(node));
+  }
+  graph.nodes = std::move(nodes);
+}
 
 std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
                                          std::int64_t format) {

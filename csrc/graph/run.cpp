@@ -81,6 +81,7 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
 }
 
 std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedStore& weights) {
+  if (!memory_.copies[index]) return [] {};  // what it makes lies where it belongs
   switch (step.kind) {
     case StepKind::kConvolution:
       return step.gather ? prepare_gathered(step, weights) : prepare_convolution(step, weights);
@@ -98,8 +99,7 @@ std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedSt
       if (is_blocked(plan_.slots[step.writes[0]])) return prepare_regroup(step);
       return prepare_boxed(step);
     case StepKind::kConcat:
-      if (memory_.copies[index]) return prepare_concat(step);
-      return [] {};  // the operands were written where they belong
+      return prepare_concat(step);
     case StepKind::kPointwise:
     case StepKind::kImages:
     case StepKind::kBoxed:

@@ -569,8 +569,9 @@ Dims order_of(const Node& node, std::size_t rank) {
   return order;
 }
 
-void simplify(Graph& graph, const std::vector<Meta>& example) {
+void simplify(Graph& graph, std::vector<Meta> example) {
   drop_identities(graph);
+  find_means(graph, example);
   for (Node& node : graph.nodes) find_convolution(graph, node, example);
   for (Node& node : graph.nodes) find_linear(graph, node, example);
   fold_batch_norms(graph, example);
