@@ -1,8 +1,9 @@
-"""Winograd convolutions F(2x2, 3x3) and F(4x4, 3x3), chosen or not."""
+"""Winograd convolutions F(2x2, 3x3) and F(4x4, 3x3), with F(2, 3) along depth, chosen or not."""
 
 import os
 import subprocess
 import sys
+from math import prod
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
-from torch_blocked.tensor import tail_is_zero
+from torch_blocked.tensor import format_name, tail_is_zero
 from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, forced, threads
 
 IMPLEMENTATIONS = ("winograd4", "winograd2")
@@ -20,35 +21,49 @@ THREADS = (1, 2, 3)
 # Output channels for each number of input channels: every one of CHANNELS serves as both.
 OUT_CHANNELS = dict(zip(CHANNELS, reversed(CHANNELS), strict=True))
 
-# 3x3 layers at stride 1 of ResNet and VGG, [N, C, H, W]; as many outputs as inputs.
-LAYERS = ((1, 64, 56, 56), (1, 128, 28, 28), (2, 256, 14, 14), (4, 512, 7, 7))
+# 3x3 and 3x3x3 layers at stride 1, [N, C, *spatial], of ResNet, VGG and a 3-D U-Net; as many
+# outputs as inputs.
+LAYERS = (
+    (1, 64, 56, 56),
+    (1, 128, 28, 28),
+    (2, 256, 14, 14),
+    (4, 512, 7, 7),
+    (1, 32, 8, 24, 24),
+    (1, 128, 4, 6, 6),
+)
+
+KERNEL = {4: (3, 3), 5: (3, 3, 3)}  # by rank
+FUNCTIONS = {4: (F.conv2d, F.conv_transpose2d), 5: (F.conv3d, F.conv_transpose3d)}
 
 by_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 by_block = pytest.mark.parametrize("block", BLOCKS)
 
 
-def layer(dims, out_channels, with_bias=True, seed=0):
+def layer(dims, out_channels, with_bias=True, seed=0, kernel=None):
     """Input as a relu leaves it, weights after He, bias."""
     generator = torch.Generator().manual_seed(seed)
-    channels = dims[1]
-    weight = torch.randn(out_channels, channels, 3, 3, generator=generator)
+    weight_dims = (out_channels, dims[1], *(kernel or KERNEL[len(dims)]))
+    weight = torch.randn(weight_dims, generator=generator)
     bias = torch.randn(out_channels, generator=generator) if with_bias else None
     input = torch.randn(dims, generator=generator).relu()
-    return input, weight * (2 / (9 * channels)) ** 0.5, bias
+    return input, weight * (2 / prod(weight_dims[1:])) ** 0.5, bias
 
 
-def run(implementation, input, weight, bias, padding, block, function=F.conv2d):
+def run(implementation, input, weight, bias, padding, block, transposed=False):
     """The blocked result by this implementation."""
+    function = FUNCTIONS[input.dim()][transposed]
     with forced(implementation), torch.no_grad():
-        result = function(input.to_blocked(f"nChw{block}c"), weight, bias, padding=padding)
+        blocked = input.to_blocked(format_name(input.dim(), block))
+        result = function(blocked, weight, bias, padding=padding)
     assert input.shape[0] == 0 or _C.last_convolution() == implementation
     assert isinstance(result, BlockedTensor) and result.block == block
     return result
 
 
-def check(implementation, input, weight, bias, padding, block, function=F.conv2d):
-    result = run(implementation, input, weight, bias, padding, block, function)
-    again = run(implementation, input, weight, bias, padding, block, function)
+def check(implementation, input, weight, bias, padding, block, transposed=False):
+    function = FUNCTIONS[input.dim()][transposed]
+    result = run(implementation, input, weight, bias, padding, block, transposed)
+    again = run(implementation, input, weight, bias, padding, block, transposed)
     assert tail_is_zero(result)
     assert torch.equal(result._physical, again._physical)
     expected = function(input, weight, bias, padding=padding)
@@ -63,8 +78,9 @@ def check(implementation, input, weight, bias, padding, block, function=F.conv2d
 @by_block
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("batch", (0, 1, 3))
-def test_channels(implementation, block, channels, batch):
-    tensors = layer((batch, channels, 9, 7), OUT_CHANNELS[channels], with_bias=batch != 1)
+@pytest.mark.parametrize("spatial", ((9, 7), (3, 5, 7)), ids=("2d", "3d"))
+def test_channels(implementation, block, channels, batch, spatial):
+    tensors = layer((batch, channels, *spatial), OUT_CHANNELS[channels], with_bias=batch != 1)
     check(implementation, *tensors, 1, block)
 
 
@@ -81,12 +97,38 @@ def test_sizes(implementation, block, padding, size):
 
 
 @by_implementation
+@pytest.mark.parametrize("padding", (0, 1, (2, 0, 1)))
+@pytest.mark.parametrize("depth", range(1, 7))
+def test_depths(implementation, padding, depth):
+    """Depths below, at and above a tile's 2 outputs and 4 inputs."""
+    tensors = layer((2, 17, depth, 5, 6), 9)
+    if depth < 3 and padding == 0:
+        pytest.raises(RuntimeError, F.conv3d, *tensors, padding=padding)
+    else:
+        check(implementation, *tensors, padding, 8 if depth % 2 else 16)
+
+
+@by_implementation
+@by_block
+@pytest.mark.parametrize("padding", (0, (0, 1, 1), (1, 1, 2)))
+@pytest.mark.parametrize("transposed", (False, True))
+def test_kernels_of_one_plane(implementation, block, padding, transposed):
+    """1x3x3: the planes are a batch; along depth it is padded with planes of zeros, or cropped."""
+    input, weight, bias = layer((2, 17, 5, 9, 7), 33, kernel=(1, 3, 3))
+    weight = weight.transpose(0, 1) if transposed else weight
+    check(implementation, input, weight, bias, padding, block, transposed)
+
+
+@by_implementation
 @pytest.mark.parametrize("padding", (0, 1, 2, 3))
-def test_transposed(implementation, padding):
+@pytest.mark.parametrize("spatial", ((9, 7), (5, 9, 7)), ids=("2d", "3d"))
+def test_transposed(implementation, padding, spatial):
     """At stride 1 a transposed convolution, the gradient by the input, is one of flipped weights;
     beyond a padding of 2 it reads a part of its input only."""
-    input, weight, bias = layer((2, 17, 9, 7), 33)
-    check(implementation, input, weight.transpose(0, 1), bias, padding, 16, F.conv_transpose2d)
+    input, weight, bias = layer((2, 17, *spatial), 33)
+    if spatial[0] + 2 - 2 * padding < 1:
+        padding = (2, padding, padding)
+    check(implementation, input, weight.transpose(0, 1), bias, padding, 16, transposed=True)
 
 
 @by_implementation
@@ -97,7 +139,9 @@ def test_error_of_layers(implementation, block, dims):
 
 
 @by_implementation
-@pytest.mark.parametrize("dims", [(1, 40, 14, 14), (3, 33, 17, 15), (1, 8, 60, 60)])
+@pytest.mark.parametrize(
+    "dims", [(1, 40, 14, 14), (3, 33, 17, 15), (1, 8, 60, 60), (2, 33, 5, 14, 15)]
+)
 def test_threads_change_no_bit(implementation, dims):
     """More threads than units, units that do not divide evenly, blocks of tiles of other sizes."""
     results = []
@@ -131,17 +175,22 @@ def test_strides_of_weights(implementation):
     storage[..., ::2, ::3] = weight
     for other in (weight.contiguous(memory_format=torch.channels_last), storage[..., ::2, ::3]):
         assert torch.equal(run(implementation, input, other, bias, 1, 16)._physical, expected)
+    input, weight, bias = layer((1, 17, 3, 9, 7), 33)
+    last = weight.contiguous(memory_format=torch.channels_last_3d)
+    expected = run(implementation, input, weight, bias, 1, 16)._physical
+    assert torch.equal(run(implementation, input, last, bias, 1, 16)._physical, expected)
 
 
 @by_implementation
 @by_block
-def test_infinite_input_leaves_the_tail_zero(implementation, block):
-    input, weight, bias = layer((1, 17, 9, 7), 33)
-    input[0, 3, 4, 4] = torch.inf
+@pytest.mark.parametrize("spatial", ((9, 7), (5, 9, 7)), ids=("2d", "3d"))
+def test_infinite_input_leaves_the_tail_zero(implementation, block, spatial):
+    input, weight, bias = layer((1, 17, *spatial), 33)
+    input[0, 3, ..., 4, 4] = torch.inf
     result = run(implementation, input, weight, bias, 1, block)
     assert tail_is_zero(result)
-    assert not result.to_dense()[0, :, 3:6, 3:6].isfinite().any()
-    assert result.to_dense()[0, :, 8:].isfinite().all()
+    assert not result.to_dense()[0, ..., 3:6, 3:6].isfinite().any()
+    assert result.to_dense()[0, ..., 8:, :].isfinite().all()
 
 
 @by_implementation
@@ -153,6 +202,9 @@ def test_infinite_input_leaves_the_tail_zero(implementation, block):
         {"groups": 2, "weight": torch.zeros(8, 4, 3, 3)},
         {"weight": torch.zeros(8, 8, 5, 5)},
         {"weight": torch.zeros(8, 8, 3, 1)},
+        {"weight": torch.zeros(8, 8, 2, 3, 3)},
+        {"weight": torch.zeros(8, 8, 3, 3, 1)},
+        {"weight": torch.zeros(8, 8, 3, 3, 3), "stride": (2, 1, 1)},
         {"dtype": torch.float64},
     ),
     ids=lambda arguments: "-".join(arguments),
@@ -161,10 +213,11 @@ def test_refuses_other_problems(implementation, arguments):
     arguments = {"weight": torch.zeros(8, 8, 3, 3), "dtype": torch.float32} | arguments
     dtype = arguments.pop("dtype")
     weight = arguments.pop("weight").to(dtype)
-    x = torch.zeros(1, 8, 9, 9, dtype=dtype).to_blocked("nChw8c")
+    ndim = weight.dim()
+    x = torch.zeros((1, 8) + (9,) * (ndim - 2), dtype=dtype).to_blocked(format_name(ndim, 8))
     refused = pytest.raises(NotImplementedError, match=f"expected a problem for {implementation}")
     with forced(implementation), torch_blocked.strict(), refused:
-        F.conv2d(x, weight, **arguments)
+        FUNCTIONS[ndim][False](x, weight, **arguments)
 
 
 def test_unknown_implementation():
@@ -172,11 +225,12 @@ def test_unknown_implementation():
         _C.force_convolution("winograd5")
 
 
-def chosen(batch, in_channels, out_channels, size):
-    input, weight, bias = layer((batch, in_channels, size, size), out_channels)
-    block = torch_blocked.native_blocks()[0]
+def chosen(batch, in_channels, out_channels, *spatial):
+    dims = (batch, in_channels, *(spatial if len(spatial) == 3 else spatial * 2))
+    input, weight, bias = layer(dims, out_channels)
+    blocked = input.to_blocked(format_name(len(dims), torch_blocked.native_blocks()[0]))
     with torch.no_grad():
-        F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, padding=1)
+        FUNCTIONS[len(dims)][False](blocked, weight, bias, padding=1)
     return _C.last_convolution()
 
 
@@ -188,6 +242,9 @@ CHOICES = (
     ((1, 64, 64, 4), "winograd2"),
     ((1, 1, 8, 28), "direct"),  # the transforms would take longer than the products
     ((1, 64, 64, 1), "onednn_blocked"),
+    ((1, 64, 64, 16, 24, 24), "winograd4"),
+    ((1, 128, 256, 4, 6, 6), "winograd2"),  # 8x8 outputs by F(4x4) for 6x6
+    ((1, 1, 16, 8, 24, 24), "direct"),
 )
 
 

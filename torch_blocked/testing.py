@@ -149,7 +149,14 @@ PROBLEMS: tuple[Problem, ...] = (
     _convolution("1d-k3p1", 3, _weight(17, 3), padding=1),
     _convolution("1d-k9p4", 3, _weight(8, 9), padding=4),
     _convolution("1d-depthwise", 3, _depthwise(3), padding=1, groups="depthwise"),
-    _convolution("3d-k3p1", 5, _weight(9, 3, 3, 3), padding=1),
+    _convolution("3d-k3p1", 5, _weight(9, 3, 3, 3), error_factor=WINOGRAD_ERROR_FACTOR, padding=1),
+    _convolution(
+        "3d-k1x3x3p0x1x1",
+        5,
+        _weight(17, 1, 3, 3),
+        error_factor=WINOGRAD_ERROR_FACTOR,
+        padding=(0, 1, 1),
+    ),
     _convolution("3d-k1x2x2s1x2x2", 5, _weight(16, 1, 2, 2), stride=(1, 2, 2)),
     _convolution("transposed2x2s2", 4, _transposed(17, 2, 2), True, stride=2),
     _convolution(

@@ -157,14 +157,15 @@ struct ImageReorder {
   bool stream;  // write past the cache
 };
 
-// A 2-D convolution with a 3x3 kernel and stride 1, blocked src [N, IC/b, in_h, in_w, b] and dst.
+// A convolution with a 3x3, 1x3x3 or 3x3x3 kernel and stride 1, blocked src [N, IC/b, *in, b] and
+// dst. Sizes are d, h, w; d is 1 in 2-D.
 struct WinogradShape {
   std::int64_t ic, oc, block;
-  std::int64_t in_h, in_w, out_h, out_w, pad_h, pad_w;
+  std::array<std::int64_t, 3> in, out, padding;
   bool stream;  // write dst past the cache
 };
 
-// `count` tiles of dst from `first` on, numbered along w, then h, then through the images.
+// `count` tiles of dst from `first` on, numbered along w, then h and d, then through the images.
 struct WinogradTiles {
   std::int64_t first, count;
 };
@@ -176,23 +177,24 @@ struct WinogradDst {
   Epilogue epilogue;
 };
 
-// 3x3 weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and
-// IC.
+// Weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and IC.
 struct WinogradWeights {
   const float* data;
   std::int64_t oc, ic;
-  std::int64_t oc_stride, ic_stride, h_stride, w_stride;
+  std::int64_t oc_stride, ic_stride, d_stride, h_stride, w_stride;
 };
 
 // Winograd F(m x m, 3x3): a tile of m x m outputs costs (m + 2)^2 products instead of 9 m^2, its
-// positions. Three steps on some tiles, the last two for one group of channels() output channels:
+// positions; with F(2, 3) along depth for 3x3x3, 2 x m x m outputs cost 4 (m + 2)^2 instead of
+// 54 m^2. Three steps on some tiles, the last two for one group of channels() output channels:
 //   src:      V[position, tile, ic]  = B^T src B
 //   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
 //   dst:      dst                    = epilogue(A^T M A + bias)
 // with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
 // floats; their inner order is the kernels' own.
 struct Winograd {
-  std::int64_t m, positions;
+  std::array<std::int64_t, 3> tile;  // outputs along d, h, w
+  std::int64_t positions;
   void (*src)(const WinogradShape& shape, WinogradTiles tiles, const float* src, float* v);
   void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
                    const float* v, const float* u, float* m);
@@ -351,7 +353,8 @@ struct Kernels {
   std::int64_t (*fma_rounds)(std::int64_t rounds);
 
   const WinogradGradient* winograd_gradient;
-  const Winograd *winograd2, *winograd4;  // F(2x2, 3x3) and F(4x4, 3x3)
+  // F(2x2, 3x3) and F(4x4, 3x3); for 3x3x3
+  const Winograd *winograd2, *winograd4, *winograd2_3d, *winograd4_3d;
 };
 
 // The table of the instruction set in use (runtime/isa.h).

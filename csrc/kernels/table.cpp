@@ -43,6 +43,8 @@ const Kernels table{
     .winograd_gradient = &winograd_gradient,
     .winograd2 = &winograd2,
     .winograd4 = &winograd4,
+    .winograd2_3d = &winograd2_3d,
+    .winograd4_3d = &winograd4_3d,
 };
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

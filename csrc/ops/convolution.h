@@ -110,15 +110,18 @@ dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const ConvolutionProblem& problem);
 
-// convolution_winograd.cpp: 3x3 kernels at stride 1, with fewer products; and where they are faster
-// than what follows them in the list.
+// convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products; and
+// where they are faster than what follows them in the list.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 bool winograd4_wins(const ConvolutionProblem& problem);
 bool winograd2_wins(const ConvolutionProblem& problem);
-// Whether the kernels can run a problem, which they do with this shape; and whether they may.
+// Whether the kernels can run a problem, which they do with this shape and so many tiles of these
+// outputs; and whether they may.
 bool winograd_possible(const ConvolutionProblem& problem);
 kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
+std::int64_t winograd_tiles(const ConvolutionProblem& problem,
+                            const std::array<std::int64_t, 3>& tile);
 bool winograd_enabled();
 
 // convolution_grouped.cpp: groups with few channels, those of one among them, and where they are

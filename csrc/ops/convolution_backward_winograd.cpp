@@ -1,4 +1,4 @@
-// The gradient of a 3x3 weight by Winograd's tiles of 4x4: a quarter of the products.
+// The gradient of a 3x3 or 1x3x3 weight by Winograd's tiles of 4x4: a quarter of the products.
 //
 // src and diff_dst are transformed slab by slab of tiles, some slabs at a time, so that what they
 // become stays in L3; then each tile of the weight adds up its products of all slabs. Sums go over
@@ -27,20 +27,17 @@ constexpr GradientTileSize kTile{.channels = 32, .vectors = 6};
 // Between the sums of two positions, so that they do not crowd the same cache sets.
 constexpr std::int64_t kPad = 16;
 
-std::int64_t tiles_of(const Problem& p, std::int64_t m) {
-  return p.dst_dims[0] * ceil_div(p.dst_dims[2], m) * ceil_div(p.dst_dims[3], m);
-}
-
 // In FMAs per pair of channels, as the forward's costs: transforms per tile and vector of channels,
 // and G^T sums G per pair.
 bool wins(const Problem& p) {
-  const auto tiles = static_cast<double>(tiles_of(p, 4)), block = static_cast<double>(p.src_block);
+  const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
+             block = static_cast<double>(p.src_block);
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
   const auto whole = [&](double channels) {
     return std::ceil(channels / block) * block / channels;
   };
   const double mine = 36 * tiles + 200 + tiles * (280 / oc * whole(ic) + 200 / ic * whole(oc));
-  const double direct = 9. * static_cast<double>(p.dst_dims[0] * p.dst_dims[2] * p.dst_dims[3]);
+  const double direct = 9. * static_cast<double>(winograd_tiles(p, {1, 1, 1}));
   return mine < 0.9 * direct;
 }
 
@@ -54,7 +51,7 @@ struct Gradient {
       : table(kernels::kernels_for(p.src_block)),
         kernel(*table.winograd_gradient),
         shape(winograd_shape(p)),
-        count(tiles_of(p, kernel.m)),
+        count(winograd_tiles(p, {1, kernel.m, kernel.m})),
         slab(ceil_div(count, ceil_div(count, kSlab))),
         slabs(ceil_div(count, slab)),
         v_stride(kernel.stride(shape.ic, slab)),
@@ -185,7 +182,8 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
 
 std::optional<RunWeightGradient> plan_winograd_gradient(const Problem& p,
                                                         const at::Tensor& diff_weight) {
-  if (!winograd_enabled() || !winograd_possible(p) || !wins(p)) return std::nullopt;
+  const bool deep = as_3d(at::IntArrayRef(p.weight_dims).slice(2), 1)[0] > 1;
+  if (deep || !winograd_enabled() || !winograd_possible(p) || !wins(p)) return std::nullopt;
   if (!(diff_weight.is_contiguous() || is_channels_last(diff_weight))) return std::nullopt;
   return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     run(p, src, diff_dst, diff_weight);

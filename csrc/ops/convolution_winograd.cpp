@@ -1,4 +1,5 @@
-// Winograd convolution of ours: 3x3 kernels, stride 1, dilation 1, one group, float32.
+// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, one group,
+// float32.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
 // takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
@@ -42,55 +43,70 @@ constexpr std::int64_t kLeastTiles = 24;
 // and fetching lines only to overwrite them costs 5 % at 64@224 (13 MB).
 constexpr std::int64_t kStreamBytes = 8 << 20;
 
+using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
+
+// The spatial dims of dims [N, C, *spatial] or weight dims.
+Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); }
+
+bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
+
 bool possible(const Problem& p) {
   const auto all = [](const Dims& dims, std::int64_t value) {
     return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
   };
-  return p.dtype == at::kFloat && p.groups == 1 && p.spatial() == 2 && p.weight_dims[2] == 3 &&
-         p.weight_dims[3] == 3 && all(p.stride, 1) && all(p.dilation, 1) && p.blocked() &&
-         p.dst_block % 8 == 0;
+  const Sizes3 kernel = spatial_of(p.weight_dims);
+  return p.dtype == at::kFloat && p.groups == 1 && (kernel[0] == 1 || kernel[0] == 3) &&
+         kernel[1] == 3 && kernel[2] == 3 && all(p.stride, 1) && all(p.dilation, 1) &&
+         p.blocked() && p.dst_block % 8 == 0;
 }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
-// the padding that is left of 2.
+// the padding that is left of the kernel.
 WinogradShape shape_of(const Problem& p) {
-  const auto padding = [&](std::size_t i) {
-    return p.transposed ? 2 - p.padding[i] : p.padding[i];
-  };
-  return {.ic = p.src_dims[1],
-          .oc = p.dst_dims[1],
-          .block = p.dst_block,
-          .in_h = p.src_dims[2],
-          .in_w = p.src_dims[3],
-          .out_h = p.dst_dims[2],
-          .out_w = p.dst_dims[3],
-          .pad_h = padding(0),
-          .pad_w = padding(1),
-          .stream = c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
-                    kStreamBytes};
+  WinogradShape shape{
+      .ic = p.src_dims[1],
+      .oc = p.dst_dims[1],
+      .block = p.dst_block,
+      .in = spatial_of(p.src_dims),
+      .out = spatial_of(p.dst_dims),
+      .padding = as_3d(p.padding, 0),
+      .stream = c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
+                kStreamBytes};
+  const Sizes3 kernel = spatial_of(p.weight_dims);
+  for (std::size_t i = 0; p.transposed && i < 3; ++i) {
+    shape.padding[i] = kernel[i] - 1 - shape.padding[i];
+  }
+  return shape;
 }
 
-std::int64_t tiles_of(const Problem& p, std::int64_t m) {
-  return p.dst_dims[0] * ceil_div(p.dst_dims[2], m) * ceil_div(p.dst_dims[3], m);
+std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
+  const Sizes3 out = spatial_of(p.dst_dims);
+  return p.dst_dims[0] * ceil_div(out[0], tile[0]) * ceil_div(out[1], tile[1]) *
+         ceil_div(out[2], tile[2]);
 }
 
-// weight [OC, IC, 3, 3], transposed [IC, OC, 3, 3], any strides -> U.
+// weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides -> U.
 at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
   const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.dst_block) * p.dst_block, width) * width;
   const at::Tensor packed = empty_pooled({kernel.positions * ic * padded_oc}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
-  const std::int64_t h_stride = weight.stride(2), w_stride = weight.stride(3);
   const float* data = weight.const_data_ptr<float>();
-  const kernels::WinogradWeights weights{
-      .data = p.transposed ? data + 2 * (h_stride + w_stride) : data,
-      .oc = oc,
-      .ic = ic,
-      .oc_stride = weight.stride(p.transposed ? 1 : 0),
-      .ic_stride = weight.stride(p.transposed ? 0 : 1),
-      .h_stride = p.transposed ? -h_stride : h_stride,
-      .w_stride = p.transposed ? -w_stride : w_stride};
+  Sizes3 strides = as_3d(weight.strides().slice(2), 0);
+  const Sizes3 taps = spatial_of(p.weight_dims);
+  for (std::size_t i = 0; p.transposed && i < 3; ++i) {
+    data += (taps[i] - 1) * strides[i];
+    strides[i] = -strides[i];
+  }
+  const kernels::WinogradWeights weights{.data = data,
+                                         .oc = oc,
+                                         .ic = ic,
+                                         .oc_stride = weight.stride(p.transposed ? 1 : 0),
+                                         .ic_stride = weight.stride(p.transposed ? 0 : 1),
+                                         .d_stride = strides[0],
+                                         .h_stride = strides[1],
+                                         .w_stride = strides[2]};
   float* u = packed.mutable_data_ptr<float>();
   // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
   constexpr std::int64_t kChannels = 16;
@@ -171,11 +187,11 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
 std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
   if (!possible(p)) return std::nullopt;
   return ConvolutionPlan{
-      .weights_format = text("winograd", kernel.m, "/", kernel.channels, "/", p.dst_block,
+      .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_block,
                              p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
       .run =
-          [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.m)](
+          [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
               const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); }};
 }
 
@@ -199,24 +215,33 @@ bool enabled() {
 //   256@14   318 246 126     16@56   220 154 111     512@7  220 178 120     64@4         79  93  76
 // and from memory: 512@7 139 141 99, 256@7 110 120 91.
 struct Cost {
-  double tile, products, src, dst;
+  Sizes3 tile;
+  double products, src, dst;
 };
-constexpr Cost kF4{4, 36, 280, 150}, kF2{2, 16, 90, 50}, kDirect{1, 9, 0, 0};
+
+struct Costs {
+  Cost f4, f2, direct;
+};
+constexpr Costs kFlat{
+    .f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}, .direct = {{1, 1, 1}, 9, 0, 0}},
+    kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200},
+          .f2 = {{2, 2, 2}, 64, 620, 330},
+          .direct = {{1, 1, 1}, 27, 0, 0}};
 
 double cost_of(const Problem& p, const Cost& cost) {
-  const auto tile = static_cast<std::int64_t>(cost.tile);
-  const auto tiles = static_cast<double>(tiles_of(p, tile));
+  const auto tiles = static_cast<double>(tiles_of(p, cost.tile));
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
   const bool streamed = cost.products * ic * oc * sizeof(float) > (4 << 20);
   const double stream = streamed ? 8 : 4;
   return cost.products * std::max(tiles, stream) + tiles * (cost.src / oc + cost.dst / ic);
 }
 
-bool wins(const Problem& p, const Cost& cost) {
+bool wins(const Problem& p, Cost Costs::* which) {
   if (!enabled() || !possible(p)) return false;
-  const double mine = cost_of(p, cost);
-  return std::ranges::all_of(std::array{kF4, kF2, kDirect},
-                             [&](const Cost& other) { return mine <= cost_of(p, other); });
+  const Costs& costs = is_deep(p) ? kDeep : kFlat;
+  const double mine = cost_of(p, costs.*which);
+  return std::ranges::all_of(std::array{&Costs::f4, &Costs::f2, &Costs::direct},
+                             [&](auto other) { return mine <= cost_of(p, costs.*other); });
 }
 
 }  // namespace
@@ -225,18 +250,22 @@ bool winograd_possible(const Problem& p) { return possible(p); }
 
 WinogradShape winograd_shape(const Problem& p) { return shape_of(p); }
 
+std::int64_t winograd_tiles(const Problem& p, const Sizes3& tile) { return tiles_of(p, tile); }
+
 bool winograd_enabled() { return enabled(); }
 
-bool winograd4_wins(const Problem& p) { return wins(p, kF4); }
+bool winograd4_wins(const Problem& p) { return wins(p, &Costs::f4); }
 
-bool winograd2_wins(const Problem& p) { return wins(p, kF2); }
+bool winograd2_wins(const Problem& p) { return wins(p, &Costs::f2); }
 
 std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
-  return plan(p, *kernels::kernels().winograd4);
+  const kernels::Kernels& table = kernels::kernels();
+  return plan(p, is_deep(p) ? *table.winograd4_3d : *table.winograd4);
 }
 
 std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) {
-  return plan(p, *kernels::kernels().winograd2);
+  const kernels::Kernels& table = kernels::kernels();
+  return plan(p, is_deep(p) ? *table.winograd2_3d : *table.winograd2);
 }
 
 }  // namespace torch_blocked

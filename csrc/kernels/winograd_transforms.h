@@ -1,0 +1,149 @@
+// The one-dimensional transforms of Winograd's F(2, 3) and F(4, 3), which the tiles of a
+// convolution nest: one transform along height and width, one along depth.
+//
+// F(4, 3) interpolates at 0, +-1/sqrt(2), +-sqrt(2) and infinity: 2-3 times closer to the exact
+// result than with the textbook's 0, +-1, +-2. Source: Lavin and Gray, "Fast Algorithms for
+// Convolutional Neural Networks", 2015.
+#pragma once
+
+#include "kernels/lanes.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
+
+inline constexpr float kSqrt2 = 1.41421356237309505f, kHalfSqrt2 = 0.70710678118654752f;
+
+inline Vec fma(float a, const Vec& b, const Vec& c) { return at::vec::fmadd(Vec(a), b, c); }
+
+// Rows of a transform that are worked out together: they share sums, and fit in 16 registers.
+template <int... rows>
+struct Rows {};
+
+template <typename... passes>
+struct Passes {};
+
+// Each is written for one column: input(r) gives row i of B^T r, and so on, with r(i) its elements.
+struct F4 {
+  static constexpr int kM = 4, kTile = 6, kTaps = 3;
+  using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>;
+  using DstPasses = Passes<Rows<0, 2>, Rows<1, 3>>;
+
+  // B^T
+  template <int row, typename R>
+  static Vec src(R&& r) {
+    if constexpr (row == 0) return fma(-2.5f, r(2), r(0) + r(4));
+    if constexpr (row == 5) return fma(-2.5f, r(3), r(1) + r(5));
+    const Vec outer_even = fma(-2.f, r(2), r(4));
+    const Vec outer_odd = fma(kSqrt2, r(1), Vec(-kHalfSqrt2) * r(3));
+    if constexpr (row == 1) return outer_even - outer_odd;
+    if constexpr (row == 2) return outer_even + outer_odd;
+    const Vec inner_even = fma(-0.5f, r(2), r(4));
+    const Vec inner_odd = fma(kHalfSqrt2, r(1), Vec(-kSqrt2) * r(3));
+    if constexpr (row == 3) return inner_even - inner_odd;
+    return inner_even + inner_odd;
+  }
+
+  // A^T
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    const Vec sum1 = r(1) + r(2), sum2 = r(3) + r(4);
+    if constexpr (row == 0) return r(0) + sum1 + sum2;
+    if constexpr (row == 2) return fma(0.5f, sum1, sum2 + sum2);
+    const Vec difference1 = r(1) - r(2), difference2 = r(3) - r(4);
+    if constexpr (row == 1) return fma(kHalfSqrt2, difference1, Vec(kSqrt2) * difference2);
+    return fma(kHalfSqrt2 / 2, difference1, fma(2 * kSqrt2, difference2, r(5)));
+  }
+
+  // G
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(2);
+    constexpr float third = 1.f / 3;
+    constexpr float sign = row % 2 == 1 ? 1.f : -1.f;
+    if constexpr (row < 3) {
+      return Vec(-third) * (r(0) + r(0) + r(2) + Vec(sign * kSqrt2) * r(1));
+    }
+    return Vec(third) * (fma(0.5f, r(0), r(2)) + Vec(sign * kHalfSqrt2) * r(1));
+  }
+
+  // A
+  template <int row, typename R>
+  static Vec diff_dst(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(3);
+    constexpr float factor = row < 3 ? 0.5f : 2.f;
+    const Vec even = fma(factor, r(2), r(0)), odd = fma(factor, r(3), r(1));
+    constexpr float sign = row % 2 == 1 ? 1.f : -1.f;
+    return fma(sign * (row < 3 ? kHalfSqrt2 : kSqrt2), odd, even);
+  }
+
+  // G^T
+  template <int row, typename R>
+  static Vec diff_weights(R&& r) {
+    constexpr float third = 1.f / 3;
+    if constexpr (row == 1) {
+      return fma(third * kSqrt2, r(2) - r(1), Vec(third * kHalfSqrt2) * (r(3) - r(4)));
+    }
+    const Vec inner = r(1) + r(2), outer = r(3) + r(4);
+    if constexpr (row == 0) return fma(-2 * third, inner, fma(0.5f * third, outer, r(0)));
+    return fma(third, outer - inner, r(5));
+  }
+};
+
+struct F2 {
+  static constexpr int kM = 2, kTile = 4, kTaps = 3;
+  using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3>>;
+  using DstPasses = Passes<Rows<0, 1>>;
+
+  template <int row, typename R>
+  static Vec src(R&& r) {
+    if constexpr (row == 0) return r(0) - r(2);
+    if constexpr (row == 1) return r(1) + r(2);
+    if constexpr (row == 2) return r(2) - r(1);
+    return r(3) - r(1);
+  }
+
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    if constexpr (row == 0) return r(0) + (r(1) + r(2));
+    return (r(1) - r(2)) + r(3);
+  }
+
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 1) return Vec(0.5f) * (r(0) + r(2) + r(1));
+    if constexpr (row == 2) return Vec(0.5f) * (r(0) + r(2) - r(1));
+    return r(2);
+  }
+};
+
+// No transform: one output of a kernel of one tap.
+struct F1 {
+  static constexpr int kM = 1, kTile = 1, kTaps = 1;
+
+  template <int row, typename R>
+  static Vec src(R&& r) {
+    return r(0);
+  }
+
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    return r(0);
+  }
+
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    return r(0);
+  }
+};
+
+// Calls f.operator()<i>() for i in [0, kCount).
+template <int kCount, typename F>
+inline void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    (f.template operator()<i>(), ...);
+  }(std::make_integer_sequence<int, kCount>());
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY::winograd
