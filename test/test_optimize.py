@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
+from torch_blocked import _C
 from torch_blocked.bench import models
 from torch_blocked.capture import CaptureError, capture
 from torch_blocked.compile import backend
@@ -65,11 +66,12 @@ def test_models(name):
 class Block(nn.Module):
     """A convolution, batch norm, activation and residual sum, in the order that `form` says."""
 
-    def __init__(self, channels, form, activation):
+    def __init__(self, channels, form, activation, rank=2):
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels)
-        self.last = nn.Conv2d(
+        Conv, Norm = {2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}[rank]
+        self.first = Conv(channels, channels, 3, padding=1)
+        self.norm = Norm(channels)
+        self.last = Conv(
             channels,
             channels,
             1 if form == "1x1" else 3,
@@ -106,6 +108,16 @@ def test_fused_steps(form, activation):
         model = randomized(Block(channels, form, ACTIVATIONS[activation]))
         x = torch.randn(2, channels, 9, 7)
         assert_exact(model, blocked(model, x, tune=tune), x)
+
+
+@pytest.mark.parametrize("form", ["add first", "add last", "plain"])
+@pytest.mark.parametrize("activation", ["leaky_relu", "silu"])
+def test_fused_steps_3d(form, activation):
+    model = randomized(Block(17, form, ACTIVATIONS[activation], rank=3))
+    x = torch.randn(2, 17, 5, 9, 7)
+    optimized = blocked(model, x)
+    assert_exact(model, optimized, x)
+    assert _C.isa() == "default" or "winograd4" in optimized.plan()
 
 
 def test_fusion_leaves_two_steps():

@@ -226,6 +226,7 @@ def test_empty_batch():
 WEIGHT_GRADIENTS = {
     "first layer": ((2, 3, 33, 30), (20, 3, 7, 7), {"stride": 2, "padding": 3}),
     "winograd": ((8, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
+    "winograd, 1x3x3": ((2, 40, 5, 13, 15), (33, 40, 1, 3, 3), {"padding": (1, 0, 1)}),
     "few tiles": ((4, 17, 40, 36), (20, 17, 1, 1), {}),
     "many tiles": ((3, 200, 9, 7), (330, 200, 1, 1), {}),
     "stride": ((3, 40, 19, 23), (33, 40, 3, 3), {"stride": 2, "padding": 1, "dilation": 2}),
