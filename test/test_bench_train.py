@@ -12,7 +12,7 @@ from torch_blocked.bench.inference import blocked_tags
 
 pytestmark = pytest.mark.any_isa
 
-SMALL = ["bench", "train", "resnet18", "--size", "32", "--batch", "2", "--rounds", "2"]
+SMALL = ["bench", "train", "resnet18", "--size", "32", "--batch", "3", "--rounds", "2"]
 MODES = ["nchw", "nhwc", blocked_tags()[0]]
 
 
@@ -29,10 +29,10 @@ def written(tmp_path_factory):
 
 def test_json_has_every_mode(written):
     report = json.loads((written / "out.json").read_text())
-    assert report["context"]["batch"] == 2 and report["context"]["threads"] == 1
+    assert report["context"]["batch"] == 3 and report["context"]["threads"] == 1
     assert [result["mode"] for result in report["results"]] == MODES
     for result in report["results"]:
-        assert result["input_dims"] == [2, 3, 32, 32]
+        assert result["input_dims"] == [3, 3, 32, 32]
         assert len(result["rounds_ms"]) == 2 and min(result["rounds_ms"]) > 0
         assert result["loss_error"] < train.LOSS_TOLERANCE
         assert result["gradient_error"] < train.GRADIENT_TOLERANCE
@@ -75,23 +75,27 @@ def test_numbers_are_targets_of_mean_squared_error():
 
 
 @pytest.mark.parametrize("wrong", (1.5, float("nan")), ids=("gradient", "nan"))
-def test_wrong_gradients_fail_before_they_are_timed(monkeypatch, capsys, wrong):
+@pytest.mark.parametrize("training, mode, reference", [(3, "nhwc", "float64"), (6, "nhwc", "nchw")])
+def test_wrong_gradients_fail_before_they_are_timed(
+    monkeypatch, capsys, wrong, training, mode, reference
+):
+    """Of two images in float64, nchw, nhwc and blocked; then of all in nchw, nhwc and blocked."""
     training_of = train.training_of
     made = []
 
     def sabotaged(*arguments):
-        training = training_of(*arguments)
-        made.append(training)
-        if len(made) == 3:  # float64, nchw, nhwc
-            for parameter in training.model.parameters():
+        made.append(training_of(*arguments))
+        if len(made) == training:
+            for parameter in made[-1].model.parameters():
                 parameter.register_hook(lambda gradient: gradient * wrong)
-        return training
+        return made[-1]
 
     monkeypatch.setattr(train, "training_of", sabotaged)
     monkeypatch.setattr(train, "time_interleaved", lambda *_, **__: pytest.fail("it was timed"))
     assert main([*SMALL, "--no-compile"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("torch_blocked bench train: resnet18 in nhwc has a loss wrong by ")
+    assert error.startswith(f"torch_blocked bench train: resnet18 in {mode} has a loss wrong by ")
+    assert f" of those in {reference}, expected " in error
     assert error.endswith("nothing was timed\n")
 
 
