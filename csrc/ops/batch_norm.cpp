@@ -7,22 +7,45 @@
 #include <cmath>
 
 #include "format/errors.h"
-#include "ops/channel_sums.h"
 #include "ops/normalization.h"
 #include "ops/registered.h"
+#include "runtime/threads.h"
 
 namespace torch_blocked {
 namespace {
 
-// (x - mean) * invstd * weight + bias.
-at::Tensor normalise(const Blocked& src, const Lanes& mean, const Lanes& invstd,
-                     const Parameter& weight, const Parameter& bias) {
-  Lanes scale = lanes(src, weight, 1.f), shift = lanes(src, bias, 0.f);
-  for (std::size_t c = 0; c < static_cast<std::size_t>(src.channels); ++c) {
-    scale[c] *= invstd[c];
-    shift[c] -= mean[c] * scale[c];
+// Bytes of src in a range of channel blocks. Its second pass then finds in L2 or L3 what the first
+// has read.
+constexpr std::int64_t kRangeBytes = 512 << 10;
+
+// f(range) on all channel blocks: range by range, one thread each, where that keeps all threads
+// busy, else on all of them at once, and f shares out its work itself.
+template <typename F>
+void for_block_ranges(const Blocked& src, F&& f) {
+  const std::int64_t blocks = src.blocks(), threads = at::get_num_threads();
+  const std::int64_t elements = src.batch() * src.pixels() * src.block();  // of a block
+  const std::int64_t bytes = std::max<std::int64_t>(1, elements * sizeof(float));
+  const std::int64_t each =
+      std::max<std::int64_t>(1, std::min(kRangeBytes / bytes, ceil_div(blocks, threads)));
+  const std::int64_t ranges = ceil_div(blocks, each);
+  const std::int64_t idle = ceil_div(ranges, threads) * threads - ranges;
+  if (idle * 5 > ranges) return f(all_blocks(src));
+  parallel_units(ranges, each * elements, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = i * blocks / ranges;
+      f(BlockRange{first, (i + 1) * blocks / ranges - first});
+    }
+  });
+}
+
+// f(lane, index within the range) for the channels of a range, without the tail.
+template <typename F>
+void for_channels(const Blocked& src, BlockRange range, F&& f) {
+  const std::int64_t first = range.first * src.block();
+  const std::int64_t end = std::min(src.channels, first + range.count * src.block());
+  for (std::int64_t lane = first; lane < end; ++lane) {
+    f(static_cast<std::size_t>(lane), static_cast<std::size_t>(lane - first));
   }
-  return affine(src, scale, shift);
 }
 
 // running = momentum * value + (1 - momentum) * running, in float64 as ATen does it.
@@ -49,9 +72,15 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
   check_parameter("batch_norm", "bias", bias, channels);
   check_parameter("batch_norm", "running_mean", running_mean, channels);
   check_parameter("batch_norm", "running_var", running_var, channels);
-  Lanes invstd = lanes(src, running_var, 0.f);
-  for (float& value : invstd) value = 1.f / std::sqrt(value + static_cast<float>(eps));
-  return normalise(src, lanes(src, running_mean, 0.f), invstd, weight, bias);
+  const Lanes mean = lanes(src, running_mean, 0.f), variance = lanes(src, running_var, 0.f);
+  Lanes scale = lanes(src, weight, 1.f), shift = lanes(src, bias, 0.f);
+  for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
+    scale[c] *= 1.f / std::sqrt(variance[c] + static_cast<float>(eps));
+    shift[c] -= mean[c] * scale[c];
+  }
+  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  affine(src, all_blocks(src), scale, shift, dst.physical);
+  return dst.physical;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
@@ -68,16 +97,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
     fail_value("batch_norm", "at least one value per channel", text(src.dims()),
                "statistics of nothing are not defined");
   }
-  Moments moments = channel_moments(src);
   Lanes mean = lanes(src), invstd = lanes(src);
-  for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
-    mean[c] = static_cast<float>(moments.mean[c]);
-    invstd[c] = static_cast<float>(1 / std::sqrt(moments.squares[c] / count + eps));
-    moments.squares[c] /= count - 1;  // the unbiased variance
-  }
-  update_running(running_mean, moments.mean, momentum);
-  update_running(running_var, moments.squares, momentum);
-  return {normalise(src, mean, invstd, weight, bias), dense(src, mean), dense(src, invstd)};
+  Lanes scale = lanes(src, weight, 1.f), shift = lanes(src, bias, 0.f);
+  PerLane means(mean.size()), variances(mean.size());
+  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  for_block_ranges(src, [&](BlockRange range) {
+    const Moments moments = channel_moments(src, range);
+    for_channels(src, range, [&](std::size_t c, std::size_t i) {
+      means[c] = moments.mean[i];
+      variances[c] = moments.squares[i] / (count - 1);  // unbiased
+      mean[c] = static_cast<float>(means[c]);
+      invstd[c] = static_cast<float>(1 / std::sqrt(moments.squares[i] / count + eps));
+      scale[c] *= invstd[c];
+      shift[c] -= mean[c] * scale[c];
+    });
+    affine(src, range, scale, shift, dst.physical);
+  });
+  update_running(running_mean, means, momentum);
+  update_running(running_var, variances, momentum);
+  return {dst.physical, dense(src, mean), dense(src, invstd)};
 }
 
 Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
@@ -95,35 +133,40 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   check_parameter("batch_norm", "mean", mean, channels);
   check_parameter("batch_norm", "invstd", invstd, channels);
 
-  const Lanes center = lanes(src, mean, 0.f), inverse = lanes(src, invstd, 0.f);
-  GradientSums sums;
-  if ((training && output_mask[0]) || output_mask[1] || output_mask[2]) {
-    sums = gradient_sums(diff_dst, src, center.data());
-  }
-  const auto values = static_cast<std::size_t>(channels);
+  const Lanes inverse = lanes(src, invstd, 0.f);
+  NormalisationGradient gradient{.mean = lanes(src, mean, 0.f),
+                                 .diff_scale = lanes(src, weight, 1.f),
+                                 .src_scale = lanes(src),
+                                 .shift = lanes(src)};
+  for_channels(src, all_blocks(src),
+               [&](std::size_t c, std::size_t) { gradient.diff_scale[c] *= inverse[c]; });
   at::Tensor diff_src = at::empty({0}, input.options()), diff_weight = diff_src.clone(),
              diff_bias = diff_src.clone();
-  if (output_mask[1]) {
-    Lanes diff = lanes(src);
-    for (std::size_t c = 0; c < values; ++c) diff[c] = static_cast<float>(sums.dot[c] * inverse[c]);
-    diff_weight = dense(src, diff);
+  if (output_mask[0]) diff_src = empty_blocked(src.dims(), src.block(), input.options()).physical;
+  if (output_mask[0] && !training) {
+    affine(diff_dst, all_blocks(src), gradient.diff_scale, gradient.shift, diff_src);
   }
-  if (output_mask[2]) diff_bias = dense(src, Lanes(sums.sum.begin(), sums.sum.end()));
-  if (!output_mask[0]) return {diff_src, diff_weight, diff_bias};
-
-  Lanes diff_scale = lanes(src, weight, 1.f), src_scale = lanes(src), shift = lanes(src);
-  for (std::size_t c = 0; c < values; ++c) diff_scale[c] *= inverse[c];
-  if (!training) return {affine(diff_dst, diff_scale, shift), diff_weight, diff_bias};
+  const bool uses_statistics = output_mask[0] && training;
+  if (!uses_statistics && !output_mask[1] && !output_mask[2])
+    return {diff_src, diff_weight, diff_bias};
 
   // dx = weight * invstd * (dy - mean(dy) - (x - mean) * invstd^2 * mean(dy * (x - mean)))
   // Source: Ioffe, Szegedy, "Batch Normalization" (arXiv 1502.03167), section 3.
   const auto count = static_cast<double>(src.batch() * src.pixels());
-  for (std::size_t c = 0; c < values; ++c) {
-    const double scale = diff_scale[c], inv = inverse[c];
-    shift[c] = static_cast<float>(-scale * sums.sum[c] / count);
-    src_scale[c] = static_cast<float>(-scale * inv * inv * sums.dot[c] / count);
-  }
-  diff_src = normalisation_gradient(diff_dst, src, {center, diff_scale, src_scale, shift});
+  Lanes weights = lanes(src), biases = lanes(src);
+  for_block_ranges(src, [&](BlockRange range) {
+    const GradientSums sums = gradient_sums(diff_dst, src, range, gradient.mean.data());
+    for_channels(src, range, [&](std::size_t c, std::size_t i) {
+      weights[c] = static_cast<float>(sums.dot[i] * inverse[c]);
+      biases[c] = static_cast<float>(sums.sum[i]);
+      const double scale = gradient.diff_scale[c], inv = inverse[c];
+      gradient.shift[c] = static_cast<float>(-scale * sums.sum[i] / count);
+      gradient.src_scale[c] = static_cast<float>(-scale * inv * inv * sums.dot[i] / count);
+    });
+    if (uses_statistics) normalisation_gradient(diff_dst, src, range, gradient, diff_src);
+  });
+  if (output_mask[1]) diff_weight = dense(src, weights);
+  if (output_mask[2]) diff_bias = dense(src, biases);
   return {diff_src, diff_weight, diff_bias};
 }
 

@@ -12,25 +12,32 @@ namespace {
 // 16 KB of a 16-channel block: a second walk over the chunk finds it in L1.
 constexpr std::int64_t kChunkPixels = 256;
 
-// The chunks of a tensor in memory order: [N, blocks, chunks of a row].
+// The chunks of a range of channel blocks in memory order: [N, blocks, chunks of a row].
 struct Chunks {
-  std::int64_t batch, blocks, block, pixels, per_row;
+  std::int64_t batch, block, pixels, per_row;
+  std::int64_t blocks, all_blocks, first_block;  // of the range, of the tensor
 
-  explicit Chunks(const Blocked& src)
+  Chunks(const Blocked& src, BlockRange range)
       : batch(src.batch()),
-        blocks(src.blocks()),
         block(src.block()),
         pixels(src.pixels()),
-        per_row(ceil_div(pixels, kChunkPixels)) {}
+        per_row(ceil_div(pixels, kChunkPixels)),
+        blocks(range.count),
+        all_blocks(src.blocks()),
+        first_block(range.first) {}
 
   std::int64_t count() const { return batch * blocks * per_row; }
   std::int64_t size(std::int64_t chunk) const {  // in pixels
     return std::min(kChunkPixels, pixels - chunk % per_row * kChunkPixels);
   }
-  std::int64_t offset(std::int64_t chunk) const {  // of its first element
-    return (chunk / per_row * pixels + chunk % per_row * kChunkPixels) * block;
+  std::int64_t offset(std::int64_t chunk) const {  // of its first element in the tensor
+    const std::int64_t row = chunk / per_row;
+    const std::int64_t physical_row = row / blocks * all_blocks + first_block + row % blocks;
+    return (physical_row * pixels + chunk % per_row * kChunkPixels) * block;
   }
-  std::int64_t channel(std::int64_t chunk) const { return chunk / per_row % blocks * block; }
+  std::int64_t channel(std::int64_t chunk) const {  // within the range
+    return chunk / per_row % blocks * block;
+  }
 };
 
 // Partial sums: two rows of `block` values for every chunk.
@@ -83,7 +90,7 @@ void add(const float* values, std::int64_t count, double* sums) {
 }  // namespace
 
 PerLane channel_sums(const Blocked& src) {
-  const Chunks chunks(src);
+  const Chunks chunks(src, all_blocks(src));
   Partials partials(chunks);
   const auto* in = src.physical.const_data_ptr<float>();
   const auto kernel = kernels::kernels_for(chunks.block).sum_pixels;
@@ -97,8 +104,8 @@ PerLane channel_sums(const Blocked& src) {
   return sums;
 }
 
-Moments channel_moments(const Blocked& src) {
-  const Chunks chunks(src);
+Moments channel_moments(const Blocked& src, BlockRange range) {
+  const Chunks chunks(src, range);
   Partials partials(chunks);
   const auto* in = src.physical.const_data_ptr<float>();
   const auto kernel = kernels::kernels_for(chunks.block).moments;
@@ -126,8 +133,10 @@ Moments channel_moments(const Blocked& src) {
   return moments;
 }
 
-GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, const float* mean) {
-  const Chunks chunks(src);
+GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                           const float* mean) {
+  const Chunks chunks(src, range);
+  mean += range.first * chunks.block;
   Partials partials(chunks);
   const auto *diff = diff_dst.physical.const_data_ptr<float>(),
              *in = src.physical.const_data_ptr<float>();

@@ -10,6 +10,13 @@ namespace torch_blocked {
 // One value per channel of the physical tensor, lanes beyond C included: [blocks * block].
 using PerLane = std::vector<double>;
 
+// Consecutive channel blocks, of all images. Sums over a range have [count * block] values, which
+// are the same bits in whatever range a block lies.
+struct BlockRange {
+  std::int64_t first, count;
+};
+inline BlockRange all_blocks(const Blocked& src) { return {0, src.blocks()}; }
+
 // The float32 sum of every channel.
 PerLane channel_sums(const Blocked& src);
 
@@ -17,13 +24,14 @@ PerLane channel_sums(const Blocked& src);
 struct Moments {
   PerLane mean, squares;
 };
-Moments channel_moments(const Blocked& src);
+Moments channel_moments(const Blocked& src, BlockRange range);
 
 // The sums that the gradients of a normalisation need: of diff_dst, and of diff_dst * (src - mean).
 struct GradientSums {
   PerLane sum, dot;
 };
-// mean: [blocks * block] of float32.
-GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, const float* mean);
+// mean: of all blocks, [blocks * block] of float32.
+GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                           const float* mean);
 
 }  // namespace torch_blocked

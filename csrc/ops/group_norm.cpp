@@ -41,7 +41,8 @@ struct GroupMoments {
 };
 
 GroupMoments group_moments(const Blocked& src, std::int64_t groups) {
-  const Moments moments = channel_moments(images_apart(src));
+  const Blocked apart = images_apart(src);
+  const Moments moments = channel_moments(apart, all_blocks(apart));
   const auto count = static_cast<std::size_t>(src.batch() * groups);
   const auto in_group = static_cast<double>(src.channels / groups);
   const auto pixels = static_cast<double>(src.pixels());
@@ -102,7 +103,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
     scale[lane] = rstds[group] * scales[channel];
     shift[lane] = shifts[channel] - means[group] * scale[lane];
   });
-  return {affine(src, scale, shift), mean, rstd};
+  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  affine(src, all_blocks(src), scale, shift, dst.physical);
+  return {dst.physical, mean, rstd};
 }
 
 Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
@@ -131,8 +134,9 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t) {
     gradient.mean[lane] = means[group];
   });
+  const Blocked apart = images_apart(src);
   const GradientSums sums =
-      gradient_sums(images_apart(diff_dst), images_apart(src), gradient.mean.data());
+      gradient_sums(images_apart(diff_dst), apart, all_blocks(apart), gradient.mean.data());
 
   // Of the groups: the means of weight * dy and of weight * dy * (x - mean).
   const auto count = static_cast<std::size_t>(src.batch() * groups);
@@ -157,8 +161,13 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   const auto parameter = [&](bool asked, const PerLane& sums_of) {
     return asked ? dense(src, Lanes(sums_of.begin(), sums_of.end())) : none.clone();
   };
-  return {output_mask[0] ? normalisation_gradient(diff_dst, src, gradient) : none,
-          parameter(output_mask[1], diff_weights), parameter(output_mask[2], diff_biases)};
+  at::Tensor diff_src = none;
+  if (output_mask[0]) {
+    diff_src = empty_blocked(src.dims(), src.block(), input.options()).physical;
+    normalisation_gradient(diff_dst, src, all_blocks(src), gradient, diff_src);
+  }
+  return {diff_src, parameter(output_mask[1], diff_weights),
+          parameter(output_mask[2], diff_biases)};
 }
 
 }  // namespace torch_blocked

@@ -16,6 +16,17 @@ std::int64_t periods(const Blocked& src, const Lanes& lanes) {
   return static_cast<std::int64_t>(lanes.size()) / src.block();
 }
 
+// f(row) for the rows of [N * blocks] in the range, shared among the threads.
+template <typename F>
+void for_rows(const Blocked& src, BlockRange range, F&& f) {
+  parallel_units(src.batch() * range.count, src.pixels() * src.block(),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     f(i / range.count * src.blocks() + range.first + i % range.count);
+                   }
+                 });
+}
+
 }  // namespace
 
 void check_parameter(const char* op, const char* name, const Parameter& parameter,
@@ -51,38 +62,28 @@ at::Tensor dense(const Blocked& src, const Lanes& values) {
   return tensor;
 }
 
-at::Tensor affine(const Blocked& src, const Lanes& scale, const Lanes& shift) {
-  const Blocked dst = empty_blocked(src.dims(), src.block(), src.physical.options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  const std::int64_t pixels = src.pixels();
+void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lanes& shift,
+            const at::Tensor& dst) {
   const auto* in = src.physical.const_data_ptr<float>();
-  auto* out = dst.physical.mutable_data_ptr<float>();
+  auto* out = dst.mutable_data_ptr<float>();
   const auto kernel = kernels::kernels_for(src.block()).affine;
-  parallel_units(src.batch() * src.blocks(), pixels * src.block(),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   kernel(in, scale.data(), shift.data(), out, src.block(), pixels,
-                          periods(src, scale), begin, end);
-                 });
-  return dst.physical;
+  for_rows(src, range, [&](std::int64_t row) {
+    kernel(in, scale.data(), shift.data(), out, src.block(), src.pixels(), periods(src, scale), row,
+           row + 1);
+  });
 }
 
-at::Tensor normalisation_gradient(const Blocked& diff_dst, const Blocked& src,
-                                  const NormalisationGradient& gradient) {
-  const at::Tensor diff_src =
-      empty_blocked(src.dims(), src.block(), src.physical.options()).physical;
-  if (diff_src.numel() == 0) return diff_src;
-  const std::int64_t pixels = src.pixels();
+void normalisation_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                            const NormalisationGradient& gradient, const at::Tensor& diff_src) {
   const auto *diff = diff_dst.physical.const_data_ptr<float>(),
              *in = src.physical.const_data_ptr<float>();
   auto* out = diff_src.mutable_data_ptr<float>();
   const auto kernel = kernels::kernels_for(src.block()).normalisation_gradient;
-  parallel_units(src.batch() * src.blocks(), pixels * src.block(),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   kernel(diff, in, gradient.mean.data(), gradient.diff_scale.data(),
-                          gradient.src_scale.data(), gradient.shift.data(), out, src.block(),
-                          pixels, periods(src, gradient.mean), begin, end);
-                 });
-  return diff_src;
+  for_rows(src, range, [&](std::int64_t row) {
+    kernel(diff, in, gradient.mean.data(), gradient.diff_scale.data(), gradient.src_scale.data(),
+           gradient.shift.data(), out, src.block(), src.pixels(), periods(src, gradient.mean), row,
+           row + 1);
+  });
 }
 
 }  // namespace torch_blocked

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/blocked.h"
+#include "ops/channel_sums.h"
 
 namespace torch_blocked {
 
@@ -27,14 +28,15 @@ Lanes lanes(const Blocked& src, const Parameter& parameter, float missing);
 // The first C lanes as a dense tensor.
 at::Tensor dense(const Blocked& src, const Lanes& values);
 
-// src * scale + shift.
-at::Tensor affine(const Blocked& src, const Lanes& scale, const Lanes& shift);
+// dst = src * scale + shift, in the given channel blocks.
+void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lanes& shift,
+            const at::Tensor& dst);
 
 // diff_dst * diff_scale + (src - mean) * src_scale + shift.
 struct NormalisationGradient {
   Lanes mean, diff_scale, src_scale, shift;
 };
-at::Tensor normalisation_gradient(const Blocked& diff_dst, const Blocked& src,
-                                  const NormalisationGradient& gradient);
+void normalisation_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                            const NormalisationGradient& gradient, const at::Tensor& diff_src);
 
 }  // namespace torch_blocked
