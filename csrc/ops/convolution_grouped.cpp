@@ -4,8 +4,6 @@
 // A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
 // outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -223,27 +221,41 @@ at::Tensor pack(const Grouped& grouped, const at::Tensor& weight) {
   const at::Tensor packed = at::empty({grouped.weights}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
-  at::Tensor dense = weight;  // -> [OC, inputs, KD, KH, KW]
-  while (dense.dim() < 5) dense = dense.unsqueeze(2);
-  if (grouped.transposed) {
-    const std::int64_t groups = grouped.oc / dense.size(1);
-    dense = dense.unflatten(0, {groups, grouped.inputs}).transpose(1, 2).flatten(0, 1);
-  }
-  for (const Grouped::Part& part : grouped.parts) {
-    at::Tensor taps = dense;
-    for (std::size_t i = 0; i < 3; ++i) {
-      const auto dim = static_cast<std::int64_t>(i) + 2;
-      if (taps.size(dim) == 1 && part.taps[i].size() == 1) continue;
-      taps = taps.index_select(dim, at::tensor(part.taps[i], at::kLong));
+  // Where output channel oc's first input begins; in a transposed weight the rows of a group are
+  // its inputs.
+  const std::int64_t of_group = grouped.transposed ? weight.size(1) : 1;
+  const auto first_of = [&](std::int64_t oc) {
+    if (!grouped.transposed) return oc * weight.stride(0);
+    return oc / of_group * grouped.inputs * weight.stride(0) + oc % of_group * weight.stride(1);
+  };
+  const std::int64_t input_stride = weight.stride(grouped.transposed ? 0 : 1);
+  const std::array<std::int64_t, 3> strides = as_3d(weight.strides().slice(2), 0);
+  const auto* from = weight.const_data_ptr<float>();
+  const auto pack_block = [&](const Grouped::Part& part, std::int64_t block, float* out) {
+    const std::int64_t first = block * grouped.block;
+    const std::int64_t used = std::min(grouped.block, grouped.oc - first);
+    for (const std::int64_t kd : part.taps[0]) {
+      for (const std::int64_t kh : part.taps[1]) {
+        for (std::int64_t input = 0; input < grouped.inputs; ++input) {
+          for (const std::int64_t kw : part.taps[2]) {
+            const float* in =
+                from + kd * strides[0] + kh * strides[1] + kw * strides[2] + input * input_stride;
+            for (std::int64_t i = 0; i < used; ++i) out[i] = in[first_of(first + i)];
+            std::fill(out + used, out + grouped.block, 0.f);
+            out += grouped.block;
+          }
+        }
+      }
     }
-    if (taps.numel() == 0) continue;
-    at::Tensor padded = at::zeros(
-        {grouped.blocks * grouped.block, grouped.inputs, taps.size(2), taps.size(3), taps.size(4)},
-        weight.options());
-    padded.narrow(0, 0, grouped.oc).copy_(taps);
-    const at::Tensor ordered =
-        padded.unflatten(0, {grouped.blocks, grouped.block}).permute({0, 3, 4, 2, 5, 1});
-    packed.narrow(0, part.weights, padded.numel()).view(ordered.sizes()).copy_(ordered);
+  };
+  for (const Grouped::Part& part : grouped.parts) {
+    const auto& [d, h, w] = part.taps;
+    const auto taps = static_cast<std::int64_t>(d.size() * h.size() * w.size());
+    const std::int64_t size = taps * grouped.inputs * grouped.block;
+    float* to = packed.mutable_data_ptr<float>() + part.weights;
+    parallel_units(grouped.blocks, size, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) pack_block(part, i, to + i * size);
+    });
   }
   return packed;
 }
