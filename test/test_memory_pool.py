@@ -32,6 +32,16 @@ def blocked(megabytes, fill=1.0):
     return torch.ops.torch_blocked.empty_like(like).fill_(fill)
 
 
+def test_clones_take_memory_that_is_used_again():
+    """Autograd clones what an in-place activation overwrites."""
+    source = torch.ones(1, 16, 256, 256).to_blocked()
+    gone = torch_blocked.to_blocked(torch.zeros(1, 16, 256, 256))
+    address = gone.data_ptr()
+    del gone
+    clone = source.clone()
+    assert clone.data_ptr() == address and torch.equal(clone, source)
+
+
 def test_large_memory_is_used_again():
     first = blocked(8)
     address = first.data_ptr()

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from torch_blocked.ops.table import DIRECT, clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import (
+    DIRECT,
+    DIRECT_BYTES,
+    clear_tail,
+    implements,
+    to_blocked_like,
+)
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -26,11 +33,15 @@ DIRECT[aten.detach.default] = (lambda physical: physical, True)
 
 @implements(aten.clone.default)
 def clone(func, input, memory_format=None):
-    if memory_format in _KEEP:
-        return BlockedTensor(input._physical.clone(), input._channels)
-    return _tb.to_dense(
-        input._physical, input._channels, channels_last=memory_format in _CHANNELS_LAST
-    )
+    physical = input._physical
+    if memory_format not in _KEEP:
+        return _tb.to_dense(
+            physical, input._channels, channels_last=memory_format in _CHANNELS_LAST
+        )
+    if type(physical) is Tensor and physical.nbytes >= DIRECT_BYTES:
+        # In memory of the pool: autograd clones what hardtanh_ is to overwrite, in every step.
+        return BlockedTensor(_tb.empty_like(physical).copy_(physical), input._channels)
+    return BlockedTensor(physical.clone(), input._channels)
 
 
 @implements(aten._to_copy.default)
