@@ -12,7 +12,6 @@
 // are parts of a fixed number of lanes, so the blocking changes no bit of the result.
 #include "ops/convolution_direct.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 
@@ -25,7 +24,7 @@
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "ops/convolution.h"
-#include "runtime/huge_pages.h"
+#include "runtime/memory_pool.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
@@ -37,6 +36,9 @@ using namespace direct;
 
 // dst larger than this is written past the cache, as by winograd.
 constexpr std::int64_t kStreamBytes = 8 << 20;
+
+// Channels of a block that the kernel block_planes takes.
+constexpr std::int64_t kMostPlaneBlock = 32;
 
 // weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides
 //   -> [groups, vectors of IC, taps, lanes, channels of the group], planes [groups, IC, taps, ...],
@@ -61,15 +63,31 @@ void pack_phase(const Direct& d, const at::Tensor& weight, bool transposed, floa
       }
     }
   }
+  const bool is_plane = taps == 1 && ic_stride == 1 && oc_stride == d.ic;
   const auto pack_vector = [&](const Group& group, std::int64_t channel) {
     const std::int64_t size = group.vectors * width;
     const std::int64_t oc = std::clamp<std::int64_t>(d.oc - group.first, 0, size);
     const std::int64_t lanes = std::min(step, d.ic - channel);
+    // 1x1: planes of IC pixels. One lane of all OC at a time would crowd a set of L1 where IC is a
+    // power of 2: 2048x1024 took 3.9 ms.
+    if (is_plane && size <= kMostPlaneBlock) {
+      const kernels::ImageReorder reorder{.src = from + group.first * oc_stride,
+                                          .dst = to + group.first * d.lanes(),
+                                          .channels = oc,
+                                          .block = size,
+                                          .pixels = d.ic,
+                                          .stream = false};
+      return d.kernels->block_planes(reorder, channel, channel + lanes);
+    }
     float* out = to + group.first * d.lanes() + channel * taps * size;
     for (const std::int64_t tap : tap_offsets) {
       for (std::int64_t lane = 0; lane < lanes; ++lane, out += size) {
         const float* in = from + group.first * oc_stride + (channel + lane) * ic_stride + tap;
-        for (std::int64_t i = 0; i < oc; ++i) out[i] = in[i * oc_stride];
+        if (oc_stride == 1) {
+          std::copy_n(in, oc, out);
+        } else {
+          for (std::int64_t i = 0; i < oc; ++i) out[i] = in[i * oc_stride];
+        }
         std::fill(out + oc, out + size, 0.f);
       }
     }
@@ -249,11 +267,10 @@ struct Work {
 at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
   std::int64_t floats = 0;
   for (const Direct& d : work.phases) floats += d.packed_floats();
-  const at::Tensor packed = at::empty({floats}, weight.options());
+  const at::Tensor packed = empty_pooled({floats}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   float* to = packed.mutable_data_ptr<float>();
-  prefer_huge_pages(to, packed.nbytes());
   for (const Direct& d : work.phases) {
     pack_phase(d, weight, transposed, to);
     to += d.packed_floats();
@@ -359,7 +376,9 @@ bool possible(const Problem& p) {
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
 // the FMA peak; ours is faster at
 //   few input channels, which oneDNN's blocked kernels do not take
-//   transposed with strides (1.4 to 4 times)
+//   transposed with strides (1.4 to 4 times), but in 2-D with a kernel beyond the stride (0.7 to
+//   0.9,
+//     until in 8c the weights outgrow L2), as the gradient of a 3x3 at stride 2
 //   1x1 with stride (1.0 to 1.2 times), or more output than input channels (1.0 to 1.2), or input
 //     channels that fill no block (24 to 144: 1.15)
 //   larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
@@ -368,10 +387,15 @@ bool possible(const Problem& p) {
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
-  if (ic <= kPlaneChannels || is_upsampling(p)) return true;
   const std::int64_t weights = c10::multiply_integers(p.weight_dims);
+  const std::int64_t bytes = weights * static_cast<std::int64_t>(sizeof(float));
+  if (is_upsampling(p)) {
+    const bool overlaps = p.weight_dims[2] > p.stride[0] && p.weight_dims.back() > p.stride.back();
+    return ic <= kPlaneChannels || p.spatial() != 2 || !overlaps ||
+           (p.dst_block == 8 && bytes >= 4 << 20);
+  }
+  if (ic <= kPlaneChannels) return true;
   if (weights > ic * oc) {
-    const std::int64_t bytes = weights * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / oc;
     if (p.dst_block == 8) return bytes >= 512 << 10 && p.spatial() < 3;
     return bytes >= 8 << 20 && pixels <= 64;
