@@ -210,7 +210,8 @@ def test_refuses_other_problems(arguments):
 
 # dims, output channels, kernel, arguments -> chosen in 16c and in 8c
 CHOICES = (
-    ((1, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}, ("direct", "direct")),
+    ((1, 3, 64, 64), 32, 5, {"stride": 2, "padding": 2}, ("direct", "direct")),
+    ((1, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}, ("winograd3", "winograd3")),
     ((1, 24, 14, 14), 64, 1, {}, ("direct", "direct")),
     ((1, 64, 14, 14), 64, 1, {}, ("onednn_blocked", "onednn_blocked")),
     ((1, 64, 14, 14), 64, 1, {"stride": 2}, ("direct", "direct")),

@@ -119,6 +119,33 @@ def test_kernels_of_one_plane(implementation, block, padding, transposed):
     check(implementation, input, weight, bias, padding, block, transposed)
 
 
+@pytest.mark.parametrize("block", (8, 16))
+@pytest.mark.parametrize("padding", (0, 1, 2, 3, (3, 2), 4))
+@pytest.mark.parametrize("kernel", (6, 7, 8, (7, 8)))
+@pytest.mark.parametrize("channels", (1, 3, 4))
+def test_stride_2_over_few_channels(block, padding, kernel, channels):
+    """winograd3: even and odd rows and columns are channels, of maps odd and even."""
+    height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    input, weight, bias = layer((2, channels, 27, 34 + channels), 17, kernel=(height, width))
+    arguments = {"stride": 2, "padding": padding}
+    shift = [p % 2 for p in (padding if isinstance(padding, tuple) else (padding, padding))]
+    if any((k + s + 1) // 2 != 4 for k, s in zip((height, width), shift, strict=True)):
+        with forced("winograd3"), pytest.raises(NotImplementedError), torch_blocked.strict():
+            F.conv2d(input.to_blocked(format_name(4, block)), weight, bias, **arguments)
+        return
+    exact = F.conv2d(input.double(), weight.double(), bias.double(), **arguments)
+    expected = F.conv2d(input, weight, bias, **arguments)
+    with forced("winograd3"), torch.no_grad():
+        results = [
+            F.conv2d(input.to_blocked(format_name(4, block)), weight, bias, **arguments)
+            for _ in range(2)
+        ]
+    assert _C.last_convolution() == "winograd3"
+    assert tail_is_zero(results[0]) and results[0].block == block
+    assert torch.equal(results[0]._physical, results[1]._physical)
+    assert_close(results[0].to_dense(), expected, exact, WINOGRAD_ERROR_FACTOR)
+
+
 @by_implementation
 @pytest.mark.parametrize("padding", (0, 1, 2, 3))
 @pytest.mark.parametrize("spatial", ((9, 7), (5, 9, 7)), ids=("2d", "3d"))

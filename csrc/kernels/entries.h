@@ -53,7 +53,7 @@ void finish(const Epilogue& epilogue, const float* residual, float* dst, std::in
 std::int64_t fma_rounds(std::int64_t rounds);
 
 extern const DirectSizes direct_sizes;
-extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d;
+extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3;
 extern const WinogradGradient winograd_gradient;
 void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
                        std::int64_t group, const float* v, const float* u, float* m);

@@ -353,8 +353,8 @@ struct Kernels {
   std::int64_t (*fma_rounds)(std::int64_t rounds);
 
   const WinogradGradient* winograd_gradient;
-  // F(2x2, 3x3) and F(4x4, 3x3); for 3x3x3
-  const Winograd *winograd2, *winograd4, *winograd2_3d, *winograd4_3d;
+  // F(2x2, 3x3) and F(4x4, 3x3); for 3x3x3; F(3x3, 4x4)
+  const Winograd *winograd2, *winograd4, *winograd2_3d, *winograd4_3d, *winograd3;
 };
 
 // The table of the instruction set in use (runtime/isa.h).

@@ -45,6 +45,7 @@ const Kernels table{
     .winograd4 = &winograd4,
     .winograd2_3d = &winograd2_3d,
     .winograd4_3d = &winograd4_3d,
+    .winograd3 = &winograd3,
 };
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -160,11 +160,12 @@ template <typename T, int kLanes>
 template <typename T, int depth>
 inline void weights_plane(const float (*taps)[kWidth], float* u, std::int64_t stride) {
   using Plane = typename T::Plane;
-  Vec t[Plane::kTile][3];
-  unrolled<3>([&]<int column>() {
+  constexpr int kTaps = Plane::kTaps;
+  Vec t[Plane::kTile][kTaps];
+  unrolled<kTaps>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template weights<depth>(
-          [&](int plane) { return Vec::loadu(taps[plane * 9 + i * 3 + column]); });
+          [&](int plane) { return Vec::loadu(taps[(plane * kTaps + i) * kTaps + column]); });
     };
     unrolled<Plane::kTile>(
         [&]<int row>() { t[row][column] = Plane::template weights<row>(element); });
@@ -187,13 +188,14 @@ void transform_weights(const WinogradWeights& w, std::int64_t channel, std::int6
   const std::int64_t stride = w.ic * channels;
   u += first * T::kPositions * w.ic + channel - first;
   const std::int64_t count = std::clamp<std::int64_t>(w.oc - channel, 0, kWidth);
-  constexpr int kTaps = T::Depth::kTaps * 9;
+  constexpr int kSide = T::Plane::kTaps, kTaps = T::Depth::kTaps * kSide * kSide;
   alignas(64) float taps[kTaps][kWidth] = {};
   for (std::int64_t ic = begin; ic < end; ++ic) {
     for (std::int64_t lane = 0; lane < count; ++lane) {
       const float* from = w.data + (channel + lane) * w.oc_stride + ic * w.ic_stride;
       for (int i = 0; i < kTaps; ++i) {
-        taps[i][lane] = from[i / 9 * w.d_stride + i / 3 % 3 * w.h_stride + i % 3 * w.w_stride];
+        taps[i][lane] = from[i / (kSide * kSide) * w.d_stride + i / kSide % kSide * w.h_stride +
+                             i % kSide * w.w_stride];
       }
     }
     unrolled<T::Depth::kTile>([&]<int depth>() {
@@ -254,6 +256,7 @@ using namespace winograd;
 constinit const Winograd winograd2 = winograd_of<Tile<F1, F2>>(),
                          winograd4 = winograd_of<Tile<F1, F4>>(),
                          winograd2_3d = winograd_of<Tile<F2, F2>>(),
-                         winograd4_3d = winograd_of<Tile<F2, F4>>();
+                         winograd4_3d = winograd_of<Tile<F2, F4>>(),
+                         winograd3 = winograd_of<Tile<F1, F3>>();
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -1,4 +1,4 @@
-// The one-dimensional transforms of Winograd's F(2, 3) and F(4, 3), which the tiles of a
+// The one-dimensional transforms of Winograd's F(2, 3), F(4, 3) and F(3, 4), which the tiles of a
 // convolution nest: one transform along height and width, one along depth.
 //
 // F(4, 3) interpolates at 0, +-1/sqrt(2), +-sqrt(2) and infinity: 2-3 times closer to the exact
@@ -87,6 +87,36 @@ struct F4 {
     const Vec inner = r(1) + r(2), outer = r(3) + r(4);
     if constexpr (row == 0) return fma(-2 * third, inner, fma(0.5f * third, outer, r(0)));
     return fma(third, outer - inner, r(5));
+  }
+};
+
+// F(3, 4): kernels of 4 taps at the points of F(4, 3), so that src is transformed alike.
+struct F3 {
+  static constexpr int kM = 3, kTile = 6, kTaps = 4;
+  using SrcPasses = F4::SrcPasses;
+  using DstPasses = Passes<Rows<0, 1, 2>>;
+
+  template <int row, typename R>
+  static Vec src(R&& r) {
+    return F4::src<row>(r);
+  }
+
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    if constexpr (row == 1) return fma(kHalfSqrt2, r(1) - r(2), Vec(kSqrt2) * (r(3) - r(4)));
+    const Vec sum1 = r(1) + r(2), sum2 = r(3) + r(4);
+    if constexpr (row == 0) return r(0) + sum1 + sum2;
+    return fma(0.5f, sum1, fma(2.f, sum2, r(5)));
+  }
+
+  // c (r0 + p r1 + p^2 r2 + p^3 r3) at the points p
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(3);
+    constexpr float sign = row % 2 == 1 ? 1.f : -1.f, c = row < 3 ? -2.f / 3 : 1.f / 6,
+                    square = row < 3 ? 0.5f : 2.f, p = sign * (row < 3 ? kHalfSqrt2 : kSqrt2);
+    return Vec(c) * fma(p, fma(square, r(3), r(1)), fma(square, r(2), r(0)));
   }
 };
 

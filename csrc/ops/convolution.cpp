@@ -155,9 +155,10 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
 }
 
 // Fastest first; ATen takes what is left.
-constexpr std::array<ConvolutionImplementation, 9> kImplementations{{
+constexpr std::array<ConvolutionImplementation, 10> kImplementations{{
     {"winograd4", plan_winograd4, winograd4_wins, /*sums_in_place=*/true},
     {"winograd2", plan_winograd2, winograd2_wins, /*sums_in_place=*/true},
+    {"winograd3", plan_winograd3, winograd3_wins, /*sums_in_place=*/true},
     {"depthwise", plan_depthwise, depthwise_wins, /*sums_in_place=*/true},
     {"grouped", plan_grouped, grouped_wins, /*sums_in_place=*/true},
     {"direct", plan_direct, direct_wins, /*sums_in_place=*/true},

@@ -116,6 +116,10 @@ std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem)
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 bool winograd4_wins(const ConvolutionProblem& problem);
 bool winograd2_wins(const ConvolutionProblem& problem);
+// The same for kernels of 6 to 8 rows and columns at stride 2 over a picture's few channels, whose
+// even and odd rows and columns become channels of their own: a 4x4 kernel at stride 1.
+std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem);
+bool winograd3_wins(const ConvolutionProblem& problem);
 // Whether the kernels can run a problem, which they do with this shape and so many tiles of these
 // outputs; and whether they may.
 bool winograd_possible(const ConvolutionProblem& problem);

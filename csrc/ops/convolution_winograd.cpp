@@ -6,7 +6,7 @@
 // L2. Two threads in one block each transform its input; that costs less than waiting for each
 // other. The blocking changes no bit of the result: each output is one sum over the input channels,
 // in order.
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -184,8 +184,7 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
   });
 }
 
-std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
-  if (!possible(p)) return std::nullopt;
+ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
   return ConvolutionPlan{
       .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_block,
                              p.transposed ? "/transposed" : ""),
@@ -193,6 +192,84 @@ std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
       .run =
           [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
               const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); }};
+}
+
+std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
+  if (!possible(p)) return std::nullopt;
+  return plan_of(p, kernel);
+}
+
+// At stride 2 an output reads even and odd rows and columns by taps of their own. With `shift` taps
+// of zero in front, so that the padding is even, tap 2 a + phase of a kernel is tap a of a phase's:
+//   src [IC, H, W]          -> [4 IC, H / 2, W / 2], channel (row phase, column phase, ic)
+//   weight [OC, IC, KH, KW] -> [OC, 4 IC, 4, 4]
+struct Phases {
+  static constexpr std::int64_t kTaps = 4;
+  std::int64_t padding, shift;
+};
+
+Phases phases_of(std::int64_t padding) {
+  const std::int64_t half = ceil_div(padding, 2);
+  return {half, 2 * half - padding};
+}
+
+bool splits(const Problem& p) {
+  if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || p.spatial() != 2 ||
+      p.src_dims[1] > 4 || p.dst_block < 8 || p.dst_block % 8 != 0) {
+    return false;
+  }
+  const auto fits = [&](std::size_t i) {
+    const std::int64_t taps = phases_of(p.padding[i]).shift + p.weight_dims[2 + i];
+    return p.stride[i] == 2 && p.dilation[i] == 1 && ceil_div(taps, 2) == Phases::kTaps;
+  };
+  return fits(0) && fits(1);
+}
+
+// The problem at stride 1 that is left.
+Problem split(const Problem& p) {
+  Problem q = p;
+  q.src_dims = {p.src_dims[0], 4 * p.src_dims[1], ceil_div(p.src_dims[2], 2),
+                ceil_div(p.src_dims[3], 2)};
+  q.weight_dims = {p.weight_dims[0], q.src_dims[1], Phases::kTaps, Phases::kTaps};
+  q.stride = {1, 1};
+  q.padding = {phases_of(p.padding[0]).padding, phases_of(p.padding[1]).padding};
+  q.src_block = p.dst_block;
+  return q;
+}
+
+at::Tensor split_weight(const Problem& p, const at::Tensor& weight) {
+  at::Tensor padded = at::zeros({weight.size(0), weight.size(1), 8, 8}, weight.options());
+  padded.narrow(2, phases_of(p.padding[0]).shift, weight.size(2))
+      .narrow(3, phases_of(p.padding[1]).shift, weight.size(3))
+      .copy_(weight);
+  return padded.view({weight.size(0), weight.size(1), 4, 2, 4, 2})
+      .permute({0, 3, 5, 1, 2, 4})
+      .reshape({weight.size(0), -1, 4, 4});
+}
+
+// Every lane of dst that a channel has; the others stay as they are.
+void split_src(const Problem& p, const Problem& q, const float* src, float* dst) {
+  const std::int64_t ic = p.src_dims[1], h = p.src_dims[2], w = p.src_dims[3];
+  const std::int64_t block = q.src_block, rows = q.src_dims[2], columns = q.src_dims[3];
+  const bool plain = p.src_block == kPlain;
+  const std::int64_t pixel = plain ? 1 : p.src_block == kChannelsLast ? ic : p.src_block;
+  const std::int64_t channel = plain ? h * w : 1, image = (plain ? ic : pixel) * h * w;
+  const std::int64_t blocks = ceil_div(4 * ic, block);
+  parallel_units(p.src_dims[0] * rows, 4 * ic * columns, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t n = i / rows, row = i % rows;
+      for (std::int64_t lane = 0; lane < 4 * ic; ++lane) {
+        const std::int64_t row_phase = lane / (2 * ic), phase = lane / ic % 2;
+        if (2 * row + row_phase >= h) break;  // stays 0
+        const float* from =
+            src + n * image + lane % ic * channel + ((2 * row + row_phase) * w + phase) * pixel;
+        float* to =
+            dst + ((n * blocks + lane / block) * rows + row) * columns * block + lane % block;
+        const std::int64_t count = (w - phase + 1) / 2;
+        for (std::int64_t x = 0; x < count; ++x) to[x * block] = from[2 * x * pixel];
+      }
+    }
+  });
 }
 
 // TORCH_BLOCKED_WINOGRAD=0 turns it off.
@@ -259,6 +336,28 @@ bool winograd_enabled() { return enabled(); }
 bool winograd4_wins(const Problem& p) { return wins(p, &Costs::f4); }
 
 bool winograd2_wins(const Problem& p) { return wins(p, &Costs::f2); }
+
+bool winograd3_wins(const Problem& p) { return enabled() && splits(p); }
+
+std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
+  if (!splits(p)) return std::nullopt;
+  const Problem q = split(p);
+  ConvolutionPlan inner = plan_of(q, *kernels::kernels().winograd3);
+  // Lanes without a channel are 0 for good. At 3@224 it is 0.8 MB, which stays in L2.
+  const at::Tensor src = at::zeros(physical_dims(q.src_dims, q.src_block), at::kFloat);
+  return ConvolutionPlan{
+      .weights_format = text(inner.weights_format, "/split/", p.padding),
+      .pack = [p, pack = std::move(inner.pack)](
+                  const at::Tensor& weight) { return pack(split_weight(p, weight)); },
+      .run =
+          [p, q, src, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
+            float* split = src.mutable_data_ptr<float>();
+            split_src(p, q, static_cast<const float*>(buffers.src), split);
+            ConvolutionBuffers of_split = buffers;
+            of_split.src = split;
+            run(of_split);
+          }};
+}
 
 std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
