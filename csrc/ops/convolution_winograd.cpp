@@ -247,7 +247,6 @@ at::Tensor split_weight(const Problem& p, const at::Tensor& weight) {
       .reshape({weight.size(0), -1, 4, 4});
 }
 
-// Every lane of dst that a channel has; the others stay as they are.
 void split_src(const Problem& p, const Problem& q, const float* src, float* dst) {
   const std::int64_t ic = p.src_dims[1], h = p.src_dims[2], w = p.src_dims[3];
   const std::int64_t block = q.src_block, rows = q.src_dims[2], columns = q.src_dims[3];
@@ -258,13 +257,16 @@ void split_src(const Problem& p, const Problem& q, const float* src, float* dst)
   parallel_units(p.src_dims[0] * rows, 4 * ic * columns, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t n = i / rows, row = i % rows;
+      const auto row_of = [&](std::int64_t b) {
+        return dst + ((n * blocks + b) * rows + row) * columns * block;
+      };
+      for (std::int64_t b = 0; b < blocks; ++b) std::fill_n(row_of(b), columns * block, 0.f);
       for (std::int64_t lane = 0; lane < 4 * ic; ++lane) {
         const std::int64_t row_phase = lane / (2 * ic), phase = lane / ic % 2;
-        if (2 * row + row_phase >= h) break;  // stays 0
+        if (2 * row + row_phase >= h) break;
         const float* from =
             src + n * image + lane % ic * channel + ((2 * row + row_phase) * w + phase) * pixel;
-        float* to =
-            dst + ((n * blocks + lane / block) * rows + row) * columns * block + lane % block;
+        float* to = row_of(lane / block) + lane % block;
         const std::int64_t count = (w - phase + 1) / 2;
         for (std::int64_t x = 0; x < count; ++x) to[x * block] = from[2 * x * pixel];
       }
@@ -343,14 +345,13 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
   if (!splits(p)) return std::nullopt;
   const Problem q = split(p);
   ConvolutionPlan inner = plan_of(q, *kernels::kernels().winograd3);
-  // Lanes without a channel are 0 for good. At 3@224 it is 0.8 MB, which stays in L2.
-  const at::Tensor src = at::zeros(physical_dims(q.src_dims, q.src_block), at::kFloat);
   return ConvolutionPlan{
       .weights_format = text(inner.weights_format, "/split/", p.padding),
       .pack = [p, pack = std::move(inner.pack)](
                   const at::Tensor& weight) { return pack(split_weight(p, weight)); },
       .run =
-          [p, q, src, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
+          [p, q, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
+            const at::Tensor src = empty_pooled(physical_dims(q.src_dims, q.src_block), at::kFloat);
             float* split = src.mutable_data_ptr<float>();
             split_src(p, q, static_cast<const float*>(buffers.src), split);
             ConvolutionBuffers of_split = buffers;
