@@ -326,7 +326,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--skip", type=names(ENGINES), default=[], help="engines to leave out")
     parser.add_argument("--seconds", type=float, default=15, help="of timing for a row")
     parser.add_argument(
-        "--busy", type=int, default=0, metavar="N", help="other processes that compute meanwhile"
+        "--busy",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="other processes that compute meanwhile",
     )
     parser.add_argument("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
     parser.add_argument("--json", type=output_path, help="write every measurement")

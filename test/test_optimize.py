@@ -1,6 +1,7 @@
 """torch_blocked.optimize: whole models against float64, fused steps, sizes, files, threads."""
 
 import threading
+import time
 import weakref
 
 import pytest
@@ -13,7 +14,7 @@ from torch_blocked import _C
 from torch_blocked.bench import models
 from torch_blocked.capture import CaptureError, capture
 from torch_blocked.compile import backend
-from torch_blocked.optimize import has_bfloat16
+from torch_blocked.optimize import _is_slower, has_bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -531,3 +532,15 @@ def test_capture_numbers_every_value():
     known = [*captured.inputs, *captured.constants, *made]
     assert len(set(known)) == len(known)
     assert captured.input_dims == [[-1, 6, -1, -1], [-1]]
+
+
+class Sleeper(nn.Module):
+    def forward(self, x):
+        time.sleep(0.005)
+        return x
+
+
+def test_the_faster_of_two_is_found():
+    x = (torch.zeros(1),)
+    assert _is_slower(Sleeper(), nn.Identity(), x)
+    assert not _is_slower(nn.Identity(), Sleeper(), x)
