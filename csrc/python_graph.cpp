@@ -40,18 +40,24 @@ Argument argument_of(const py::handle& object) {
   return {std::move(items)};
 }
 
+graph::Node node_of(const py::handle& object) {
+  graph::Node node{.name = object.attr("name").cast<std::string>(),
+                   .overload = object.attr("overload").cast<std::string>(),
+                   .arguments = {},
+                   .outputs = object.attr("outputs").cast<std::vector<graph::Value>>()};
+  for (const py::handle& argument : object.attr("arguments")) {
+    node.arguments.push_back(argument_of(argument));
+  }
+  return node;
+}
+
 graph::Graph graph_of(const py::object& capture) {
   graph::Graph graph;
   for (const py::handle& each : capture.attr("nodes")) {
-    graph::Node node{.name = each.attr("name").cast<std::string>(),
-                     .overload = each.attr("overload").cast<std::string>(),
-                     .arguments = {},
-                     .outputs = each.attr("outputs").cast<std::vector<graph::Value>>()};
-    for (const py::handle& argument : each.attr("arguments")) {
-      node.arguments.push_back(argument_of(argument));
+    graph.nodes.push_back(node_of(each));
+    for (const graph::Value value : graph.nodes.back().outputs) {
+      graph.values = std::max(graph.values, value + 1);
     }
-    for (const graph::Value value : node.outputs) graph.values = std::max(graph.values, value + 1);
-    graph.nodes.push_back(std::move(node));
   }
   graph.inputs = capture.attr("inputs").cast<std::vector<graph::Value>>();
   for (const py::handle& output : capture.attr("outputs")) {
@@ -86,10 +92,26 @@ Times times_of(const graph::Tuner::Known& known) {
   return times;
 }
 
+// (dims, dtype) of what a node returns for these values, or None; for tests.
+using Result = std::pair<Dims, at::ScalarType>;
+std::optional<std::vector<Result>> known_results(const py::object& node,
+                                                 const std::map<graph::Value, at::Tensor>& values) {
+  std::vector<graph::Meta> metas(values.empty() ? 0 : std::size_t(values.rbegin()->first) + 1);
+  for (const auto& [value, tensor] : values) {
+    metas[static_cast<std::size_t>(value)] = {tensor.sizes().vec(), tensor.scalar_type()};
+  }
+  const auto known = graph::known_results(node_of(node), metas);
+  if (!known) return std::nullopt;
+  std::vector<Result> results;
+  for (const graph::Meta& meta : *known) results.emplace_back(meta.dims, meta.dtype);
+  return results;
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
   using graph::Compiled;
+  m.def("known_results", known_results);
   py::class_<graph::StepReport>(m, "StepReport")
       .def_readonly("op", &graph::StepReport::op)
       .def_readonly("output", &graph::StepReport::output)

@@ -130,6 +130,10 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       meta(node.output()).dims[1] = std::ssize(node.gather->channels);
       continue;
     }
+    if (const auto known = known_results(node, metas)) {
+      for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
+      continue;
+    }
     const std::vector<IValue> results = call(node, value_of);
     for (std::size_t i = 0; i < node.outputs.size() && i < results.size(); ++i) {
       meta(node.outputs[i]) = meta_of(results[i]);

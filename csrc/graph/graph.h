@@ -165,7 +165,9 @@ ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas);
 // The pooling that a kImages node is in that format; nothing if oneDNN has no such.
 std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
                                          std::int64_t format);
-// The metas of all values for inputs of these metas.
+// shapes.cpp: the metas of the node's results by a rule for its op; nothing if there is none.
+std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas);
+// The metas of all values for inputs of these metas; by meta tensors where no rule knows better.
 std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs);
 
 }  // namespace torch_blocked::graph

@@ -1,0 +1,598 @@
+// Sizes and types of what an op returns, from those of its arguments: a table by op.
+//
+// PyTorch answers the same with meta tensors, but for convolution, batch norm, sums, concats and
+// many others in Python: the first such call imports sympy and 400 modules, 70 MiB and 0.7 s. What
+// is not in the table, or not as its rule expects, is left to them; so are all errors.
+#include <ATen/native/TypeProperties.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <string_view>
+
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+using Metas = std::vector<Meta>;
+
+struct NotKnown {};
+void require(bool known) {
+  if (!known) throw NotKnown{};
+}
+
+// A dim that may count from the end, of so many.
+std::size_t wrap(std::int64_t dim, std::size_t rank) {
+  const auto size = static_cast<std::int64_t>(rank);
+  require(dim >= -size && dim < size);
+  return static_cast<std::size_t>(dim < 0 ? dim + size : dim);
+}
+
+// The arguments of a node; what is not of the kind asked for ends the rule.
+class Call {
+ public:
+  Call(const Node& node, const Metas& metas) : arguments_(node.arguments), metas_(metas) {}
+
+  const Meta& tensor(std::size_t i) const {
+    require(is_tensor(i));
+    return meta(argument(i));
+  }
+  // The same, where only the sizes of results are those of other types.
+  const Meta& floating(std::size_t i) const {
+    require(c10::isFloatingType(tensor(i).dtype));
+    return tensor(i);
+  }
+  bool is_tensor(std::size_t i) const { return argument(i).value() != kNone; }
+  bool is_none(std::size_t i) const {
+    return argument(i).is_constant() && argument(i).constant().isNone();
+  }
+  const c10::IValue& constant(std::size_t i) const {
+    require(argument(i).is_constant());
+    return argument(i).constant();
+  }
+  std::int64_t integer(std::size_t i) const {
+    require(constant(i).isInt());
+    return constant(i).toInt();
+  }
+  bool flag(std::size_t i) const {
+    require(constant(i).isBool());
+    return constant(i).toBool();
+  }
+  // A list of integers, one given for all spread over `size`; 0: as many as there are.
+  Dims list(std::size_t i, std::size_t size = 0) const {
+    require(!is_none(i));
+    const auto dims = integers(argument(i), size > 0 ? size : 1);
+    require(dims && (size == 0 || dims->empty() || dims->size() == size));
+    return *dims;
+  }
+  std::vector<double> numbers(std::size_t i) const {
+    std::vector<double> result;
+    for (const Argument& item : items(i)) {
+      require(item.is_constant() && item.constant().isScalar());
+      result.push_back(item.constant().toScalar().toDouble());
+    }
+    return result;
+  }
+  Metas tensors(std::size_t i) const {
+    Metas result;
+    for (const Argument& item : items(i)) {
+      require(item.value() != kNone);
+      result.push_back(meta(item));
+    }
+    require(!result.empty());
+    return result;
+  }
+
+ private:
+  const Argument& argument(std::size_t i) const {
+    require(i < arguments_.size());
+    return arguments_[i];
+  }
+  const Meta& meta(const Argument& argument) const {
+    return metas_[static_cast<std::size_t>(argument.value())];
+  }
+  const std::vector<Argument>& items(std::size_t i) const {
+    const auto* list = std::get_if<std::vector<Argument>>(&argument(i).held);
+    require(list != nullptr);
+    return *list;
+  }
+
+  const std::vector<Argument>& arguments_;
+  const Metas& metas_;
+};
+
+// ---- one after the other ------------------------------------------------------------------------
+
+Metas same(const Call& call) { return {call.floating(0)}; }
+
+// Ops whose last argument, `dtype`, is none.
+Metas softmax(const Call& call) {
+  require(call.is_none(2));
+  return {call.floating(0)};
+}
+
+Dims broadcast(const Dims& a, const Dims& b) {
+  Dims dims = a.size() < b.size() ? b : a;
+  const Dims& shorter = a.size() < b.size() ? a : b;
+  const std::size_t offset = dims.size() - shorter.size();
+  for (std::size_t i = 0; i < shorter.size(); ++i) {
+    std::int64_t& size = dims[offset + i];
+    require(size == shorter[i] || size == 1 || shorter[i] == 1);
+    if (size == 1) size = shorter[i];
+  }
+  return dims;
+}
+
+// Tensors with dims decide over those without, these over numbers.
+// Source: at::result_type.
+Metas pointwise(const Call& call) {
+  at::native::ResultTypeState types{};
+  const auto join = [](at::ScalarType& type, at::ScalarType other) {
+    type = type == at::ScalarType::Undefined ? other : c10::promoteTypes(type, other);
+  };
+  Dims dims;
+  for (const std::size_t i : {0, 1}) {
+    if (call.is_tensor(i)) {
+      const Meta& meta = call.tensor(i);
+      join(meta.dims.empty() ? types.zeroResult : types.dimResult, meta.dtype);
+      dims = broadcast(dims, meta.dims);
+    } else {
+      require(call.constant(i).isScalar());
+      const at::ScalarType type = call.constant(i).toScalar().type();
+      join(types.wrappedResult,
+           type == at::kDouble ? c10::get_default_dtype_as_scalartype() : type);
+    }
+  }
+  const at::ScalarType dtype = at::native::result_type(types);
+  require(c10::isFloatingType(dtype) || dtype == at::kLong || dtype == at::kInt);
+  return {{dims, dtype}};
+}
+
+// Division of integers gives floats.
+Metas true_divide(const Call& call) {
+  Metas result = pointwise(call);
+  require(c10::isFloatingType(result[0].dtype));
+  return result;
+}
+
+// ---- convolutions and windows -------------------------------------------------------------------
+
+// (input, weight, bias, stride, padding, dilation, groups): weight [OC, IC / groups, *kernel].
+Metas convolution(const Call& call) {
+  const Meta &src = call.floating(0), &weight = call.tensor(1);
+  const std::size_t rank = src.dims.size();
+  require(rank >= 3 && weight.dims.size() == rank && weight.dtype == src.dtype);
+  const Dims stride = call.list(3, rank - 2), padding = call.list(4, rank - 2),
+             dilation = call.list(5, rank - 2);
+  require(src.dims[1] == weight.dims[1] * call.integer(6));
+  Meta dst = src;
+  dst.dims[1] = weight.dims[0];
+  for (std::size_t i = 0; i + 2 < rank; ++i) {
+    const std::int64_t reach = dilation[i] * (weight.dims[2 + i] - 1) + 1;
+    const std::int64_t room = src.dims[2 + i] + 2 * padding[i] - reach;
+    require(room >= 0 && stride[i] > 0);
+    dst.dims[2 + i] = room / stride[i] + 1;
+  }
+  return {dst};
+}
+
+// (input, weight, bias, stride, padding, output_padding, groups, dilation): weight
+// [IC, OC / groups, *kernel].
+Metas transposed_convolution(const Call& call) {
+  const Meta &src = call.floating(0), &weight = call.tensor(1);
+  const std::size_t rank = src.dims.size();
+  require(rank >= 3 && weight.dims.size() == rank && weight.dtype == src.dtype);
+  const Dims stride = call.list(3, rank - 2), padding = call.list(4, rank - 2),
+             output_padding = call.list(5, rank - 2), dilation = call.list(7, rank - 2);
+  require(src.dims[1] == weight.dims[0]);
+  Meta dst = src;
+  dst.dims[1] = weight.dims[1] * call.integer(6);
+  for (std::size_t i = 0; i + 2 < rank; ++i) {
+    dst.dims[2 + i] = (src.dims[2 + i] - 1) * stride[i] - 2 * padding[i] +
+                      dilation[i] * (weight.dims[2 + i] - 1) + output_padding[i] + 1;
+    require(dst.dims[2 + i] > 0);
+  }
+  return {dst};
+}
+
+// Source: at::native::pooling_output_shape.
+std::int64_t windows(std::int64_t size, std::int64_t reach, std::int64_t stride, std::int64_t pad,
+                     bool ceil_mode) {
+  const std::int64_t room = size + 2 * pad - reach + (ceil_mode ? stride - 1 : 0);
+  require(stride > 0 && pad >= 0 && 2 * pad <= reach && size > 0 && room >= 0);
+  const std::int64_t count = room / stride + 1;
+  // The last window begins within the input or the padding before it.
+  return ceil_mode && (count - 1) * stride >= size + pad ? count - 1 : count;
+}
+
+// (input, kernel, stride, padding, ...); in front of the spatial dims, channels and perhaps N.
+template <std::size_t kSpatial, std::size_t kDilation, std::size_t kCeilMode>
+Metas pooling(const Call& call) {
+  Meta dst = call.floating(0);
+  require(dst.dims.size() > kSpatial);
+  const Dims kernel = call.list(1, kSpatial), given = call.list(2, kSpatial),
+             padding = call.list(3, kSpatial),
+             dilation = kDilation > 0 ? call.list(kDilation, kSpatial) : Dims(kSpatial, 1);
+  const Dims stride = given.empty() ? kernel : given;
+  const bool ceil_mode = call.flag(kCeilMode);
+  for (std::size_t i = 0; i < kSpatial; ++i) {
+    std::int64_t& size = dst.dims[dst.dims.size() - kSpatial + i];
+    size = windows(size, dilation[i] * (kernel[i] - 1) + 1, stride[i], padding[i], ceil_mode);
+  }
+  return {dst};
+}
+
+Metas with_spatial(Meta dst, const Dims& spatial) {
+  require(dst.dims.size() > spatial.size());
+  require(std::ranges::all_of(spatial, [](std::int64_t size) { return size > 0; }));
+  std::ranges::copy(spatial, dst.dims.end() - std::ssize(spatial));
+  return {dst};
+}
+
+template <std::size_t kSpatial>
+Metas adaptive_pooling(const Call& call) {
+  return with_spatial(call.floating(0), call.list(1, kSpatial));
+}
+
+// (input, output_size or none, ..., scale factors or none at kScales).
+template <std::size_t kScales>
+Metas resampling(const Call& call) {
+  const Meta& src = call.floating(0);
+  require(src.dims.size() >= 3);
+  if (!call.is_none(1)) return with_spatial(src, call.list(1, src.dims.size() - 2));
+  const std::vector<double> scales = call.numbers(kScales);
+  require(scales.size() == src.dims.size() - 2);
+  Dims spatial(src.dims.begin() + 2, src.dims.end());
+  for (std::size_t i = 0; i < spatial.size(); ++i) {
+    spatial[i] = static_cast<std::int64_t>(static_cast<double>(spatial[i]) * scales[i]);
+  }
+  return with_spatial(src, spatial);
+}
+
+// (input, pads of the last dim first, ...).
+Metas padding(const Call& call) {
+  Meta dst = call.floating(0);
+  const Dims pads = call.list(1);
+  require(pads.size() % 2 == 0 && pads.size() / 2 <= dst.dims.size());
+  for (std::size_t i = 0; i < pads.size() / 2; ++i) {
+    std::int64_t& size = dst.dims[dst.dims.size() - 1 - i];
+    size += pads[2 * i] + pads[2 * i + 1];
+    require(size > 0);
+  }
+  return {dst};
+}
+
+// (input, factor): [N, C f^2, H, W] -> [N, C, H f, W f].
+Metas pixel_shuffle(const Call& call) {
+  Meta dst = call.floating(0);
+  const std::int64_t factor = call.integer(1);
+  require(dst.dims.size() == 4 && factor > 0 && dst.dims[1] % (factor * factor) == 0);
+  dst.dims = {dst.dims[0], dst.dims[1] / (factor * factor), dst.dims[2] * factor,
+              dst.dims[3] * factor};
+  return {dst};
+}
+
+// (input [..., I], weight [O, I], bias).
+Metas linear(const Call& call) {
+  Meta dst = call.floating(0);
+  const Meta& weight = call.tensor(1);
+  require(weight.dims.size() == 2 && weight.dtype == dst.dtype && !dst.dims.empty());
+  require(dst.dims.back() == weight.dims[1]);
+  dst.dims.back() = weight.dims[0];
+  return {dst};
+}
+
+// [..., M, K] x [..., K, N] -> [..., M, N].
+Metas matmul(const Call& call) {
+  const Meta &a = call.floating(0), &b = call.tensor(1);
+  const std::size_t rank_a = a.dims.size(), rank_b = b.dims.size();
+  require(rank_a >= 2 && rank_b >= 2 && a.dtype == b.dtype);
+  require(a.dims[rank_a - 1] == b.dims[rank_b - 2]);
+  Dims dims = broadcast({a.dims.begin(), a.dims.end() - 2}, {b.dims.begin(), b.dims.end() - 2});
+  dims.insert(dims.end(), {a.dims[rank_a - 2], b.dims[rank_b - 1]});
+  return {{dims, a.dtype}};
+}
+
+// (query [..., L, E], key [..., S, E], value [..., S, V], ...) -> [..., L, V].
+Metas attention(const Call& call) {
+  Meta dst = call.floating(0);
+  const Meta &key = call.tensor(1), &value = call.tensor(2);
+  const std::size_t rank = dst.dims.size();
+  require(rank >= 3 && key.dims.size() == rank && value.dims.size() == rank);
+  require(key.dtype == dst.dtype && value.dtype == dst.dtype);
+  require(std::equal(dst.dims.begin(), dst.dims.end() - 2, key.dims.begin()));
+  require(std::equal(key.dims.begin(), key.dims.end() - 1, value.dims.begin()));
+  require(key.dims.back() == dst.dims.back());
+  dst.dims.back() = value.dims.back();
+  return {dst};
+}
+
+Metas concat(const Call& call) {
+  const Metas srcs = call.tensors(0);
+  Meta dst = srcs[0];
+  const std::size_t dim = wrap(call.integer(1), dst.dims.size());
+  dst.dims[dim] = 0;
+  for (const Meta& src : srcs) {
+    require(src.dtype == dst.dtype && src.dims.size() == dst.dims.size());
+    for (std::size_t i = 0; i < dst.dims.size(); ++i) {
+      require(i == dim || src.dims[i] == dst.dims[i]);
+    }
+    dst.dims[dim] += src.dims[dim];
+  }
+  return {dst};
+}
+
+Metas stack(const Call& call) {
+  const Metas srcs = call.tensors(0);
+  Meta dst = srcs[0];
+  for (const Meta& src : srcs) require(src.dtype == dst.dtype && src.dims == dst.dims);
+  const std::size_t dim = wrap(call.integer(1), dst.dims.size() + 1);
+  dst.dims.insert(dst.dims.begin() + static_cast<std::ptrdiff_t>(dim), std::ssize(srcs));
+  return {dst};
+}
+
+// (input, dims or none for all, keepdim, ...).
+Metas reduction(const Call& call) {
+  const Meta& src = call.floating(0);
+  const std::size_t rank = src.dims.size();
+  std::vector<bool> reduced(rank, true);
+  const Dims given = call.is_none(1) ? Dims{} : call.list(1);
+  if (!given.empty()) reduced.assign(rank, false);
+  for (const std::int64_t dim : given) reduced[wrap(dim, rank)] = true;
+  Meta dst{{}, src.dtype};
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (!reduced[i]) dst.dims.push_back(src.dims[i]);
+    if (reduced[i] && call.flag(2)) dst.dims.push_back(1);
+  }
+  return {dst};
+}
+
+// The same with a dtype of the result behind, which must be none.
+Metas reduction_with_dtype(const Call& call) {
+  require(call.is_none(3));
+  return reduction(call);
+}
+
+// ---- views --------------------------------------------------------------------------------------
+
+// (input, dims with at most one -1).
+Metas view(const Call& call) {
+  Meta dst = call.tensor(0);
+  const std::int64_t count = c10::multiply_integers(dst.dims);
+  dst.dims = call.list(1);
+  const auto free = std::ranges::find(dst.dims, -1);
+  if (free != dst.dims.end()) {
+    *free = 1;
+    const std::int64_t others = c10::multiply_integers(dst.dims);
+    require(others > 0 && count % others == 0);
+    *free = count / others;
+  }
+  require(std::ranges::all_of(dst.dims, [](std::int64_t size) { return size >= 0; }));
+  require(c10::multiply_integers(dst.dims) == count);
+  return {dst};
+}
+
+// (input, first, last).
+Metas flatten(const Call& call) {
+  Meta dst = call.tensor(0);
+  require(!dst.dims.empty());
+  const auto first = static_cast<std::ptrdiff_t>(wrap(call.integer(1), dst.dims.size()));
+  const auto last = static_cast<std::ptrdiff_t>(wrap(call.integer(2), dst.dims.size()));
+  require(first <= last);
+  const auto begin = dst.dims.begin() + first, end = dst.dims.begin() + last + 1;
+  *begin = std::accumulate(begin, end, std::int64_t{1}, std::multiplies{});
+  dst.dims.erase(begin + 1, end);
+  return {dst};
+}
+
+Metas permute(const Call& call) {
+  const Meta& src = call.tensor(0);
+  const Dims order = call.list(1);
+  require(order.size() == src.dims.size());
+  Meta dst{{}, src.dtype};
+  for (const std::int64_t dim : order) dst.dims.push_back(src.dims[wrap(dim, order.size())]);
+  return {dst};
+}
+
+Metas transpose(const Call& call) {
+  Meta dst = call.tensor(0);
+  const std::size_t rank = dst.dims.size();
+  std::swap(dst.dims[wrap(call.integer(1), rank)], dst.dims[wrap(call.integer(2), rank)]);
+  return {dst};
+}
+
+Metas unsqueeze(const Call& call) {
+  Meta dst = call.tensor(0);
+  const std::size_t dim = wrap(call.integer(1), dst.dims.size() + 1);
+  dst.dims.insert(dst.dims.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+  return {dst};
+}
+
+// (input, a dim or several): those of size 1 go.
+Metas squeeze(const Call& call) {
+  const Meta& src = call.tensor(0);
+  std::vector<bool> named(src.dims.size(), false);
+  for (const std::int64_t dim : call.list(1)) named[wrap(dim, named.size())] = true;
+  Meta dst{{}, src.dtype};
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    if (!named[i] || src.dims[i] != 1) dst.dims.push_back(src.dims[i]);
+  }
+  return {dst};
+}
+
+// (input, dims): -1 keeps a size, others must be the size or come from 1.
+Metas expand(const Call& call) {
+  Meta dst = call.tensor(0);
+  const Dims wanted = call.list(1);
+  require(wanted.size() >= dst.dims.size());
+  const std::size_t added = wanted.size() - dst.dims.size();
+  dst.dims.insert(dst.dims.begin(), added, 1);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i] == -1 && i >= added) continue;
+    require(wanted[i] >= 0 && (dst.dims[i] == wanted[i] || dst.dims[i] == 1));
+    dst.dims[i] = wanted[i];
+  }
+  return {dst};
+}
+
+// (input, dim, index).
+Metas select(const Call& call) {
+  Meta dst = call.tensor(0);
+  const std::size_t dim = wrap(call.integer(1), dst.dims.size());
+  wrap(call.integer(2), static_cast<std::size_t>(dst.dims[dim]));
+  dst.dims.erase(dst.dims.begin() + static_cast<std::ptrdiff_t>(dim));
+  return {dst};
+}
+
+// (input, dim, begin or none, end or none, step).
+Metas slice(const Call& call) {
+  Meta dst = call.tensor(0);
+  std::int64_t& size = dst.dims[wrap(call.integer(1), dst.dims.size())];
+  const auto bound = [&](std::size_t i, std::int64_t missing) {
+    const std::int64_t given = call.is_none(i) ? missing : call.integer(i);
+    return std::clamp(given < 0 ? given + size : given, std::int64_t{0}, size);
+  };
+  const std::int64_t begin = bound(2, 0), end = bound(3, size), step = call.integer(4);
+  require(step > 0);
+  size = (std::max(end - begin, std::int64_t{0}) + step - 1) / step;
+  return {dst};
+}
+
+// Parts of at most `length` along a dim.
+Metas parts(const Meta& src, std::size_t dim, std::int64_t length) {
+  require(length > 0 && src.dims[dim] > 0);
+  Metas result;
+  for (std::int64_t left = src.dims[dim]; left > 0; left -= length) {
+    result.push_back(src);
+    result.back().dims[dim] = std::min(left, length);
+  }
+  return result;
+}
+
+// (input, how many, dim).
+Metas chunk(const Call& call) {
+  const Meta& src = call.tensor(0);
+  const std::size_t dim = wrap(call.integer(2), src.dims.size());
+  const std::int64_t count = call.integer(1);
+  require(count > 0);
+  return parts(src, dim, (src.dims[dim] + count - 1) / count);
+}
+
+// (input, length, dim).
+Metas split(const Call& call) {
+  const Meta& src = call.tensor(0);
+  return parts(src, wrap(call.integer(2), src.dims.size()), call.integer(1));
+}
+
+// (input, lengths, dim).
+Metas split_with_sizes(const Call& call) {
+  const Meta& src = call.tensor(0);
+  const std::size_t dim = wrap(call.integer(2), src.dims.size());
+  const Dims lengths = call.list(1);
+  require(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}) == src.dims[dim]);
+  Metas result;
+  for (const std::int64_t length : lengths) {
+    require(length >= 0);
+    result.push_back(src);
+    result.back().dims[dim] = length;
+  }
+  return result;
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+using Rule = Metas (*)(const Call& call);
+
+// Ops without overload whose result is like their first argument.
+constexpr std::array<std::string_view, 33> kSame{
+    "relu",          "relu6",      "hardtanh",   "leaky_relu", "hardswish",  "hardsigmoid",
+    "silu",          "gelu",       "elu",        "mish",       "tanh",       "sigmoid",
+    "softplus",      "exp",        "log",        "sqrt",       "rsqrt",      "abs",
+    "neg",           "clamp",      "clamp_min",  "clamp_max",  "dropout",    "feature_dropout",
+    "alpha_dropout", "detach",     "contiguous", "clone",      "batch_norm", "instance_norm",
+    "group_norm",    "layer_norm", "prelu"};
+
+// Others, by "op.overload".
+struct Row {
+  Rule rule;
+  std::vector<std::string_view> ops;
+};
+const std::vector<Row>& rows() {
+  static const std::vector<Row> rows{
+      {softmax, {"softmax.int", "log_softmax.int"}},
+      {pointwise,
+       {"add.Tensor", "sub.Tensor", "mul.Tensor", "add.Scalar", "sub.Scalar", "mul.Scalar",
+        "maximum.", "minimum."}},
+      {true_divide, {"div.Tensor", "div.Scalar"}},
+      {convolution, {"conv1d.", "conv2d.", "conv3d."}},
+      {transposed_convolution,
+       {"conv_transpose1d.", "conv_transpose2d.input", "conv_transpose3d.input"}},
+      {pooling<1, 4, 5>, {"max_pool1d."}},
+      {pooling<2, 4, 5>, {"max_pool2d."}},
+      {pooling<3, 4, 5>, {"max_pool3d."}},
+      {pooling<1, 0, 4>, {"avg_pool1d."}},
+      {pooling<2, 0, 4>, {"avg_pool2d."}},
+      {pooling<3, 0, 4>, {"avg_pool3d."}},
+      {adaptive_pooling<1>, {"adaptive_avg_pool1d."}},
+      {adaptive_pooling<2>, {"adaptive_avg_pool2d."}},
+      {adaptive_pooling<3>, {"adaptive_avg_pool3d."}},
+      {resampling<2>,
+       {"upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"}},
+      {resampling<3>,
+       {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
+        "upsample_bicubic2d.vec"}},
+      {padding, {"pad.", "constant_pad_nd."}},
+      {pixel_shuffle, {"pixel_shuffle."}},
+      {linear, {"linear."}},
+      {matmul, {"matmul."}},
+      {attention, {"scaled_dot_product_attention."}},
+      {concat, {"cat."}},
+      {stack, {"stack."}},
+      {reduction_with_dtype, {"mean.dim", "sum.dim_IntList"}},
+      {reduction, {"amax.", "amin."}},
+      {view, {"view.", "reshape."}},
+      {flatten, {"flatten.using_ints"}},
+      {permute, {"permute."}},
+      {transpose, {"transpose.int"}},
+      {unsqueeze, {"unsqueeze."}},
+      {squeeze, {"squeeze.dim", "squeeze.dims"}},
+      {expand, {"expand."}},
+      {select, {"select.int"}},
+      {slice, {"slice.Tensor"}},
+      {chunk, {"chunk."}},
+      {split, {"split.Tensor"}},
+      {split_with_sizes, {"split_with_sizes."}},
+  };
+  return rows;
+}
+
+Rule rule_of(const std::string& op) {
+  if (op.ends_with(".") && std::ranges::find(kSame, op.substr(0, op.size() - 1)) != kSame.end()) {
+    return same;
+  }
+  for (const Row& row : rows()) {
+    if (std::ranges::find(row.ops, op) != row.ops.end()) return row.rule;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas) {
+  constexpr std::string_view kAten = "aten::";
+  if (!node.name.starts_with(kAten)) return std::nullopt;
+  const std::string op = node.name.substr(kAten.size()) + "." + node.overload;
+  const Rule rule = rule_of(op);
+  if (!rule) return std::nullopt;
+  try {
+    Metas results = rule(Call(node, metas));
+    if (results.size() != node.outputs.size()) return std::nullopt;
+    return results;
+  } catch (const NotKnown&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace torch_blocked::graph
