@@ -1,11 +1,13 @@
 // torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/capture.py.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
 #include "graph/compiled.h"
+#include "graph/record.h"
 
 namespace py = pybind11;
 
@@ -38,6 +40,31 @@ Argument argument_of(const py::handle& object) {
   std::vector<Argument> items;
   for (const py::handle& item : list) items.push_back(argument_of(item));
   return {std::move(items)};
+}
+
+py::object object_of(const Argument& argument) {
+  if (argument.is_constant()) return torch::jit::toPyObject(argument.constant());
+  py::list list;
+  if (argument.value() != graph::kNone) {
+    list.append("value");
+    list.append(argument.value());
+    return list;
+  }
+  for (const Argument& item : std::get<std::vector<Argument>>(argument.held)) {
+    list.append(object_of(item));
+  }
+  return list;
+}
+
+// As the fields of capture.Node.
+py::list calls_of(const graph::Recorder& recorder) {
+  py::list calls;
+  for (const graph::Node& node : recorder.nodes()) {
+    py::list arguments;
+    for (const Argument& argument : node.arguments) arguments.append(object_of(argument));
+    calls.append(py::make_tuple(node.name, node.overload, arguments, node.outputs));
+  }
+  return calls;
 }
 
 graph::Node node_of(const py::handle& object) {
@@ -112,6 +139,14 @@ std::optional<std::vector<Result>> known_results(const py::object& node,
 void bind_graph(py::module_& m) {
   using graph::Compiled;
   m.def("known_results", known_results);
+  py::class_<graph::Recorder>(m, "Recorder")
+      .def(py::init<std::vector<at::Tensor>>())
+      .def("__enter__", [](graph::Recorder& recorder) { recorder.start(); })
+      .def("__exit__", [](graph::Recorder& recorder, const py::args&) { recorder.stop(); })
+      .def("calls", calls_of)
+      .def("constants", &graph::Recorder::constants)
+      .def("value_of", &graph::Recorder::value_of)
+      .def("refusal", &graph::Recorder::refusal);
   py::class_<graph::StepReport>(m, "StepReport")
       .def_readonly("op", &graph::StepReport::op)
       .def_readonly("output", &graph::StepReport::output)

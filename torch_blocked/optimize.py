@@ -68,13 +68,18 @@ class OptimizedModule(nn.Module):
         self._add(captured or self._captured(example), example)
 
     def _captured(self, args: tuple) -> Capture:
-        if self._model is None:
+        try:
+            if self._model is None:
+                raise CaptureError("the model is gone")
+            captured = capture(self._model, args, self._dynamic)
+        except CaptureError as error:
+            if not self._captures:
+                raise
             wanted = next(iter(self._captures.values()))[0].input_dims
             raise ValueError(
                 f"torch_blocked::optimize: expected inputs of sizes {wanted} (-1: any), got "
                 f"{[list(each.shape) for each in _tensors(args)]}; optimize the model for them"
-            )
-        captured = capture(self._model, args, self._dynamic)
+            ) from error
         if self._dtype is not None:
             captured.constants = {
                 value: each.to(self._dtype) if each.is_floating_point() else each

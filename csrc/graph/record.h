@@ -1,0 +1,66 @@
+// The ops that a forward calls, noted while it runs.
+//
+// PyTorch tells observers of each call through its dispatcher, for its profiler's sake; the
+// outermost calls are the forward in ATen's own words: conv2d, batch_norm, relu_. Tracing by
+// torch.export gives the same for 100 MiB of Python modules and 1.5 s.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "graph/graph.h"
+
+namespace at {
+struct RecordFunction;
+}
+
+namespace torch_blocked::graph {
+
+// Values are numbered as they come: inputs, then constants and results by their first use. In-place
+// ops become functional ones.
+class Recorder {
+ public:
+  explicit Recorder(const std::vector<at::Tensor>& inputs);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  ~Recorder() { stop(); }
+
+  // From now on this thread's ops are noted, until stop().
+  void start();
+  void stop();
+  const std::vector<Node>& nodes() const { return nodes_; }
+  // Tensors that were there before: parameters, buffers and others.
+  const std::map<Value, at::Tensor>& constants() const { return constants_; }
+  Value value_of(const at::Tensor& tensor);
+  // Why the nodes do not tell the whole forward; empty: they do.
+  const std::string& refusal() const { return refusal_; }
+
+  // For the observer.
+  void enter(const at::RecordFunction& function);
+  void leave(const at::RecordFunction& function);
+
+ private:
+  void refuse(const std::string& reason);
+  void begin(const at::RecordFunction& function);
+  void end(const at::RecordFunction& function);
+  void replace_in_place(const c10::FunctionSchema& schema, at::ArrayRef<const c10::IValue> inputs);
+  Argument argument(const c10::IValue& value);
+  Value new_value(const at::Tensor& tensor);
+
+  std::vector<Node> nodes_;
+  std::map<Value, at::Tensor> constants_;
+  std::string refusal_;
+  // Tensors are told apart by their addresses, which weak references keep from being reused while
+  // the memory of dead ones goes.
+  std::unordered_map<const c10::TensorImpl*, Value> values_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
+  std::unordered_set<const c10::TensorImpl*> given_;      // inputs and constants
+  std::unordered_set<const c10::StorageImpl*> computed_;  // memory of inputs and results
+  Value count_ = 0;
+  int depth_ = 0;
+  std::optional<std::uint64_t> handle_;
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,182 @@
+"""What a run of a model tells of it, against torch.export; and when a run does not tell all."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torch_blocked import capture as captures
+from torch_blocked.bench import models
+from torch_blocked.capture import VALUE, CaptureError, capture
+
+# Arguments that say which library may be used, where torch.export writes false.
+_CUDNN = {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm"}
+
+
+class Forward(nn.Module):
+    """A module of a function, with a parameter and a plain tensor."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, 3))
+        self.constant = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def recorded(function, *inputs, dynamic=True):
+    with torch.no_grad():
+        return captures._recorded(Forward(function).eval(), inputs, dynamic)
+
+
+def convolved(self, x):
+    return F.conv2d(x, self.weight, padding=1)
+
+
+def shape_of(captured):
+    """The nodes with values renamed by first use: torch.export numbers parameters first."""
+    names = {}
+
+    def renamed(argument):
+        if isinstance(argument, list) and len(argument) == 2 and argument[0] == VALUE:
+            return names.setdefault(argument[1], len(names))
+        if isinstance(argument, list):
+            return [renamed(each) for each in argument]
+        return argument
+
+    rows = []
+    for node in captured.nodes:
+        arguments = [renamed(each) for each in node.arguments]
+        arguments = arguments[:-1] if node.name in _CUDNN else arguments
+        outputs = [renamed([VALUE, each]) for each in node.outputs]
+        rows.append((node.name, node.overload, arguments, outputs))
+    return rows, [renamed(each) for each in captured.outputs]
+
+
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v2", "densenet121", "unet", "shufflenet_v2", "hifigan"]
+)
+def test_a_run_tells_what_export_tells(name):
+    spec = models.MODELS[name]
+    with torch.device("meta"):
+        model = spec.constructor().eval()
+    x = torch.empty(1, *spec.input_dims, device="meta")
+    with torch.no_grad():
+        run, exported = captures._recorded(model, (x,), True), captures._exported(model, (x,), True)
+    assert shape_of(run[0]) == shape_of(exported[0])
+    assert run[1] == exported[1]
+    assert (run[0].in_spec, run[0].out_spec) == (exported[0].in_spec, exported[0].out_spec)
+
+
+def writes_in_place(self, x):
+    y = convolved(self, x)
+    y += 1
+    return F.relu(y, inplace=True).mul_(2)
+
+
+def adds_a_constant(self, x):
+    return convolved(self, x) * self.constant + torch.arange(4).view(4, 1, 1)
+
+
+def takes_two(self, x, y):
+    return {"sum": [x + 2 * y, None], "count": 3}
+
+
+@pytest.mark.parametrize(
+    ("function", "ops"),
+    [
+        (writes_in_place, "conv2d add relu mul"),
+        (adds_a_constant, "conv2d mul arange view add"),
+        (lambda self, x: torch.stack(x.unbind(1)[::2]), "unbind stack"),
+        (lambda self, x: x.data.relu(), None),
+        (lambda self, x: x * x.mean().item(), None),
+        (lambda self, x: x if x.sum() > 0 else -x, None),
+        (lambda self, x: x + x.max().tolist(), None),
+        (lambda self, x: x + torch.from_numpy(x.numpy()), None),
+        (lambda self, x: x.nonzero()[:1] if torch.equal(x, x) else x, None),
+        (lambda self, x: x.add_(1), None),
+        (lambda self, x: x.detach().mul_(2), None),
+        (lambda self, x: self.weight.detach().mul_(1), None),
+        (lambda self, x: convolved(self, x)[:, 0].mul_(2), None),
+        (lambda self, x: torch.add(x, 1, out=torch.zeros(1, 4, 8, 8)), None),
+        (lambda self, x: torch.empty(3).fill_(2) * x.sum(), None),
+        (lambda self, x: torch.zeros(4).add_(torch.ones(4, dtype=torch.float64)), None),
+    ],
+)
+def test_runs(function, ops):
+    run = recorded(function, torch.randn(1, 4, 8, 8))
+    if ops is None:
+        assert run is None
+    else:
+        assert [each.name for each in run[0].nodes] == ["aten::" + each for each in ops.split()]
+
+
+@pytest.mark.parametrize("returned", ["view", "base"])
+def test_a_view_that_lives_refuses_writes(returned):
+    def forward(self, x):
+        base = convolved(self, x)
+        view = base.view(-1)
+        base.mul_(2)
+        return view if returned == "view" else base
+
+    assert recorded(forward, torch.randn(1, 4, 8, 8)) is None
+
+
+def test_autocast_is_left_to_export():
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return convolved(self, x)
+
+    assert recorded(forward, torch.randn(1, 4, 8, 8)) is None
+
+
+def test_one_tensor_for_two_inputs():
+    x = torch.randn(2, 3)
+    run, _ = recorded(takes_two, x, x)
+    assert run.inputs == [0, 1]
+    assert [each.arguments[:2] for each in run.nodes] == [
+        [[VALUE, 1], 2],
+        [[VALUE, 0], [VALUE, 2]],
+    ]
+    assert run.outputs == [[VALUE, 3], None, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_values_that_other_threads_compute_are_noticed(dtype):
+    def forward(self, x):
+        sums = []
+        thread = threading.Thread(target=lambda: sums.append(x.sum()))
+        thread.start()
+        thread.join()
+        return x * sums[0]
+
+    assert recorded(forward, torch.arange(8, dtype=dtype).view(1, 2, 2, 2)) is None
+
+
+def test_an_error_of_the_model_ends_the_record():
+    with pytest.raises(CaptureError, match="cannot trace the model"):
+        capture(Forward(convolved).eval(), (torch.randn(1, 3, 8, 8),), True)
+    assert recorded(convolved, torch.randn(1, 4, 8, 8)) is not None
+
+
+IMPORTS = """
+import sys, torch, torch_blocked
+from torch_blocked.bench import models
+x = torch.ones(1, 3, 64, 64)
+for name in ("resnet18", "mobilenet_v2", "unet"):
+    torch_blocked.optimize(models.MODELS[name].constructor().eval(), x, tune=False)(x)
+print("sympy" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_optimize_imports_no_tracer(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-c", IMPORTS]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert output.split() == ["False", "False"]
