@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import torch_blocked as tb
 from torch_blocked import _C
 from torch_blocked.bench import models
-from torch_blocked.capture import CaptureError, capture
+from torch_blocked.capture import capture
 from torch_blocked.compile import backend
 from torch_blocked.optimize import _is_slower, has_bfloat16
 
