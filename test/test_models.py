@@ -23,6 +23,8 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "vgg16": 138_357_544,
     "mobilenet_v2": 3_504_872,
+    "mobilenet_v3_large": 5_483_032,
+    "efficientnet_b0": 5_288_548,
     "densenet121": 7_978_856,
     "efficientnet_lite0": 4_652_008,
     "unet": 7_763_041,
@@ -55,6 +57,18 @@ CHECKPOINT_NAMES = {
         "features.0.0.weight": (32, 3, 3, 3),
         "features.1.conv.1.weight": (16, 32, 1, 1),
         "features.17.conv.3.running_mean": (320,),
+        "classifier.1.weight": (1000, 1280),
+    },
+    "mobilenet_v3_large": {
+        "features.0.0.weight": (16, 3, 3, 3),
+        "features.4.block.2.fc1.weight": (24, 72, 1, 1),
+        "features.15.block.3.1.running_mean": (160,),
+        "classifier.3.weight": (1000, 1280),
+    },
+    "efficientnet_b0": {
+        "features.1.0.block.1.fc1.bias": (8,),
+        "features.6.3.block.2.fc2.weight": (1152, 48, 1, 1),
+        "features.8.1.running_var": (1280,),
         "classifier.1.weight": (1000, 1280),
     },
     "densenet121": {
@@ -111,6 +125,8 @@ FOLDED = {
     "resnet50": 53,
     "vgg16": 0,
     "mobilenet_v2": 52,
+    "mobilenet_v3_large": 46,
+    "efficientnet_b0": 49,
     "densenet121": 59,  # norm0 and the norm2 of 58 layers; the others precede their convolution
     "efficientnet_lite0": 49,
     "unet": 18,

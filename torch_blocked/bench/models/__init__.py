@@ -15,6 +15,7 @@ from .mobilenet import mobilenet_v2
 from .resnet import resnet18, resnet50, resnext50_32x4d
 from .segformer import segformer_b0
 from .shufflenet import shufflenet_v2
+from .squeeze_excite import efficientnet_b0, mobilenet_v3_large
 from .unet import unet
 from .unet3d import unet3d
 from .vgg import vgg16
@@ -55,6 +56,10 @@ MODELS: dict[str, ModelSpec] = {
         "depthwise 3x3 and 5x5, uneven padding",
         imagenet_weights,
     ),
+    "mobilenet_v3_large": ModelSpec(
+        mobilenet_v3_large, IMAGE, SMALL, "squeeze and excitation, hard swish"
+    ),
+    "efficientnet_b0": ModelSpec(efficientnet_b0, IMAGE, SMALL, "squeeze and excitation, SiLU"),
     "densenet121": ModelSpec(densenet121, IMAGE, SMALL, "concatenations, norm before convolution"),
     "unet": ModelSpec(unet, (3, 256, 256), SMALL, "32 channels, transposed convolutions, skips"),
     "resnext50_32x4d": ModelSpec(resnext50_32x4d, IMAGE, SMALL, "3x3 in 32 groups of 4 and more"),
