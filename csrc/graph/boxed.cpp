@@ -125,6 +125,10 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       if (node.linear) meta(node.output()).dims.back() = node.linear->weight.size(0);
       continue;
     }
+    if (node.squeeze_excite) {
+      meta(node.output()) = meta(node.squeeze_excite->src);
+      continue;
+    }
     if (node.gather) {
       meta(node.output()) = meta(node.gather->srcs[0]);
       meta(node.output()).dims[1] = std::ssize(node.gather->channels);

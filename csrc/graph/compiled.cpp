@@ -55,6 +55,7 @@ std::string implementation_of(const Step& step) {
     case StepKind::kGather:
     case StepKind::kReorder:
     case StepKind::kRegroup:
+    case StepKind::kSqueezeExcite:
       return "torch_blocked";
     case StepKind::kLinear:
     case StepKind::kPooling:
@@ -67,6 +68,10 @@ std::string implementation_of(const Step& step) {
 std::string why_of(const Step& step) {
   if (step.kind == StepKind::kReorder) return "the next step takes this format";
   if (step.kind == StepKind::kBoxed) return "no kernel for blocked tensors";
+  if (step.kind == StepKind::kSqueezeExcite) {
+    return text("squeeze and excitation in one step, ", step.node->squeeze_excite->layers.size(),
+                " layers");
+  }
   if (step.kind != StepKind::kConvolution) return "";
   const char* gathers = step.gather ? "; gathers its channels" : "";
   if (step.microseconds > 0) return text("fastest alone: ", step.microseconds, " us", gathers);
@@ -132,6 +137,7 @@ void Compiled::release() {
   for (Node& node : graph_.nodes) {
     if (node.convolution) node.convolution->weight.reset();
     if (node.linear) node.linear->weight.reset();
+    if (node.squeeze_excite) node.squeeze_excite->layers.clear();
   }
   released_ = true;
 #if defined(__GLIBC__)

@@ -19,6 +19,7 @@
 #include "ops/linear.h"
 #include "ops/pooling.h"
 #include "ops/shuffle.h"
+#include "ops/squeeze_excite.h"
 
 namespace torch_blocked::graph {
 
@@ -44,15 +45,16 @@ struct Argument {
 
 // What a node does in terms of formats.
 enum class Kind {
-  kBoxed,        // anything: called through the dispatcher on plain tensors
-  kConvolution,  // may change the format
-  kAffine,       // x * scale + shift per channel
-  kPointwise,    // takes any format and keeps it, all operands in the same
-  kImages,       // treats channels alike (pooling, resampling, zero padding): keeps the format
-  kConcat,       // along channels: keeps the format
-  kGather,       // any choice of channels: keeps the format
-  kRegroup,      // other spatial dims over the same pixels: keeps the format
-  kLinear,       // on plain tensors, by oneDNN
+  kBoxed,          // anything: called through the dispatcher on plain tensors
+  kConvolution,    // may change the format
+  kAffine,         // x * scale + shift per channel
+  kPointwise,      // takes any format and keeps it, all operands in the same
+  kImages,         // treats channels alike (pooling, resampling, zero padding): keeps the format
+  kConcat,         // along channels: keeps the format
+  kGather,         // any choice of channels: keeps the format
+  kRegroup,        // other spatial dims over the same pixels: keeps the format
+  kSqueezeExcite,  // x times gates that its means decide: keeps the format
+  kLinear,         // on plain tensors, by oneDNN
   // Between [N, C, *spatial] in channels-last and [N, *spatial, C]: the same memory.
   kToLast,
   kFromLast,
@@ -81,6 +83,15 @@ struct Linear {
   LinearActivation activation = LinearActivation::kNone;
 };
 
+// src times a gate for each channel: `gate` of what the layers make, one after the other, of the
+// means of src over the spatial dims.
+struct SqueezeExcite {
+  Value src, residual = kNone;
+  std::vector<SqueezeExciteLayer> layers;
+  Gate gate;
+  Epilogue epilogue = {};
+};
+
 // Channels of several values in any order: what a chain of splits, concats and shuffles comes to.
 struct Gather {
   std::vector<Value> srcs;
@@ -96,6 +107,7 @@ struct Node {
   std::optional<Affine> affine = {};
   std::optional<Linear> linear = {};
   std::optional<Gather> gather = {};
+  std::optional<SqueezeExcite> squeeze_excite = {};
 
   Value output() const { return outputs[0]; }
 };
@@ -129,6 +141,9 @@ void for_reads(const Node& node, F&& f) {
     f(node.linear->src);
   } else if (node.gather) {
     for (const Value value : node.gather->srcs) f(value);
+  } else if (node.squeeze_excite) {
+    f(node.squeeze_excite->src);
+    if (node.squeeze_excite->residual != kNone) f(node.squeeze_excite->residual);
   } else {
     for_arguments(node.arguments, f);
   }
@@ -154,6 +169,8 @@ void simplify(Graph& graph, std::vector<Meta> example);
 
 // pooling.cpp, a part of it: means over the spatial dims become poolings.
 void find_means(Graph& graph, std::vector<Meta>& example);
+// squeeze_excite.cpp: means, small layers, a gate and the product with it become one node.
+void find_squeeze_excites(Graph& graph, const std::vector<Meta>& example);
 // gather.cpp, the end of it: chains of ops that move channels become one gather each.
 void find_gathers(Graph& graph, const std::vector<Meta>& example);
 
@@ -162,6 +179,8 @@ void find_gathers(Graph& graph, const std::vector<Meta>& example);
 std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of);
 // The convolution that a node is for src of these dims; formats plain.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas);
+// What a squeeze-excite node is for src of these dims in that format.
+SqueezeExciteProblem problem_of(const SqueezeExcite& node, const Dims& dims, std::int64_t format);
 // The pooling that a kImages node is in that format; nothing if oneDNN has no such.
 std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
                                          std::int64_t format);

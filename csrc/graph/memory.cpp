@@ -70,7 +70,7 @@ class MemoryPlanner {
       // What ATen computes, it allocates too.
       const bool ours = step.kind == StepKind::kConvolution || step.kind == StepKind::kAffine ||
                         step.kind == StepKind::kReorder || step.kind == StepKind::kLinear ||
-                        step.kind == StepKind::kPooling ||
+                        step.kind == StepKind::kPooling || step.kind == StepKind::kSqueezeExcite ||
                         (step.kind == StepKind::kGather && is_blocked(plan_.slots[step.writes[0]]));
       for (const Slot slot : step.writes) {
         first_[slot] = last(slot) = i;
@@ -147,13 +147,15 @@ class MemoryPlanner {
     result_.copies[i] = false;
   }
 
-  // A sum is stored over its residual, an affine over its src, where nobody else reads them.
+  // A sum is stored over its residual, an affine or a product with gates over its src, where nobody
+  // else reads them.
   void work_in_place(std::size_t i) {
     const Step& step = plan_.steps[i];
     Value over = kNone;
     if (step.kind == StepKind::kConvolution && sums_in_place(step.implementation))
       over = step.node->convolution->residual;
     if (step.kind == StepKind::kAffine) over = step.node->affine->src;
+    if (step.kind == StepKind::kSqueezeExcite) over = step.node->squeeze_excite->src;
     if (over == kNone) return;
     const Slot from = step.reads.at(over), to = step.writes[0];
     bool is_src = step.node->convolution && step.node->convolution->src == over;

@@ -18,7 +18,7 @@ std::size_t at(Value value) { return static_cast<std::size_t>(value); }
 bool keeps_format(const Node& node) {
   return node.kind == Kind::kAffine || node.kind == Kind::kPointwise ||
          node.kind == Kind::kImages || node.kind == Kind::kConcat || node.kind == Kind::kGather ||
-         node.kind == Kind::kRegroup;
+         node.kind == Kind::kRegroup || node.kind == Kind::kSqueezeExcite;
 }
 
 // The formats that a node insists on, whatever its neighbours have; nothing if it has none.
@@ -69,7 +69,7 @@ class Planner {
       for (const Value value : node.outputs) {
         if (fixed) {
           made_[at(value)] = fixed->writes;
-        } else if (node.convolution || node.affine) {
+        } else if (node.convolution || node.affine || node.squeeze_excite) {
           formats_[at(groups_.of(value))] = block;  // others follow, or stay plain
         }
       }
@@ -146,7 +146,7 @@ class Planner {
         }
         continue;
       }
-      if (node.affine && home(node.output()) == kPlain) return kImpossible;
+      if ((node.affine || node.squeeze_excite) && home(node.output()) == kPlain) return kImpossible;
       const std::int64_t wanted = wanted_by(node);
       if (node.gather && wanted != block_) {  // ATen's, in two passes
         total += 2 * reorder_cost(node.output(), wanted, block_);
@@ -250,9 +250,9 @@ class Planner {
 
   void emit_step(const Node& node) {
     static constexpr std::array kKinds{
-        StepKind::kBoxed,  StepKind::kConvolution, StepKind::kAffine, StepKind::kPointwise,
-        StepKind::kImages, StepKind::kConcat,      StepKind::kGather, StepKind::kRegroup,
-        StepKind::kLinear, StepKind::kBoxed,       StepKind::kBoxed};
+        StepKind::kBoxed,         StepKind::kConvolution, StepKind::kAffine, StepKind::kPointwise,
+        StepKind::kImages,        StepKind::kConcat,      StepKind::kGather, StepKind::kRegroup,
+        StepKind::kSqueezeExcite, StepKind::kLinear,      StepKind::kBoxed,  StepKind::kBoxed};
     Step step{kKinds[static_cast<std::size_t>(node.kind)], &node, {}, {}};
     const std::int64_t format = home(node.output());
     if (node.convolution) {

@@ -23,6 +23,7 @@ enum class StepKind {
   kPooling,
   kConcat,
   kGather,
+  kSqueezeExcite,
   kRegroup,
   kLinear,
   kBoxed,

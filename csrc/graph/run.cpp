@@ -91,6 +91,8 @@ std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedSt
       return prepare_affine(step);
     case StepKind::kReorder:
       return prepare_reorder(step);
+    case StepKind::kSqueezeExcite:
+      return prepare_squeeze_excite(step, weights);
     case StepKind::kLinear:
       return prepare_linear(step, weights);
     case StepKind::kPooling:
@@ -208,6 +210,22 @@ std::function<void()> Run::prepare_affine(const Step& step) {
         if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
       }
     });
+  };
+}
+
+std::function<void()> Run::prepare_squeeze_excite(const Step& step, PackedStore& weights) {
+  const SqueezeExcite& node = *step.node->squeeze_excite;
+  const Slot dst = step.writes[0], src = step.reads.at(node.src);
+  const std::optional<Slot> residual =
+      node.residual == kNone ? std::nullopt : std::optional(step.reads.at(node.residual));
+  auto plan = plan_squeeze_excite(problem_of(node, plan_.slots[dst].dims, plan_.slots[dst].format));
+  const at::Tensor packed =
+      weights.get(*step.node, plan.weights_format, [&] { return plan.pack(node.layers); });
+  return [this, run = std::move(plan.run), packed, src, residual, dst] {
+    run({.src = slots_[src].const_data_ptr<float>(),
+         .residual = residual ? slots_[*residual].const_data_ptr<float>() : nullptr,
+         .weights = packed.const_data_ptr<float>(),
+         .dst = slots_[dst].mutable_data_ptr<float>()});
   };
 }
 

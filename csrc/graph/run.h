@@ -38,6 +38,7 @@ class Run {
   std::function<void()> prepare_gathered(const Step& step, PackedStore& weights);
   std::function<void()> prepare_gather(const Step& step);
   std::function<void()> prepare_affine(const Step& step);
+  std::function<void()> prepare_squeeze_excite(const Step& step, PackedStore& weights);
   std::function<void()> prepare_linear(const Step& step, PackedStore& weights);
   std::function<void()> prepare_pooling(const Step& step);
   std::function<void()> prepare_regroup(const Step& step);

@@ -12,39 +12,12 @@
 #include <unordered_map>
 
 #include "format/errors.h"
-#include "graph/graph.h"
+#include "graph/rules.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-using Kind = Activation::Kind;
-constexpr std::string_view kAten = "aten::";
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Who makes and who reads each value.
-struct Uses {
-  std::vector<Node*> maker;
-  std::vector<std::vector<Node*>> readers;
-  std::vector<bool> is_output;
-
-  explicit Uses(Graph& graph)
-      : maker(static_cast<std::size_t>(graph.values)),
-        readers(maker.size()),
-        is_output(maker.size()) {
-    for (Node& node : graph.nodes) {
-      for (const Value value : node.outputs) maker[at(value)] = &node;
-      for_reads(node, [&](Value value) { readers[at(value)].push_back(&node); });
-    }
-    for_arguments(graph.outputs, [&](Value value) { is_output[at(value)] = true; });
-  }
-
-  static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
-  // The only reader of a value that is no output of the graph; else null.
-  Node* only_reader(Value value) const {
-    const auto& all = readers[at(value)];
-    return all.size() == 1 && !is_output[at(value)] ? all[0] : nullptr;
-  }
-};
 
 bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
   return std::ranges::find(names, std::string_view(node.name)) != names.end();
@@ -68,11 +41,6 @@ void replace(Graph& graph, Value from, Value to) {
     if (node.convolution->residual == from) node.convolution->residual = to;
   }
   replace(graph.outputs, from, to);
-}
-
-// Takes out nodes marked by having no outputs.
-void sweep(Graph& graph) {
-  std::erase_if(graph.nodes, [](const Node& node) { return node.outputs.empty(); });
 }
 
 const at::Tensor* constant_of(const Graph& graph, const Argument& argument) {
@@ -135,7 +103,7 @@ void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& e
   const auto stride = list(row->stride), padding = list(row->padding),
              dilation = list(row->dilation), output_padding = list(row->output_padding);
   if (!stride || !padding || !dilation || !output_padding) return;
-  node.kind = graph::Kind::kConvolution;
+  node.kind = Kind::kConvolution;
   node.convolution = Convolution{
       .src = src,
       .weight = *weight,
@@ -261,7 +229,7 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
     if (meta.dims.size() < 3 || meta.dtype != at::kFloat) continue;
     affine->scale = affine->scale.to(at::kFloat);
     affine->shift = affine->shift.to(at::kFloat);
-    node.kind = graph::Kind::kAffine;
+    node.kind = Kind::kAffine;
     node.affine = std::move(affine);
     node.arguments.clear();
   }
@@ -283,7 +251,7 @@ void find_scalings(Graph& graph, const std::vector<Meta>& example) {
       if (!images || scale->scalar_type() != at::kFloat || own < rank - 1 || own > rank) continue;
       if (scale->size(own - rank + 1) != meta.dims[1] || scale->numel() != meta.dims[1]) continue;
       const at::Tensor flat = scale->flatten();
-      node.kind = graph::Kind::kAffine;
+      node.kind = Kind::kAffine;
       node.affine = Affine{src, flat, at::zeros_like(flat)};
       node.arguments.clear();
       break;
@@ -300,7 +268,7 @@ void find_linear(const Graph& graph, Node& node, const std::vector<Meta>& exampl
   if (!bias && !is_none(node.arguments[2])) return;
   const Meta& meta = example[Uses::at(src)];
   if (meta.dims.size() < 2 || meta.dtype != at::kFloat) return;
-  node.kind = graph::Kind::kLinear;
+  node.kind = Kind::kLinear;
   node.linear = Linear{src, *weight, bias ? *bias : at::Tensor()};
   node.arguments.clear();
 }
@@ -322,7 +290,7 @@ void fuse_into_linear(Graph& graph) {
     if (!reader) continue;
     node.linear->activation = find_linear_activation(*reader);
     if (node.linear->activation == LinearActivation::kNone) continue;
-    node.name = text(node.name, " + ", reader->name.substr(kAten.size()));
+    node.name = joined_name(node.name, *reader);
     node.outputs = reader->outputs;
     reader->outputs.clear();
   }
@@ -355,55 +323,17 @@ void fuse_padding(Graph& graph) {
   sweep(graph);
 }
 
-// The activation that a node is of its first argument; nothing if kernels have none such.
-std::optional<Activation> find_activation(const Node& node) {
-  const auto& a = node.arguments;
-  const auto clamp = [](double low, double high) -> std::optional<Activation> {
-    if (low > 0 || high < 0) return std::nullopt;  // the tail would not stay zero
-    return Activation{Kind::kClamp, static_cast<float>(low), static_cast<float>(high)};
-  };
-  if (node.name == "aten::relu") return clamp(0, kInfinity);
-  if (node.name == "aten::relu6") return clamp(0, 6);
-  if (node.name == "aten::hardtanh") return clamp(number(a[1], -1), number(a[2], 1));
-  if (node.name == "aten::clamp" && node.overload.empty()) {
-    return clamp(number(a[1], -kInfinity), number(a[2], kInfinity));
-  }
-  if (node.name == "aten::clamp_min" && node.overload.empty()) {
-    return clamp(number(a[1], 0), kInfinity);
-  }
-  if (node.name == "aten::leaky_relu") {
-    return Activation{Kind::kLeakyRelu, static_cast<float>(number(a[1], 0.01)), 0};
-  }
-  if (node.name == "aten::hardswish") return Activation{Kind::kHardswish};
-  if (node.name == "aten::silu") return Activation{Kind::kSilu};
-  return std::nullopt;
-}
-
 // Adds what reads `node` to its epilogue; true if something did. The reader takes the
 // convolution's place, where the residual is known too.
 bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<Meta>& example) {
   Node* reader = uses.only_reader(node.output());
   if (!reader || reader->convolution || reader->affine) return false;
   Convolution fused = *node.convolution;
-  Epilogue& epilogue = fused.epilogue;
-  if (const auto activation = find_activation(*reader)) {
-    Activation& place = epilogue.residual ? epilogue.after : epilogue.before;
-    if (place.kind != Kind::kNone) return false;
-    place = *activation;
-  } else if (reader->name == "aten::add" && reader->overload == "Tensor" && !epilogue.residual &&
-             number(reader->arguments[2], 1) == 1) {
-    const Value a = reader->arguments[0].value(), b = reader->arguments[1].value();
-    const Value other = a == node.output() ? b : a;
-    const auto& dims = [&](Value v) { return example[Uses::at(v)].dims; };
-    if (a == b || other == kNone || graph.constants.contains(other)) return false;
-    if (dims(other) != dims(node.output())) return false;
-    epilogue.residual = true;
-    fused.residual = other;
-  } else {
+  if (!join_epilogue(graph, *reader, node.output(), example, fused.epilogue, fused.residual)) {
     return false;
   }
-  reader->kind = graph::Kind::kConvolution;
-  reader->name = text(node.name, " + ", reader->name.substr(kAten.size()));
+  reader->kind = Kind::kConvolution;
+  reader->name = joined_name(node.name, *reader);
   reader->convolution = std::move(fused);
   reader->arguments.clear();
   node.outputs.clear();
@@ -433,7 +363,7 @@ void fuse_into_affine(Graph& graph) {
     const auto activation = reader ? find_activation(*reader) : std::nullopt;
     if (!activation) continue;
     node.affine->activation = *activation;
-    node.name = text(node.name, " + ", reader->name.substr(kAten.size()));
+    node.name = joined_name(node.name, *reader);
     node.outputs = reader->outputs;
     reader->outputs.clear();
   }
@@ -459,15 +389,15 @@ bool same_kind_of_image(const Dims& a, const Dims& b) {
 }
 
 // A permutation or a reshape that a format makes free; kBoxed if it is none.
-graph::Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& example) {
-  if (node.arguments.empty() || node.arguments[0].value() == kNone) return graph::Kind::kBoxed;
+Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& example) {
+  if (node.arguments.empty() || node.arguments[0].value() == kNone) return Kind::kBoxed;
   const Value src = node.arguments[0].value();
   const Dims &from = example[Uses::at(src)].dims, &to = example[Uses::at(node.output())].dims;
   const std::size_t rank = from.size();
-  if (rank < 3 || rank > 5) return graph::Kind::kBoxed;
+  if (rank < 3 || rank > 5) return Kind::kBoxed;
   if (is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"})) {
     const bool same = to.size() >= 3 && to.size() <= 5 && to[0] == from[0] && to[1] == from[1];
-    return same ? graph::Kind::kRegroup : graph::Kind::kBoxed;
+    return same ? Kind::kRegroup : Kind::kBoxed;
   }
   Dims to_last(rank), from_last(rank);
   for (std::size_t i = 1; i < rank; ++i) {
@@ -477,20 +407,20 @@ graph::Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta
   const Dims order = order_of(node, rank);
   // [N, C, L] and [N, L, C] look alike: images come from where formats are.
   const Node* maker = uses.maker[Uses::at(src)];
-  const bool image = maker && maker->kind != graph::Kind::kBoxed &&
-                     maker->kind != graph::Kind::kLinear && maker->kind != graph::Kind::kToLast;
-  if (order == to_last && (rank > 3 || image)) return graph::Kind::kToLast;
-  return order == from_last ? graph::Kind::kFromLast : graph::Kind::kBoxed;
+  const bool image = maker && maker->kind != Kind::kBoxed && maker->kind != Kind::kLinear &&
+                     maker->kind != Kind::kToLast;
+  if (order == to_last && (rank > 3 || image)) return Kind::kToLast;
+  return order == from_last ? Kind::kFromLast : Kind::kBoxed;
 }
 
-graph::Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
-                    const std::vector<Meta>& example) {
-  if (node.kind != graph::Kind::kBoxed || node.outputs.size() != 1) return node.kind;
+Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
+             const std::vector<Meta>& example) {
+  if (node.kind != Kind::kBoxed || node.outputs.size() != 1) return node.kind;
   const Meta& result = example[Uses::at(node.output())];
   const bool image = result.dims.size() >= 3 && result.dims.size() <= 5 &&
                      (result.dtype == at::kFloat || result.dtype == at::kBFloat16);
-  if (!image) return graph::Kind::kBoxed;
-  if (const graph::Kind kind = view_kind(node, uses, example); kind != graph::Kind::kBoxed) {
+  if (!image) return Kind::kBoxed;
+  if (const Kind kind = view_kind(node, uses, example); kind != Kind::kBoxed) {
     return kind;
   }
   bool fits = true;
@@ -499,7 +429,7 @@ graph::Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
     fits &= !graph.constants.contains(value) && meta.dtype == result.dtype &&
             meta.dims.size() == result.dims.size();
   });
-  if (!fits) return graph::Kind::kBoxed;
+  if (!fits) return Kind::kBoxed;
   const auto listed = [&](const auto& names) {
     return std::ranges::find(names, std::string_view(node.name)) != names.end();
   };
@@ -507,14 +437,14 @@ graph::Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
     for_reads(node, [&](Value value) {
       fits &= same_kind_of_image(example[Uses::at(value)].dims, result.dims);
     });
-    return fits ? graph::Kind::kPointwise : graph::Kind::kBoxed;
+    return fits ? Kind::kPointwise : Kind::kBoxed;
   }
-  if (listed(kImages)) return graph::Kind::kImages;
+  if (listed(kImages)) return Kind::kImages;
   const bool channels =
       node.name == "aten::cat" && node.arguments[1].is_constant() &&
       (node.arguments[1].constant().toInt() == 1 ||
        node.arguments[1].constant().toInt() == 1 - static_cast<std::int64_t>(result.dims.size()));
-  return channels ? graph::Kind::kConcat : graph::Kind::kBoxed;
+  return channels ? Kind::kConcat : Kind::kBoxed;
 }
 
 void drop_dead(Graph& graph) {
@@ -569,6 +499,51 @@ Dims order_of(const Node& node, std::size_t rank) {
   return order;
 }
 
+std::optional<Activation> find_activation(const Node& node) {
+  const auto& a = node.arguments;
+  const auto clamp = [](double low, double high) -> std::optional<Activation> {
+    if (low > 0 || high < 0) return std::nullopt;  // the tail would not stay zero
+    return Activation{Activated::kClamp, static_cast<float>(low), static_cast<float>(high)};
+  };
+  if (node.name == "aten::relu") return clamp(0, kInfinity);
+  if (node.name == "aten::relu6") return clamp(0, 6);
+  if (node.name == "aten::hardtanh") return clamp(number(a[1], -1), number(a[2], 1));
+  if (node.name == "aten::clamp" && node.overload.empty()) {
+    return clamp(number(a[1], -kInfinity), number(a[2], kInfinity));
+  }
+  if (node.name == "aten::clamp_min" && node.overload.empty()) {
+    return clamp(number(a[1], 0), kInfinity);
+  }
+  if (node.name == "aten::leaky_relu") {
+    return Activation{Activated::kLeakyRelu, static_cast<float>(number(a[1], 0.01)), 0};
+  }
+  if (node.name == "aten::hardswish") return Activation{Activated::kHardswish};
+  if (node.name == "aten::silu") return Activation{Activated::kSilu};
+  return std::nullopt;
+}
+
+bool join_epilogue(const Graph& graph, const Node& reader, Value value,
+                   const std::vector<Meta>& example, Epilogue& epilogue, Value& residual) {
+  if (const auto activation = find_activation(reader)) {
+    Activation& place = epilogue.residual ? epilogue.after : epilogue.before;
+    if (place.kind != Activated::kNone) return false;
+    place = *activation;
+    return true;
+  }
+  if (reader.name != "aten::add" || reader.overload != "Tensor" || epilogue.residual ||
+      number(reader.arguments[2], 1) != 1) {
+    return false;
+  }
+  const Value a = reader.arguments[0].value(), b = reader.arguments[1].value();
+  const Value other = a == value ? b : a;
+  const auto& dims = [&](Value v) { return example[Uses::at(v)].dims; };
+  if (a == b || other == kNone || graph.constants.contains(other)) return false;
+  if (dims(other) != dims(value)) return false;
+  epilogue.residual = true;
+  residual = other;
+  return true;
+}
+
 void simplify(Graph& graph, std::vector<Meta> example) {
   drop_identities(graph);
   find_means(graph, example);
@@ -582,6 +557,7 @@ void simplify(Graph& graph, std::vector<Meta> example) {
   fuse_into_linear(graph);
   const Uses uses(graph);
   for (Node& node : graph.nodes) node.kind = kind_of(graph, node, uses, example);
+  find_squeeze_excites(graph, example);
   find_gathers(graph, example);
   drop_dead(graph);
 }

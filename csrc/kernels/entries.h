@@ -49,6 +49,7 @@ void direct_band(const DirectBand& band);
 void direct_plane_band(const DirectBand& band);
 void outer_products(const OuterProducts& products);
 void linear_rows(const LinearRows& rows, std::int64_t begin, std::int64_t end);
+void gate_pixels(const GatedPixels& pixels);
 void finish(const Epilogue& epilogue, const float* residual, float* dst, std::int64_t count);
 std::int64_t fma_rounds(std::int64_t rounds);
 

@@ -268,6 +268,19 @@ struct LinearRows {
   Activation activation;
 };
 
+// What becomes of the value that opens a channel.
+enum class Gate : std::uint8_t { kSigmoid, kHardsigmoid };
+
+// Pixels of one channel block: dst = epilogue(src * gate(gates)), all [pixels, block] but gates,
+// which are one for each of the `channels` that are not tail. dst may be src or residual.
+struct GatedPixels {
+  const float *src, *gates, *residual;
+  float* dst;
+  std::int64_t block, pixels, channels;
+  Gate gate;
+  Epilogue epilogue;
+};
+
 struct Kernels {
   // nhwc [pixels, channels] -> blocked for pixels [begin, end), zero tail included; and back.
   void (*block_channels)(const ImageReorder& reorder, std::int64_t begin, std::int64_t end);
@@ -332,6 +345,7 @@ struct Kernels {
   void (*depthwise_gradient)(const DepthwiseGradient& gradient);
   void (*outer_products)(const OuterProducts& products);
   void (*linear_rows)(const LinearRows& rows, std::int64_t begin, std::int64_t end);
+  void (*gate_pixels)(const GatedPixels& pixels);
   std::int64_t width;  // floats of a vector
 
   // Output channel i sees input channel i only; `lanes` is null.

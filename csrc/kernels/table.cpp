@@ -28,6 +28,7 @@ const Kernels table{
     .depthwise_gradient = depthwise_gradient,
     .outer_products = outer_products,
     .linear_rows = linear_rows,
+    .gate_pixels = gate_pixels,
     .width = kWidth,
     .depthwise = depthwise,
     .grouped_broadcast = grouped_broadcast,

@@ -1,0 +1,39 @@
+#include <algorithm>
+
+#include "kernels/entries.h"
+#include "kernels/epilogue.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+Vec opened(Gate gate, const Vec& x) {
+  if (gate == Gate::kSigmoid) return Vec(1.f) / (Vec(1.f) + exponential(x.neg()));
+  const Vec clamped = at::vec::minimum(at::vec::maximum(x + Vec(3.f), Vec(0.f)), Vec(6.f));
+  return clamped * Vec(1.f / 6);
+}
+
+// src [pixels, block] -> dst, each vector `finish`ed on its way.
+template <typename F>
+inline void for_pixels(const GatedPixels& p, F&& finish) {
+  for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+    // The tail's gates are not read: they may be NaN, and 0 * NaN would not stay 0.
+    const std::int64_t known = std::clamp<std::int64_t>(p.channels - lane, 0, count);
+    const Vec gate = opened(p.gate, load(p.gates + lane, known));
+    for (std::int64_t pixel = 0; pixel < p.pixels; ++pixel) {
+      const std::int64_t at = pixel * p.block + lane;
+      store(finish(load(p.src + at, count) * gate, p.dst + at, count), p.dst + at, count);
+    }
+  });
+}
+
+}  // namespace
+
+void gate_pixels(const GatedPixels& p) {
+  if (p.epilogue.empty()) {
+    for_pixels(p, [](const Vec& value, const float*, std::int64_t) { return value; });
+  } else {
+    for_pixels(p, Finish(p.epilogue, p.residual, p.dst));
+  }
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY
