@@ -168,11 +168,12 @@ class OptimizedModule(nn.Module):
                 "to release, the model itself runs"
             )
         object.__setattr__(self, "_model", None)
-        for captured, compiled in self._captures.values():
-            compiled.release()
-            captured.constants = {}
         self._released = True
+        for captured, _ in self._captures.values():
+            captured.constants = {}
         gc.collect()  # torch.export leaves cycles that hold the parameters
+        for _, compiled in self._captures.values():
+            compiled.release()
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the graph, its dense weights and what was measured; load() reads them, on any

@@ -11,6 +11,7 @@
 
 #include "format/errors.h"
 #include "runtime/isa.h"
+#include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
 
 namespace torch_blocked::graph {
@@ -140,6 +141,7 @@ void Compiled::release() {
     if (node.squeeze_excite) node.squeeze_excite->layers.clear();
   }
   released_ = true;
+  release_pool();
 #if defined(__GLIBC__)
   malloc_trim(0);  // else what tuning used stays: 116 MB for ResNet-50
 #endif

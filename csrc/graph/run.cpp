@@ -43,8 +43,24 @@ at::Tensor PackedStore::get(const Node& node, const std::string& format,
                             const std::function<at::Tensor()>& pack) {
   const std::lock_guard lock(mutex_);
   at::Tensor& packed = packed_[{&node, format}];
-  if (!packed.defined()) packed = pack();
+  if (!packed.defined()) packed = placed(pack());
   return packed;
+}
+
+// What is not touched of a piece takes no memory.
+at::Tensor PackedStore::placed(const at::Tensor& packed) {
+  constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage;
+  const auto bytes = static_cast<std::int64_t>(packed.nbytes());
+  if (!piece_.defined() || filled_ + bytes > piece_.numel()) {
+    piece_ = at::empty({kPage + std::max(bytes, kPiece)}, at::kByte);
+    prefer_huge_pages(piece_.mutable_data_ptr(), piece_.nbytes());
+    const auto begin = reinterpret_cast<std::intptr_t>(piece_.const_data_ptr());
+    filled_ = (kPage - begin % kPage) % kPage;
+  }
+  const at::Tensor place = piece_.narrow(0, filled_, bytes).view(packed.scalar_type());
+  constexpr std::int64_t kAlign = 4096;
+  filled_ += (bytes + kAlign - 1) / kAlign * kAlign;
+  return place.view(packed.sizes()).copy_(packed);
 }
 
 std::int64_t PackedStore::bytes() {

@@ -24,7 +24,14 @@ def random_model(
     """
     with torch.device("meta"):
         model = constructor()
-    model.to_empty(device="cpu")
+    # Not to_empty(), which imports sympy: 70 MiB that comparisons of memory would count.
+    model.load_state_dict(
+        {
+            name: torch.empty(each.shape, dtype=each.dtype)
+            for name, each in model.state_dict().items()
+        },
+        assign=True,
+    )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for name, module in model.named_modules():
