@@ -1,20 +1,26 @@
 // The Python module torch_blocked._C: the descriptor, the trace and what the library runs on.
 // The ops are not here: torch.ops.torch_blocked has them (registration.cpp).
-#include <ATen/Parallel.h>
 #include <omp.h>
+#include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
+#include <chrono>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <set>
+#include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ops/convolution.h"
 #include "runtime/fma_peak.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
+#include "runtime/threads.h"
 #include "runtime/trace.h"
 
 namespace py = pybind11;
@@ -78,11 +84,37 @@ py::dict onednn_version() {
 std::pair<std::size_t, int> threads_in_use() {
   std::mutex mutex;
   std::set<std::thread::id> ids;
-  at::parallel_for(0, 1 << 10, 1, [&](std::int64_t, std::int64_t) {
+  on_all_threads([&] {
     std::lock_guard lock(mutex);
     ids.insert(std::this_thread::get_id());
   });
   return {ids.size(), omp_get_max_threads()};
+}
+
+// For tests: goes through loops of so many units on all threads together, and says how often each
+// unit ran, and how many of a loop on the calling thread, which sleeps in its first piece of each.
+// Raises in the loop `fails`.
+std::pair<std::vector<std::vector<int>>, std::vector<int>> walk_loops(
+    const std::vector<std::int64_t>& loops, std::chrono::microseconds sleep, std::int64_t fails) {
+  const auto caller = std::this_thread::get_id();
+  std::vector<std::vector<std::atomic<int>>> runs;
+  for (const std::int64_t units : loops) runs.emplace_back(static_cast<std::size_t>(units));
+  std::vector<int> of_caller(loops.size());
+  on_all_threads([&] {
+    for (std::size_t i = 0; i < loops.size(); ++i) {
+      bool slow = std::this_thread::get_id() == caller;
+      parallel_units(loops[i], kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
+        if (static_cast<std::int64_t>(i) == fails) throw std::runtime_error("walk_loops fails");
+        if (std::exchange(slow, false)) std::this_thread::sleep_for(sleep);
+        for (std::int64_t unit = begin; unit < end; ++unit)
+          ++runs[i][static_cast<std::size_t>(unit)];
+        if (std::this_thread::get_id() == caller) of_caller[i] += static_cast<int>(end - begin);
+      });
+    }
+  });
+  std::vector<std::vector<int>> counts;
+  for (const auto& each : runs) counts.emplace_back(each.begin(), each.end());
+  return {counts, of_caller};
 }
 
 }  // namespace
@@ -97,6 +129,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("native_blocks", &native_blocks);
   m.def("onednn_version", &onednn_version);
   m.def("threads_in_use", &threads_in_use);
+  m.def("walk_loops", &walk_loops, py::arg("loops"),
+        py::arg("sleep") = std::chrono::microseconds(0), py::arg("fails") = -1,
+        py::call_guard<py::gil_scoped_release>());
   m.def("packed_weight_bytes", &packed_weight_bytes);
   m.def("clear_packed_weights", &clear_packed_weights);
   m.def("idle_pool_bytes", &idle_pool_bytes);

@@ -93,11 +93,13 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
   }
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     steps_.push_back(prepare(plan.steps[i], i, weights));
+    if (i == 0 || !steps_[i].loops_only || !steps_[i - 1].loops_only) sections_.push_back(i);
   }
+  sections_.push_back(steps_.size());
 }
 
-std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedStore& weights) {
-  if (!memory_.copies[index]) return [] {};  // what it makes lies where it belongs
+Run::Prepared Run::prepare(const Step& step, std::size_t index, PackedStore& weights) {
+  if (!memory_.copies[index]) return {[] {}, true};  // what it makes lies where it belongs
   switch (step.kind) {
     case StepKind::kConvolution:
       return step.gather ? prepare_gathered(step, weights) : prepare_convolution(step, weights);
@@ -126,7 +128,7 @@ std::function<void()> Run::prepare(const Step& step, std::size_t index, PackedSt
   __builtin_unreachable();
 }
 
-std::function<void()> Run::prepare_convolution(const Step& step, PackedStore& weights) {
+Run::Prepared Run::prepare_convolution(const Step& step, PackedStore& weights) {
   const Convolution& c = *step.node->convolution;
   auto plan = plan_convolution(step.problem, step.implementation)->plan;
   const at::Tensor packed =
@@ -134,14 +136,16 @@ std::function<void()> Run::prepare_convolution(const Step& step, PackedStore& we
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const Slot src = step.reads.at(c.src), dst = step.writes[0];
   const Slot residual = c.residual == kNone ? src : step.reads.at(c.residual);
-  return
+  const bool loops_only = plan.loops_only;
+  return {
       [this, plan = std::move(plan), packed, bias, src, residual, dst, sums = c.residual != kNone] {
         plan.run({.src = slots_[src].const_data_ptr(),
                   .weights = packed.const_data_ptr(),
                   .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                   .residual = sums ? slots_[residual].const_data_ptr() : nullptr,
                   .dst = slots_[dst].mutable_data_ptr()});
-      };
+      },
+      loops_only};
 }
 
 std::vector<Slot> Run::sources(const Step& step, const Gather& gather) const {
@@ -163,7 +167,7 @@ std::vector<std::int64_t> Run::channels(const std::vector<Slot>& slots) const {
 }
 
 // A convolution that reads its channels where they are.
-std::function<void()> Run::prepare_gathered(const Step& step, PackedStore& weights) {
+Run::Prepared Run::prepare_gathered(const Step& step, PackedStore& weights) {
   const Convolution& c = *step.node->convolution;
   const std::vector<Slot> srcs = sources(step, *step.gather);
   auto plan = plan_direct_gathered(step.problem, step.gather->channels, channels(srcs));
@@ -172,16 +176,18 @@ std::function<void()> Run::prepare_gathered(const Step& step, PackedStore& weigh
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const std::optional<Slot> residual =
       c.residual == kNone ? std::nullopt : std::optional(step.reads.at(c.residual));
-  return [this, plan = std::move(plan), packed, bias, srcs, residual, dst = step.writes[0]] {
-    plan.run(data(srcs), {.src = nullptr,
-                          .weights = packed.const_data_ptr(),
-                          .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
-                          .residual = residual ? slots_[*residual].const_data_ptr() : nullptr,
-                          .dst = slots_[dst].mutable_data_ptr()});
-  };
+  return {[this, plan = std::move(plan), packed, bias, srcs, residual, dst = step.writes[0]] {
+            plan.run(data(srcs),
+                     {.src = nullptr,
+                      .weights = packed.const_data_ptr(),
+                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                      .residual = residual ? slots_[*residual].const_data_ptr() : nullptr,
+                      .dst = slots_[dst].mutable_data_ptr()});
+          },
+          true};
 }
 
-std::function<void()> Run::prepare_gather(const Step& step) {
+Run::Prepared Run::prepare_gather(const Step& step) {
   const Gather& gather = *step.node->gather;
   const std::vector<Slot> srcs = sources(step, gather);
   const Slot to = step.writes[0];
@@ -189,23 +195,24 @@ std::function<void()> Run::prepare_gather(const Step& step) {
   if (is_blocked(dst)) {
     const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
     ChannelGather run(gather.channels, channels(srcs), dst.dims[0], pixels, dst.format);
-    return [this, run = std::move(run), srcs, to] {
-      run.run(data(srcs), slots_[to].mutable_data_ptr<float>());
-    };
+    return {[this, run = std::move(run), srcs, to] {
+              run.run(data(srcs), slots_[to].mutable_data_ptr<float>());
+            },
+            true};
   }
   std::vector<std::int64_t> first{0}, index;  // in a concat of the sources
   for (const std::int64_t count : channels(srcs)) first.push_back(first.back() + count);
   for (const auto& [src, channel] : gather.channels) {
     index.push_back(first[static_cast<std::size_t>(src)] + channel);
   }
-  return [this, srcs, to, &dst, index = at::tensor(index, at::kLong)] {
+  return {[this, srcs, to, &dst, index = at::tensor(index, at::kLong)] {
     std::vector<at::Tensor> operands;
     for (const Slot slot : srcs) operands.push_back(slots_[slot]);
     slots_[to] = in_format(at::cat(operands, 1).index_select(1, index), dst);
-  };
+  }};
 }
 
-std::function<void()> Run::prepare_affine(const Step& step) {
+Run::Prepared Run::prepare_affine(const Step& step) {
   const Affine& affine = *step.node->affine;
   const SlotPlan& slot = plan_.slots[step.writes[0]];
   const Dims shape = physical_dims(slot.dims, slot.format);  // [N, blocks, *spatial, lanes]
@@ -215,8 +222,9 @@ std::function<void()> Run::prepare_affine(const Step& step) {
   std::copy_n(affine.shift.contiguous().const_data_ptr<float>(), slot.dims[1], shift.begin());
   const std::int64_t rows = shape[0] * blocks, row = c10::multiply_integers(shape) / rows;
   const Epilogue epilogue{.before = affine.activation, .after = {}};
-  return [this, from = step.reads.at(affine.src), to = step.writes[0], scale = std::move(scale),
-          shift = std::move(shift), epilogue, blocks, lanes, rows, row] {
+  const auto run = [this, from = step.reads.at(affine.src), to = step.writes[0],
+                    scale = std::move(scale), shift = std::move(shift), epilogue, blocks, lanes,
+                    rows, row] {
     const auto* src = slots_[from].const_data_ptr<float>();
     auto* dst = slots_[to].mutable_data_ptr<float>();
     const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
@@ -227,9 +235,10 @@ std::function<void()> Run::prepare_affine(const Step& step) {
       }
     });
   };
+  return {run, true};
 }
 
-std::function<void()> Run::prepare_squeeze_excite(const Step& step, PackedStore& weights) {
+Run::Prepared Run::prepare_squeeze_excite(const Step& step, PackedStore& weights) {
   const SqueezeExcite& node = *step.node->squeeze_excite;
   const Slot dst = step.writes[0], src = step.reads.at(node.src);
   const std::optional<Slot> residual =
@@ -237,15 +246,15 @@ std::function<void()> Run::prepare_squeeze_excite(const Step& step, PackedStore&
   auto plan = plan_squeeze_excite(problem_of(node, plan_.slots[dst].dims, plan_.slots[dst].format));
   const at::Tensor packed =
       weights.get(*step.node, plan.weights_format, [&] { return plan.pack(node.layers); });
-  return [this, run = std::move(plan.run), packed, src, residual, dst] {
+  return {[this, run = std::move(plan.run), packed, src, residual, dst] {
     run({.src = slots_[src].const_data_ptr<float>(),
          .residual = residual ? slots_[*residual].const_data_ptr<float>() : nullptr,
          .weights = packed.const_data_ptr<float>(),
          .dst = slots_[dst].mutable_data_ptr<float>()});
-  };
+  }};
 }
 
-std::function<void()> Run::prepare_linear(const Step& step, PackedStore& weights) {
+Run::Prepared Run::prepare_linear(const Step& step, PackedStore& weights) {
   const Linear& linear = *step.node->linear;
   const Slot src = step.reads.at(linear.src), dst = step.writes[0];
   const Dims& dims = plan_.slots[src].dims;
@@ -257,60 +266,63 @@ std::function<void()> Run::prepare_linear(const Step& step, PackedStore& weights
   const at::Tensor packed = weights.get(*step.node, plan.weights_format,
                                         [&] { return plan.pack(linear.weight.contiguous()); });
   const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
-  return [this, plan = std::move(plan), packed, bias, src, dst] {
+  const bool loops_only = plan.loops_only && memory_.slots[src].in_arena;
+  const auto run = [this, plan = std::move(plan), packed, bias, src, dst] {
     const at::Tensor rows = slots_[src].contiguous();  // what ATen made may be a view
     plan.run(rows.const_data_ptr<float>(), packed.const_data_ptr(),
              bias.defined() ? bias.const_data_ptr<float>() : nullptr,
              slots_[dst].mutable_data_ptr<float>());
   };
+  return {run, loops_only};
 }
 
-std::function<void()> Run::prepare_pooling(const Step& step) {
-  return
-      [this, run = plan_pooling(*step.pooling), src = step.reads.begin()->second,
-       dst = step.writes[0]] { run(slots_[src].const_data_ptr(), slots_[dst].mutable_data_ptr()); };
+Run::Prepared Run::prepare_pooling(const Step& step) {
+  return {[this, run = plan_pooling(*step.pooling), src = step.reads.begin()->second,
+           dst = step.writes[0]] {
+    run(slots_[src].const_data_ptr(), slots_[dst].mutable_data_ptr());
+  }};
 }
 
-std::function<void()> Run::prepare_regroup(const Step& step) {
+Run::Prepared Run::prepare_regroup(const Step& step) {
   const Slot from = step.reads.begin()->second, to = step.writes[0];
   const SlotPlan& dst = plan_.slots[to];
-  return [this, from, to, shape = physical_dims(dst.dims, dst.format)] {
+  return {[this, from, to, shape = physical_dims(dst.dims, dst.format)] {
     slots_[to] = slots_[from].view(shape);
-  };
+  }};
 }
 
-std::function<void()> Run::prepare_reorder(const Step& step) {
+Run::Prepared Run::prepare_reorder(const Step& step) {
   const Slot from = step.reads.begin()->second, to = step.writes[0];
-  return [this, from, to] {
+  return {[this, from, to] {
     const auto side = [&](Slot slot) -> ReorderSide {
       const SlotPlan& s = plan_.slots[slot];
       return {slots_[slot], is_blocked(s) ? s.format : 0};
     };
     reorder("optimize", plan_.slots[to].dims, side(from), side(to));
-  };
+  }};
 }
 
-std::function<void()> Run::prepare_concat(const Step& step) {
+Run::Prepared Run::prepare_concat(const Step& step) {
   std::vector<Slot> from;
   Dims channels;
   for_reads(*step.node, [&](Value value) {
     from.push_back(step.reads.at(value));
     channels.push_back(plan_.slots[from.back()].dims[1]);
   });
-  return [this, from, channels, to = step.writes[0]] {
+  return {[this, from, channels, to = step.writes[0]] {
     std::vector<at::Tensor> operands;
     for (const Slot slot : from) operands.push_back(slots_[slot]);
     slots_[to] = is_blocked(plan_.slots[to]) ? concat_channels(operands, channels)
                                              : in_format(at::cat(operands, 1), plan_.slots[to]);
-  };
+  }};
 }
 
 // An op of ATen on the slots' tensors; blocked ones are seen as images where the op asks for it.
-std::function<void()> Run::prepare_boxed(const Step& step) {
+Run::Prepared Run::prepare_boxed(const Step& step) {
   const SlotPlan& dst = plan_.slots[step.writes[0]];
   const bool blocked = is_blocked(dst), images = blocked && step.kind == StepKind::kImages;
   const bool clears = blocked && step.kind == StepKind::kPointwise && dst.dims[1] % dst.format != 0;
-  return [this, &step, &dst, images, clears, blocked] {
+  return {[this, &step, &dst, images, clears, blocked] {
     const auto results = call(*step.node, [&](Value value) -> c10::IValue {
       const at::Tensor& tensor = slots_[step.reads.at(value)];
       return images ? as_images(tensor) : tensor;
@@ -324,11 +336,25 @@ std::function<void()> Run::prepare_boxed(const Step& step) {
                                          : in_format(result, dst);
     }
     if (clears) clear_tail_(slots_[step.writes[0]], dst.dims[1]);
-  };
+  }};
 }
 
 void Run::begin(const std::vector<at::Tensor>& inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].contiguous();
+}
+
+// One step, or several that threads go through together.
+void Run::run_steps(std::size_t first, std::size_t end) {
+  if (end - first == 1) {
+    steps_[first].run();
+  } else {
+    on_all_threads([&] {
+      for (std::size_t i = first; i < end; ++i) steps_[i].run();
+    });
+  }
+  for (std::size_t i = first; i < end; ++i) {
+    for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
+  }
 }
 
 void Run::end() {
@@ -338,10 +364,7 @@ void Run::end() {
 std::map<Value, at::Tensor> Run::operator()(const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   begin(inputs);
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i]();
-    for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
-  }
+  for (std::size_t i = 0; i + 1 < sections_.size(); ++i) run_steps(sections_[i], sections_[i + 1]);
   std::map<Value, at::Tensor> outputs;
   const auto* arena = static_cast<const char*>(arena_.const_data_ptr());
   for (const auto& [value, slot] : plan_.outputs) {
@@ -364,10 +387,9 @@ std::vector<double> Run::timed(const std::vector<at::Tensor>& inputs) {
   std::vector<double> times;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const auto start = std::chrono::steady_clock::now();
-    steps_[i]();
+    run_steps(i, i + 1);
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
     times.push_back(time.count());
-    for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
   }
   end();
   return times;

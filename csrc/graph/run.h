@@ -38,29 +38,36 @@ class Run {
   std::int64_t arena_bytes() const { return memory_.bytes; }
 
  private:
-  std::function<void()> prepare(const Step& step, std::size_t index, PackedStore& weights);
-  std::function<void()> prepare_convolution(const Step& step, PackedStore& weights);
-  std::function<void()> prepare_gathered(const Step& step, PackedStore& weights);
-  std::function<void()> prepare_gather(const Step& step);
-  std::function<void()> prepare_affine(const Step& step);
-  std::function<void()> prepare_squeeze_excite(const Step& step, PackedStore& weights);
-  std::function<void()> prepare_linear(const Step& step, PackedStore& weights);
-  std::function<void()> prepare_pooling(const Step& step);
-  std::function<void()> prepare_regroup(const Step& step);
-  std::function<void()> prepare_reorder(const Step& step);
-  std::function<void()> prepare_concat(const Step& step);
-  std::function<void()> prepare_boxed(const Step& step);
+  struct Prepared {
+    std::function<void()> run;
+    bool loops_only = false;  // threads may go through it together
+  };
+
+  Prepared prepare(const Step& step, std::size_t index, PackedStore& weights);
+  Prepared prepare_convolution(const Step& step, PackedStore& weights);
+  Prepared prepare_gathered(const Step& step, PackedStore& weights);
+  Prepared prepare_gather(const Step& step);
+  Prepared prepare_affine(const Step& step);
+  Prepared prepare_squeeze_excite(const Step& step, PackedStore& weights);
+  Prepared prepare_linear(const Step& step, PackedStore& weights);
+  Prepared prepare_pooling(const Step& step);
+  Prepared prepare_regroup(const Step& step);
+  Prepared prepare_reorder(const Step& step);
+  Prepared prepare_concat(const Step& step);
+  Prepared prepare_boxed(const Step& step);
   std::vector<Slot> sources(const Step& step, const Gather& gather) const;
   std::vector<std::int64_t> channels(const std::vector<Slot>& slots) const;
   std::vector<const float*> data(const std::vector<Slot>& slots) const;
   void begin(const std::vector<at::Tensor>& inputs);
+  void run_steps(std::size_t first, std::size_t end);
   void end();
 
   const Plan& plan_;
   MemoryPlan memory_;
   at::Tensor arena_;
   std::vector<at::Tensor> slots_;  // physical for blocked formats, else as their strides say
-  std::vector<std::function<void()>> steps_;
+  std::vector<Prepared> steps_;
+  std::vector<std::size_t> sections_;        // where steps begin that threads go through together
   std::vector<std::vector<Slot>> releases_;  // by step: ATen's memory that nobody reads any more
 };
 

@@ -17,6 +17,7 @@
 #include "format/errors.h"
 #include "graph/plan.h"
 #include "runtime/isa.h"
+#include "runtime/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -29,6 +30,9 @@ constexpr std::chrono::microseconds kTime{1500};
 constexpr int kLeastRounds = 3;
 // When others use the cores too: how long to wait for rounds without them.
 constexpr std::chrono::milliseconds kPatience{25};
+// An implementation that threads do not go through together with its neighbours has to be better
+// by this: they meet before and after it, and when one of them has lost its core, the others wait.
+constexpr double kMeeting = 1.05;
 
 // How often the system took a core away from this process.
 long interruptions() {
@@ -146,7 +150,8 @@ std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
     const auto named = plan_convolution(problem, implementation);
     if (!named) continue;
     if (!probe) probe.emplace(problem);
-    const Measurement measured = probe->run(problem, named->plan);
+    Measurement measured = probe->run(problem, named->plan);
+    if (threads() > 1 && !named->plan.loops_only) measured.microseconds *= kMeeting;
     disturbed |= measured.disturbed;
     if (!best || measured.microseconds < best->microseconds) {
       best = Choice{implementation, measured.microseconds};

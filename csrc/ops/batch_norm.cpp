@@ -22,7 +22,7 @@ constexpr std::int64_t kRangeBytes = 512 << 10;
 // busy, else on all of them at once, and f shares out its work itself.
 template <typename F>
 void for_block_ranges(const Blocked& src, F&& f) {
-  const std::int64_t blocks = src.blocks(), threads = at::get_num_threads();
+  const std::int64_t blocks = src.blocks(), threads = torch_blocked::threads();
   const std::int64_t elements = src.batch() * src.pixels() * src.block();  // of a block
   const std::int64_t bytes = std::max<std::int64_t>(1, elements * sizeof(float));
   const std::int64_t each =

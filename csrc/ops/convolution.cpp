@@ -176,6 +176,7 @@ std::atomic<const Implementation*> forced = nullptr;
 // The epilogue in a pass of its own, over what a plan without it has left in dst.
 ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(physical_dims(p.dst_dims, p.dst_block));
+  plan.loops_only = plan.loops_only && !p.epilogue.residual;  // which may have to be kept
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
               floats](const ConvolutionBuffers& buffers) {
     const auto* residual = static_cast<const float*>(buffers.residual);

@@ -44,6 +44,8 @@ struct ConvolutionPlan {
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;
   std::function<void(const ConvolutionBuffers& buffers)> run;
+  // All that run() does is in loops of share_units: threads may go through it together.
+  bool loops_only = false;
 };
 
 struct ConvolutionImplementation {

@@ -4,7 +4,6 @@
 // Work is shared out as tiles of the weight; a tile is summed chunk by chunk of pixels in their
 // order, whoever does it. Where there are few tiles, the chunks are dealt to a fixed number of
 // parts that are added in order. So the result does not depend on the number of threads.
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <array>
@@ -195,7 +194,7 @@ void run(const Shape& s, const Blocked& src, const Blocked& diff_dst, const Pack
   const Sums sums{s, src.physical.const_data_ptr<float>(),
                   diff_dst.physical.const_data_ptr<float>(), table, packed};
   auto *to = partial.mutable_data_ptr<float>(), *total = packed.sums.mutable_data_ptr<float>();
-  at::parallel_for(0, tiles.count() * parts, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_units(tiles.count() * parts, kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t part = unit / tiles.count();
       const GradientTile tile = tiles[unit % tiles.count()];

@@ -3,7 +3,6 @@
 // src and diff_dst are transformed slab by slab of tiles, some slabs at a time, so that what they
 // become stays in L3; then each tile of the weight adds up its products of all slabs. Sums go over
 // the slabs in their order, so the number of threads does not show.
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,8 @@
 #include "kernels/kernels.h"
 #include "ops/convolution_backward.h"
 #include "runtime/memory_pool.h"
+#include "runtime/threads.h"
+#include "runtime/workspace.h"
 
 namespace torch_blocked {
 namespace {
@@ -76,7 +77,7 @@ struct Slabs {
 };
 
 void transform(const Gradient& g, const Slabs& slabs, const float* src, const float* diff_dst) {
-  at::parallel_for(0, 2 * slabs.count, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_units(2 * slabs.count, kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t i = unit / 2;
       const kernels::WinogradTiles tiles = g.tiles_of_slab(slabs.first + i);
@@ -161,16 +162,15 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
   const std::int64_t size = g.kernel.positions * (kTile.channels * kTile.vectors * width + kPad);
   // Slabs in one go need the sums of a tile only while it is worked on.
   const bool at_once = at_a_time == g.slabs;
-  const at::Tensor sums =
-      empty_pooled({(at_once ? at::get_num_threads() : tiles.count()) * size}, options);
-  auto *v = transformed.mutable_data_ptr<float>(), *first_sums = sums.mutable_data_ptr<float>();
+  const at::Tensor sums = empty_pooled({at_once ? 0 : tiles.count() * size}, options);
+  auto *v = transformed.mutable_data_ptr<float>(), *all_sums = sums.mutable_data_ptr<float>();
   for (std::int64_t first = 0; first < g.slabs; first += at_a_time) {
     const Slabs slabs{first, std::min(at_a_time, g.slabs - first), v, v + at_a_time * g.v_size()};
     transform(g, slabs, src.physical.const_data_ptr<float>(),
               diff_dst.physical.const_data_ptr<float>());
-    at::parallel_for(0, tiles.count(), 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_units(tiles.count(), kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        float* to = first_sums + (at_once ? at::get_thread_num() : i) * size;
+        float* to = at_once ? workspace(size) : all_sums + i * size;
         multiply(g, slabs, tiles[i], first > 0, to);
         if (first + slabs.count == g.slabs) finish(g, tiles[i], to, packed, diff_weight);
       }

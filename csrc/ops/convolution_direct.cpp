@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -251,17 +252,33 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   }
 }
 
-// The phases, and how they are cut up for a number of threads.
-struct Work {
+// The phases, and how they are cut up.
+class Work {
+ public:
+  using Cuts = std::shared_ptr<const std::vector<Cut>>;
   std::vector<Direct> phases;
-  std::vector<Cut> cuts;
-  int threads = 0;
 
-  std::int64_t units(std::size_t i) const {
+  // Of each phase; they depend on the number of threads, which may change between runs.
+  Cuts cuts() const {
+    const std::lock_guard lock(mutex_);
+    if (threads_ != threads()) {
+      std::vector<Cut> cuts;
+      for (const Direct& d : phases) cuts.push_back(cut_of(d));
+      cuts_ = std::make_shared<const std::vector<Cut>>(std::move(cuts));
+      threads_ = threads();
+    }
+    return cuts_;
+  }
+  std::int64_t units(std::size_t i, const Cut& cut) const {
     const Direct& d = phases[i];
-    return d.n * d.out[0] * cuts[i].row_bands * cuts[i].column_bands *
+    return d.n * d.out[0] * cut.row_bands * cut.column_bands *
            static_cast<std::int64_t>(d.groups.size());
   }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable Cuts cuts_;
+  mutable int threads_ = 0;
 };
 
 at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
@@ -278,39 +295,50 @@ at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
   return packed;
 }
 
-void run_units(const Direct& d, const Cut& cut, std::int64_t begin, std::int64_t end,
-               const ConvolutionBuffers& buffers) {
+// The band that a thread has in its slots.
+struct Filled {
+  const Direct* phase = nullptr;
+  std::int64_t band = -1;
+  float* slots = nullptr;
+};
+
+void run_units(const Direct& d, const Cut& cut, Range units, const ConvolutionBuffers& buffers,
+               Filled& filled) {
   const auto groups = static_cast<std::int64_t>(d.groups.size());
   const auto* src = static_cast<const float*>(buffers.src);
-  float* slots = d.in_place ? nullptr : workspace(band_floats(d, cut.rows, cut.columns));
-  for (std::int64_t unit = begin; unit < end; ++unit) {
+  if (!d.in_place && filled.phase != &d) {
+    filled = {&d, -1, workspace(band_floats(d, cut.rows, cut.columns))};
+  }
+  for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
     const Band band = band_of(d, cut, unit / groups);
-    const float* first = slots;
+    const float* first = filled.slots;
     if (d.in_place) {
       const std::int64_t row = (band.image * d.src_blocks() * d.in[0] + band.plane) * d.in[1];
       first = src + ((row + band.row) * d.in[2] + band.column) * d.src_block;
-    } else if (unit == begin || unit % groups == 0) {
-      fill_band(d, cut, band, src, slots);
+    } else if (filled.band != unit / groups) {
+      fill_band(d, cut, band, src, filled.slots);
+      filled.band = unit / groups;
     }
     run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)], first, buffers);
   }
 }
 
 void run(const Work& work, const ConvolutionBuffers& buffers) {
+  const auto cuts = work.cuts();
   std::int64_t units = 0;
-  for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i);
-  at::parallel_for(0, units, 1, [&](std::int64_t begin, std::int64_t end) {
-    ConvolutionBuffers of_phase = buffers;
-    for (std::size_t i = 0; i < work.phases.size(); ++i) {
-      const Direct& d = work.phases[i];
-      const std::int64_t count = work.units(i);
-      if (begin < count && end > 0) {
-        run_units(d, work.cuts[i], std::max<std::int64_t>(begin, 0), std::min(end, count),
-                  of_phase);
+  for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i, (*cuts)[i]);
+  share_units(units, kLargeUnit, [&](Pieces& pieces) {
+    Filled filled;
+    for (Range piece; pieces.next(piece);) {
+      ConvolutionBuffers of_phase = buffers;
+      for (std::size_t i = 0; i < work.phases.size(); ++i) {
+        const Direct& d = work.phases[i];
+        const std::int64_t count = work.units(i, (*cuts)[i]);
+        const Range part{std::max<std::int64_t>(piece.begin, 0), std::min(piece.end, count)};
+        if (part.begin < part.end) run_units(d, (*cuts)[i], part, of_phase, filled);
+        piece = {piece.begin - count, piece.end - count};
+        of_phase.weights = static_cast<const float*>(of_phase.weights) + d.packed_floats();
       }
-      begin -= count;
-      end -= count;
-      of_phase.weights = static_cast<const float*>(of_phase.weights) + d.packed_floats();
     }
   });
 }
@@ -332,11 +360,12 @@ void run_gathered(const Work& work, const GatheredSegments& gathered,
                   const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers) {
   const Direct& d = work.phases[0];
   const auto groups = static_cast<std::int64_t>(d.groups.size());
-  at::parallel_for(0, work.units(0), 1, [&](std::int64_t begin, std::int64_t end) {
-    Cut cut = work.cuts[0];
+  const auto cuts = work.cuts();
+  share_units(work.units(0, (*cuts)[0]), kLargeUnit, [&](Pieces& pieces) {
+    Cut cut = (*cuts)[0];
     std::vector<const float*> images(srcs);
     std::int64_t image = -1;
-    for (std::int64_t unit = begin; unit < end; ++unit) {
+    const auto run_gathered_unit = [&](std::int64_t unit) {
       const Band band = band_of(d, cut, unit / groups);
       if (band.image != image) {
         image = band.image;
@@ -345,16 +374,11 @@ void run_gathered(const Work& work, const GatheredSegments& gathered,
       }
       run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)],
                images[0] + band.column * d.src_block, buffers);
+    };
+    for (Range piece; pieces.next(piece);) {
+      for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) run_gathered_unit(unit);
     }
   });
-}
-
-// The cut depends on the number of threads, which may change between runs.
-void cut_for_threads(Work& work) {
-  if (work.threads == at::get_num_threads()) return;
-  work.cuts.clear();
-  for (const Direct& d : work.phases) work.cuts.push_back(cut_of(d));
-  work.threads = at::get_num_threads();
 }
 
 bool is_upsampling(const Problem& p) {
@@ -425,11 +449,8 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .weights_format = std::move(format),
       .pack = [work, transposed = p.transposed](
                   const at::Tensor& weight) { return pack(*work, transposed, weight); },
-      .run =
-          [work](const ConvolutionBuffers& buffers) {
-            cut_for_threads(*work);
-            run(*work, buffers);
-          }};
+      .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
+      .loops_only = true};
 }
 
 // Where runs of channels are shorter than this, moving them first is faster.
@@ -461,7 +482,6 @@ GatheredConvolutionPlan plan_direct_gathered(const Problem& p,
           .run =
               [work, gathered, image_floats](const std::vector<const float*>& srcs,
                                              const ConvolutionBuffers& buffers) {
-                cut_for_threads(*work);
                 run_gathered(*work, *gathered, image_floats, srcs, buffers);
               }};
 }

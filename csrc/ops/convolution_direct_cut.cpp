@@ -1,11 +1,11 @@
 // The phases of a direct convolution, the slots of its src and the cut of its work.
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "ops/convolution_direct.h"
+#include "runtime/threads.h"
 
 namespace torch_blocked::direct {
 namespace {
@@ -166,7 +166,7 @@ std::int64_t units_of(const Direct& d, std::int64_t rows, std::int64_t columns) 
 
 // The largest bands that fit in the cache and are enough for all threads.
 void choose_band(const Direct& d, Cut& cut) {
-  const std::int64_t threads = at::get_num_threads();
+  const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = d.sizes().pixels[static_cast<std::size_t>(d.groups[0].vectors - 1)];
   const std::int64_t floats = d.sizes().band_bytes / static_cast<std::int64_t>(sizeof(float));
   const auto good = [&](std::int64_t rows, std::int64_t columns) {

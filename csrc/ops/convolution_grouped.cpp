@@ -292,7 +292,8 @@ std::optional<ConvolutionPlan> plan(const Problem& p) {
   return ConvolutionPlan{
       .weights_format = std::move(format),
       .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
-      .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); }};
+      .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); },
+      .loops_only = true};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
@@ -149,7 +150,7 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
       ceil_div(std::max(kLeastTiles, kMostBytes / tile_bytes), kernel.group_tiles) *
       kernel.group_tiles;
   // As few blocks as that allows, but so many that the busiest thread has the least to do.
-  const std::int64_t threads = at::get_num_threads();
+  const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = ceil_div(tiles, most);
   const auto busiest = [&](std::int64_t blocks) {
     return ceil_div(blocks * groups, threads) * ceil_div(tiles, blocks);
@@ -169,17 +170,22 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
                                  static_cast<const float*>(buffers.residual),
                                  static_cast<float*>(buffers.dst), epilogue};
   const Units units = units_of(kernel, shape, tiles);
-  at::parallel_for(0, units.blocks * units.groups, 1, [&](std::int64_t begin, std::int64_t end) {
+  share_units(units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
     const std::int64_t most = ceil_div(units.tiles, units.blocks);
     const std::int64_t v_size = kernel.v_size(shape, most);
     float* v = workspace(v_size + kernel.m_size(shape, most));
     float* m = v + v_size;
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const WinogradTiles block = units.block(unit / units.groups);
-      const std::int64_t group = unit % units.groups;
-      if (unit == begin || group == 0) kernel.src(shape, block, src, v);
+    std::int64_t in_v = -1;  // the block whose src is transformed there
+    const auto run_unit = [&](std::int64_t i, std::int64_t group) {
+      const WinogradTiles block = units.block(i);
+      if (std::exchange(in_v, i) != i) kernel.src(shape, block, src, v);
       kernel.multiply(shape, block.count, group, v, u, m);
       kernel.dst(shape, block, group, m, dst);
+    };
+    for (Range piece; pieces.next(piece);) {
+      for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
+        run_unit(unit / units.groups, unit % units.groups);
+      }
     }
   });
 }
@@ -191,7 +197,8 @@ ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
       .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
       .run =
           [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
-              const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); }};
+              const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); },
+      .loops_only = true};
 }
 
 std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {

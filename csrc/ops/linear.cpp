@@ -120,6 +120,7 @@ LinearPlan plan_linear(const LinearProblem& p) {
   if (const auto rows = few_rows(p, packed_md)) {
     plan.run = [rows = *rows](const float* src, const void* weights, const float* bias,
                               float* dst) { run_few_rows(rows, src, weights, bias, dst); };
+    plan.loops_only = true;
     return plan;
   }
   std::vector<Primitive::Argument> arguments{

@@ -23,6 +23,7 @@ struct LinearPlan {
   std::string weights_format;  // the name of what pack() makes
   std::function<at::Tensor(const at::Tensor& weight)> pack;
   std::function<void(const float* src, const void* weights, const float* bias, float* dst)> run;
+  bool loops_only = false;  // run() is: threads may go through it together
 };
 
 LinearPlan plan_linear(const LinearProblem& problem);

@@ -1,23 +1,50 @@
-// Sharing work among torch's threads.
+// Sharing loops among torch's threads.
+//
+// A loop's units are cut into pieces. Each thread has its share of them, which it takes from the
+// front, and then helps the others from the end of theirs: one that lost its core to another
+// process holds up the piece it is at, not its share.
 #pragma once
 
-#include <ATen/Parallel.h>
+#include <c10/util/FunctionRef.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <utility>
 
 namespace torch_blocked {
 
-// Elements below which another thread costs more than it saves: ATen's own limit.
-inline constexpr std::int64_t kGrainElements = 32768;
+struct Range {
+  std::int64_t begin, end;
+};
 
-// Calls body(begin, end) on parts of [0, units), where a unit has `unit_elements` elements.
+// The pieces of one loop that one thread takes.
+class Pieces {
+ public:
+  virtual bool next(Range& piece) = 0;  // false: none is left
+
+ protected:
+  ~Pieces() = default;
+};
+
+// Calls body(Pieces&) on every thread; each unit of [0, units) is in one piece of one of them. For
+// bodies that keep something from piece to piece. `unit_elements`: a piece has at least 32768
+// elements, ATen's limit below which another thread costs more than it saves.
+void share_units(std::int64_t units, std::int64_t unit_elements,
+                 c10::function_ref<void(Pieces&)> body);
+inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is worth a piece
+
+// Calls body(begin, end) on parts of [0, units).
 template <typename Body>
 void parallel_units(std::int64_t units, std::int64_t unit_elements, Body&& body) {
-  const std::int64_t grain =
-      std::max<std::int64_t>(1, kGrainElements / std::max<std::int64_t>(1, unit_elements));
-  at::parallel_for(0, units, grain, std::forward<Body>(body));
+  share_units(units, unit_elements, [&](Pieces& pieces) {
+    for (Range piece; pieces.next(piece);) body(piece.begin, piece.end);
+  });
 }
+
+// Calls walk() on all threads at once, and they go through its loops together: nobody waits for one
+// that comes late, for the others do its share. All must meet the same loops in the same order;
+// what is between the loops, each thread does.
+void on_all_threads(c10::function_ref<void()> walk);
+
+// How many threads share a loop.
+int threads();
 
 }  // namespace torch_blocked
