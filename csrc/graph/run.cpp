@@ -247,11 +247,12 @@ Run::Prepared Run::prepare_squeeze_excite(const Step& step, PackedStore& weights
   const at::Tensor packed =
       weights.get(*step.node, plan.weights_format, [&] { return plan.pack(node.layers); });
   return {[this, run = std::move(plan.run), packed, src, residual, dst] {
-    run({.src = slots_[src].const_data_ptr<float>(),
-         .residual = residual ? slots_[*residual].const_data_ptr<float>() : nullptr,
-         .weights = packed.const_data_ptr<float>(),
-         .dst = slots_[dst].mutable_data_ptr<float>()});
-  }};
+            run({.src = slots_[src].const_data_ptr<float>(),
+                 .residual = residual ? slots_[*residual].const_data_ptr<float>() : nullptr,
+                 .weights = packed.const_data_ptr<float>(),
+                 .dst = slots_[dst].mutable_data_ptr<float>()});
+          },
+          true};
 }
 
 Run::Prepared Run::prepare_linear(const Step& step, PackedStore& weights) {

@@ -150,13 +150,16 @@ class Runner {
       }
     });
     const float one_of_all = 1.f / static_cast<float>(rows_.pixels);
-    const float* sum = sums_.data();
-    float* mean = vectors_[0].data();
-    for (std::int64_t row = 0; row < images * rows_.blocks; ++row, mean += rows_.lanes) {
-      std::fill_n(mean, rows_.lanes, 0.f);
-      for (std::int64_t i = 0; i < rows_.parts * rows_.lanes; ++i) mean[i % rows_.lanes] += *sum++;
-      for (std::int64_t lane = 0; lane < rows_.lanes; ++lane) mean[lane] *= one_of_all;
-    }
+    const std::int64_t row_sums = rows_.parts * rows_.lanes;
+    parallel_units(images * rows_.blocks, row_sums, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        const float* sum = sums_.data() + row * row_sums;
+        float* mean = vectors_[0].data() + row * rows_.lanes;
+        std::fill_n(mean, rows_.lanes, 0.f);
+        for (std::int64_t i = 0; i < row_sums; ++i) mean[i % rows_.lanes] += sum[i];
+        for (std::int64_t lane = 0; lane < rows_.lanes; ++lane) mean[lane] *= one_of_all;
+      }
+    });
   }
 
   // vectors_[0] -> what the last layer makes of it, [images, padded channels]
