@@ -309,6 +309,10 @@ bool enabled() {
 // and from memory: 512@7 139 141 99, 256@7 110 120 91. In 3-D, where direct skips padded planes:
 //   64@16x24x24 453 280 125    128@8x12x12 503 312 137    32@32x48x48 354 249 117
 //   128@4x6x6   294 306 165
+// With AVX2's 16 registers the transform of dst costs three times as many FMAs. Milliseconds of
+// F(4x4), F(2x2) and direct:
+//   3-64@224 2.11 2.83 1.90    3-16@224 0.70 0.90 0.49    4-64@224 2.29 3.13 2.48
+//   8-64@112 0.77 0.96 1.06    16-16@112 0.33 0.48 0.56   8-8@112  0.18 0.23 0.20
 struct Cost {
   Sizes3 tile;
   double products, src, dst;
@@ -319,6 +323,9 @@ struct Costs {
 };
 constexpr Costs kFlat{
     .f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}, .direct = {{1, 1, 1}, 9, 0, 0}},
+    kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450},
+              .f2 = {{1, 2, 2}, 16, 90, 125},
+              .direct = {{1, 1, 1}, 9, 0, 0}},
     kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200},
           .f2 = {{2, 2, 2}, 64, 620, 330},
           .direct = {{1, 1, 1}, 27, 0, 0}};
@@ -333,7 +340,7 @@ double cost_of(const Problem& p, const Cost& cost) {
 
 bool wins(const Problem& p, Cost Costs::* which) {
   if (!enabled() || !possible(p)) return false;
-  const Costs& costs = is_deep(p) ? kDeep : kFlat;
+  const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
   const double mine = cost_of(p, costs.*which);
   return std::ranges::all_of(std::array{&Costs::f4, &Costs::f2, &Costs::direct},
                              [&](auto other) { return mine <= cost_of(p, costs.*other); });
