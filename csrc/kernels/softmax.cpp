@@ -82,6 +82,21 @@ inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
   }
 }
 
+// maxima = the greatest of src, sums = the sum of exp(src - maxima), over the channels; each of
+// these goes to keep(value, offset in the image, width).
+template <typename F>
+inline void reduce_exponentials(const ChannelRows& rows, const float* src, std::int64_t first,
+                                std::int64_t pixels, Tile& maxima, Tile& sums, F&& keep) {
+  reduce(rows, first, pixels, maxima, Max(),
+         [&](std::int64_t at, std::int64_t, std::int64_t width) { return load(src + at, width); });
+  reduce(rows, first, pixels, sums, Sum(),
+         [&](std::int64_t at, std::int64_t in_tile, std::int64_t width) {
+           const Vec value = (load(src + at, width) - load(maxima.values + in_tile, width)).exp();
+           keep(value, at, width);
+           return value;
+         });
+}
+
 // A lane of the greatest value so far and the channel it is from, as float (exact below 2^24).
 struct Best {
   float value, channel;
@@ -100,16 +115,10 @@ void softmax(const ChannelRows& rows, const float* src, float* dst, std::int64_t
              std::int64_t end) {
   for_tiles(begin, end, [&](std::int64_t first, std::int64_t pixels) {
     Tile maxima, sums;
-    reduce(
-        rows, first, pixels, maxima, Max(),
-        [&](std::int64_t at, std::int64_t, std::int64_t width) { return load(src + at, width); });
-    // dst = exp(src - max), its sums beside it
-    reduce(rows, first, pixels, sums, Sum(),
-           [&](std::int64_t at, std::int64_t in_tile, std::int64_t width) {
-             const Vec value = (load(src + at, width) - load(maxima.values + in_tile, width)).exp();
-             store(value, dst + at, width);
-             return value;
-           });
+    reduce_exponentials(rows, src, first, pixels, maxima, sums,
+                        [&](const Vec& value, std::int64_t at, std::int64_t width) {
+                          store(value, dst + at, width);
+                        });
     for_tile(rows, first, pixels,
              [&](std::int64_t at, std::int64_t in_tile, std::int64_t width, std::int64_t channels) {
                const Vec value = load(dst + at, width) / load(sums.values + in_tile, width);
@@ -122,13 +131,8 @@ void log_softmax(const ChannelRows& rows, const float* src, float* dst, std::int
                  std::int64_t end) {
   for_tiles(begin, end, [&](std::int64_t first, std::int64_t pixels) {
     Tile maxima, sums;
-    reduce(
-        rows, first, pixels, maxima, Max(),
-        [&](std::int64_t at, std::int64_t, std::int64_t width) { return load(src + at, width); });
-    reduce(rows, first, pixels, sums, Sum(),
-           [&](std::int64_t at, std::int64_t in_tile, std::int64_t width) {
-             return (load(src + at, width) - load(maxima.values + in_tile, width)).exp();
-           });
+    reduce_exponentials(rows, src, first, pixels, maxima, sums,
+                        [](const Vec&, std::int64_t, std::int64_t) {});
     for (std::int64_t i = 0; i < pixels * rows.block; i += rows.lanes ? rows.block : 1) {
       std::fill_n(sums.values + i, rows.lanes ? rows.block : 1, std::log(sums.values[i]));
     }
