@@ -249,6 +249,16 @@ std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing) 
   return result;
 }
 
+SpatialSizes spatial_sizes(const Problem& p) {
+  const auto spatial = [](const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); };
+  return {.in = spatial(p.src_dims),
+          .out = spatial(p.dst_dims),
+          .kernel = spatial(p.weight_dims),
+          .stride = as_3d(p.stride, 1),
+          .padding = as_3d(p.padding, 0),
+          .dilation = as_3d(p.dilation, 1)};
+}
+
 Key convolution_key(const char* name, const Problem& p) {
   Key key(name);
   for (const Dims* dims :

@@ -101,6 +101,12 @@ Key convolution_key(const char* name, const ConvolutionProblem& problem);
 // Sizes per spatial dim as d, h, w; dims that the problem lacks get `missing`.
 std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing);
 
+// A problem's sizes so.
+struct SpatialSizes {
+  std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
+};
+SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
+
 // Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
 Dims onednn_weight_dims(const ConvolutionProblem& problem);
 // The descriptor of dense weights with those of `weight`'s strides.

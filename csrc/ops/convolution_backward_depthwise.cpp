@@ -13,17 +13,17 @@ namespace {
 using Problem = ConvolutionProblem;
 
 kernels::DepthwiseGradient gradient_of(const Problem& p) {
-  const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
+  const SpatialSizes sizes = spatial_sizes(p);
   return {.src = nullptr,
           .diff_dst = nullptr,
           .diff_weights = nullptr,
           .block = p.src_block,
-          .in = as_3d(spatial(p.src_dims), 1),
-          .out = as_3d(spatial(p.dst_dims), 1),
-          .kernel = as_3d(spatial(p.weight_dims), 1),
-          .stride = as_3d(p.stride, 1),
-          .padding = as_3d(p.padding, 0),
-          .dilation = as_3d(p.dilation, 1)};
+          .in = sizes.in,
+          .out = sizes.out,
+          .kernel = sizes.kernel,
+          .stride = sizes.stride,
+          .padding = sizes.padding,
+          .dilation = sizes.dilation};
 }
 
 }  // namespace

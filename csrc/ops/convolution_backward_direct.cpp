@@ -29,28 +29,16 @@ constexpr std::int64_t kFewChannels = 8;
 // Tiles times parts that are enough for any number of threads we expect.
 constexpr std::int64_t kUnits = 32;
 
-struct Shape {
+struct Shape : SpatialSizes {
   std::int64_t batch, ic, oc;
   std::int64_t block, src_block, src_pixel;  // channels of a block; floats from pixel to pixel
-  std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
 
   std::int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
 };
 
 Shape shape_of(const Problem& p) {
-  const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
-  return {.batch = p.src_dims[0],
-          .ic = p.src_dims[1],
-          .oc = p.dst_dims[1],
-          .block = p.src_block,
-          .src_block = p.src_block,
-          .src_pixel = p.src_block,
-          .in = as_3d(spatial(p.src_dims), 1),
-          .out = as_3d(spatial(p.dst_dims), 1),
-          .kernel = as_3d(spatial(p.weight_dims), 1),
-          .stride = as_3d(p.stride, 1),
-          .padding = as_3d(p.padding, 0),
-          .dilation = as_3d(p.dilation, 1)};
+  return {spatial_sizes(p), p.src_dims[0], p.src_dims[1], p.dst_dims[1],
+          p.src_block,      p.src_block,   p.src_block};
 }
 
 struct Range {

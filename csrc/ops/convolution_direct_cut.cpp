@@ -69,8 +69,8 @@ void complete(Direct& d, bool plain_src) {
 }  // namespace
 
 std::vector<Direct> phases_of(const Problem& p) {
-  const auto spatial = [](const Dims& dims) { return at::IntArrayRef(dims).slice(2); };
-  const Sizes3 out = as_3d(spatial(p.dst_dims), 1), stride = as_3d(p.stride, 1);
+  const SpatialSizes sizes = spatial_sizes(p);
+  const Sizes3& stride = sizes.stride;
   const Direct whole{
       .kernels = p.dst_block >= 4 ? &kernels::kernels_for(p.dst_block) : &kernels::kernels(),
       .n = p.src_dims[0],
@@ -78,13 +78,13 @@ std::vector<Direct> phases_of(const Problem& p) {
       .oc = p.dst_dims[1],
       .src_block = p.src_block == kChannelsLast ? p.src_dims[1] : p.src_block,
       .dst_block = p.dst_block == kChannelsLast ? p.dst_dims[1] : p.dst_block,
-      .in = as_3d(spatial(p.src_dims), 1),
-      .out = out,
-      .kernel = as_3d(spatial(p.weight_dims), 1),
+      .in = sizes.in,
+      .out = sizes.out,
+      .kernel = sizes.kernel,
       .stride = stride,
-      .padding = as_3d(p.padding, 0),
-      .dilation = as_3d(p.dilation, 1),
-      .dst = out,
+      .padding = sizes.padding,
+      .dilation = sizes.dilation,
+      .dst = sizes.out,
       .dst_first = {0, 0, 0},
       .dst_step = {1, 1, 1},
       .tap_first = {0, 0, 0},

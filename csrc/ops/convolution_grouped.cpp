@@ -164,12 +164,10 @@ bool possible(const Problem& p) {
 }
 
 std::shared_ptr<Grouped> grouped_of(const Problem& p) {
-  const auto spatial = [](const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); };
-  const auto in = spatial(p.src_dims), out = spatial(p.dst_dims), kernel = spatial(p.weight_dims);
-  const auto stride = as_3d(p.stride, 1), padding = as_3d(p.padding, 0),
-             dilation = as_3d(p.dilation, 1);
+  const SpatialSizes s = spatial_sizes(p);
   const auto phases = [&](std::size_t i) {
-    return phases_of({in[i], out[i], kernel[i], stride[i], padding[i], dilation[i]}, p.transposed);
+    return phases_of({s.in[i], s.out[i], s.kernel[i], s.stride[i], s.padding[i], s.dilation[i]},
+                     p.transposed);
   };
   auto grouped = std::make_shared<Grouped>();
   grouped->n = p.dst_dims[0];
