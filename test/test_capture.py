@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import torch_blocked as tb
 from torch_blocked import capture as captures
 from torch_blocked.bench import models
 from torch_blocked.capture import VALUE, CaptureError, capture
@@ -69,9 +70,9 @@ def test_a_run_tells_what_export_tells(name):
     x = torch.empty(1, *spec.input_dims, device="meta")
     with torch.no_grad():
         run, exported = captures._recorded(model, (x,), True), captures._exported(model, (x,), True)
-    assert shape_of(run[0]) == shape_of(exported[0])
-    assert run[1] == exported[1]
-    assert (run[0].in_spec, run[0].out_spec) == (exported[0].in_spec, exported[0].out_spec)
+    assert shape_of(run) == shape_of(exported)
+    for field in ("input_dims", "in_spec", "out_spec"):
+        assert getattr(run, field) == getattr(exported, field)
 
 
 def writes_in_place(self, x):
@@ -114,7 +115,7 @@ def test_runs(function, ops):
     if ops is None:
         assert run is None
     else:
-        assert [each.name for each in run[0].nodes] == ["aten::" + each for each in ops.split()]
+        assert [each.name for each in run.nodes] == ["aten::" + each for each in ops.split()]
 
 
 @pytest.mark.parametrize("returned", ["view", "base"])
@@ -138,7 +139,7 @@ def test_autocast_is_left_to_export():
 
 def test_one_tensor_for_two_inputs():
     x = torch.randn(2, 3)
-    run, _ = recorded(takes_two, x, x)
+    run = recorded(takes_two, x, x)
     assert run.inputs == [0, 1]
     assert [each.arguments[:2] for each in run.nodes] == [
         [[VALUE, 1], 2],
@@ -163,6 +164,35 @@ def test_an_error_of_the_model_ends_the_record():
     with pytest.raises(CaptureError, match="cannot trace the model"):
         capture(Forward(convolved).eval(), (torch.randn(1, 3, 8, 8),), True)
     assert recorded(convolved, torch.randn(1, 4, 8, 8)) is not None
+
+
+@pytest.mark.parametrize(
+    ("function", "free"),
+    [
+        (lambda self, x: F.interpolate(x, scale_factor=1.5), [-1, 4, -1, -1]),
+        (
+            lambda self, x: F.interpolate(x, scale_factor=1.5, recompute_scale_factor=True),
+            [-1, 4, 8, 8],
+        ),
+        (lambda self, x: x.view(torch.numel(x) // 4, 4) * 2, [1, 4, 8, 8]),
+        (lambda self, x: F.pad(x, [len(x), 1]), [1, 4, 8, 8]),
+    ],
+)
+def test_sizes_that_are_read_anywhere_are_noticed(function, free):
+    x = torch.randn(1, 4, 8, 8)
+    assert recorded(function, x).input_dims == [free]
+    fast = tb.optimize(Forward(function).eval(), x, tune=False)
+    for dims in [(1, 4, 8, 8), (2, 4, 8, 8), (1, 4, 12, 6)]:
+        y = torch.randn(dims)
+        torch.testing.assert_close(fast(y), function(None, y))
+
+
+def test_the_batch_may_change_alone():
+    layer = nn.Linear(4, 4)
+    run = recorded(lambda self, x: layer(x).relu(), torch.randn(1, 5, 4))
+    assert run.input_dims == [[-1, 5, 4]]
+    run = recorded(lambda self, x, y: x * y, torch.randn(1, 5, 4), torch.randn(4))
+    assert run.input_dims == [[-1, 5, 4], [4]]
 
 
 IMPORTS = """

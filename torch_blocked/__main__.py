@@ -9,10 +9,10 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import convolution, dispatch, inference, train
+from .bench import convolution, dispatch, inference, memory, train
 
 # Words after `bench` that are not models, and what they time.
-NOT_MODELS = {"conv": convolution, "dispatch": dispatch, "train": train}
+NOT_MODELS = {"conv": convolution, "dispatch": dispatch, "memory": memory, "train": train}
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.add_parser(
             "bench",
             help="time models in each format; bench conv: layers; bench train: steps; "
-            "bench dispatch: the cost of an op's way to its kernel",
+            "bench dispatch: the cost of an op's way to its kernel; bench memory: of a process",
         )
     )
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")

@@ -5,16 +5,16 @@ functional form. That says all unless Python looks at a tensor's values, or memo
 others see; torch.export then traces the model, which takes 0.6 s and 100 MiB of modules on a
 ResNet-50 against 0.05 s.
 
-Where Python never looks at a size while the forward runs, what was noted holds for every size.
-Where it does, a second run at other sizes must give the same nodes; if it does not, each new size
-is captured anew. Symbolic sizes are not used: they cost 2.7 s on a ResNet-50, and minutes where a
-model works out its own padding.
+A second run at other sizes must give the same nodes, else each new size is captured anew. Symbolic
+sizes are not used: they cost 2.7 s on a ResNet-50, and minutes where a model works out its own
+padding.
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -60,21 +60,9 @@ class Capture:
 
 
 class _Reads(TorchFunctionMode):
-    """Notices whether Python reads a size or a value; what does not cannot depend on it."""
+    """Notices whether Python looks at a tensor's values or memory."""
 
-    SIZES = frozenset(
-        {
-            Tensor.shape.__get__,
-            Tensor.size,
-            Tensor.numel,
-            Tensor.nelement,
-            Tensor.__len__,
-            Tensor.stride,
-            Tensor.is_contiguous,
-            Tensor.__iter__,
-        }
-    )
-    VALUES = frozenset(
+    READS = frozenset(
         {
             Tensor.item,
             Tensor.tolist,
@@ -96,25 +84,11 @@ class _Reads(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes = self.values = False
+        self.seen = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.sizes |= func in self.SIZES
-        self.values |= func in self.VALUES
+        self.seen |= func in self.READS
         return func(*args, **(kwargs or {}))
-
-
-class _Watched(nn.Module):
-    """The model with reads noticed; `model` keeps the names of its parameters."""
-
-    def __init__(self, model: nn.Module, reads: _Reads) -> None:
-        super().__init__()
-        self.model = model
-        self.reads = reads
-
-    def forward(self, *args):
-        with self.reads:
-            return self.model(*args)
 
 
 def capture(model: nn.Module, example_inputs: tuple, dynamic: bool) -> Capture:
@@ -124,7 +98,7 @@ def capture(model: nn.Module, example_inputs: tuple, dynamic: bool) -> Capture:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            result, free = _recorded(model, example_inputs, dynamic) or _exported(
+            return _recorded(model, example_inputs, dynamic) or _exported(
                 model, example_inputs, dynamic
             )
         except CaptureError:
@@ -132,42 +106,37 @@ def capture(model: nn.Module, example_inputs: tuple, dynamic: bool) -> Capture:
         except Exception as error:  # torch.export raises many kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise CaptureError(f"cannot trace the model: {reason[0]}") from error
-    if free:
-        result.input_dims = [_free_dims(dims) for dims in result.input_dims]
-    return result
 
 
-def _recorded(model: nn.Module, inputs: tuple, dynamic: bool) -> tuple[Capture, bool] | None:
-    """What a run of the model calls, and whether that holds for other sizes; None if the ops that
-    it calls are not all that it does."""
+def _recorded(model: nn.Module, inputs: tuple, dynamic: bool) -> Capture | None:
+    """What a run of the model calls; None if these ops are not all that it does."""
     plain = all(type(each) in (Tensor, nn.Parameter) for each in pytree.tree_leaves(inputs))
     if not plain or any(isinstance(each, torch.jit.ScriptModule) for each in model.modules()):
         return None
-    reads = _Reads()
-    first = _record(model, inputs, reads)
+    first = _record(model, inputs)
     if first is None:
         return None
-    if dynamic and reads.sizes and _agree(model, first, pytree.tree_map(_larger, inputs)):
-        return first, True
+    if dynamic and _is_freed(first, inputs, lambda other: _agree(model, first, other)):
+        return first
     # Tensors of unknown origin must not come from the inputs' values.
     if _lifted(model, first) and not _agree(model, first, pytree.tree_map(_other_values, inputs)):
         return None
-    return first, dynamic and not reads.sizes
+    return first
 
 
-def _record(model: nn.Module, inputs: tuple, reads: _Reads) -> Capture | None:
+def _record(model: nn.Module, inputs: tuple) -> Capture | None:
     inputs = pytree.tree_map(torch.detach, inputs)  # each a tensor of its own
     leaves = pytree.tree_leaves(inputs)
     if any(each.layout != torch.strided for each in leaves):
         return None
-    recorder = _C.Recorder(leaves)
+    recorder, reads = _C.Recorder(leaves), _Reads()
     with recorder, reads:
         results = model(*inputs)
     results, out_spec = pytree.tree_flatten(results)
     outputs = [
         [VALUE, recorder.value_of(each)] if isinstance(each, Tensor) else each for each in results
     ]
-    if reads.values or recorder.refusal():
+    if reads.seen or recorder.refusal():
         return None
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
@@ -189,7 +158,7 @@ def _lifted(model: nn.Module, captured: Capture) -> dict[int, Tensor]:
 def _agree(model: nn.Module, first: Capture, inputs: tuple) -> bool:
     """Whether a run on these inputs calls the same."""
     try:
-        second = _record(model, inputs, _Reads())
+        second = _record(model, inputs)
     except Exception:  # no such size for this model
         return False
     if second is None or second.nodes != first.nodes or second.outputs != first.outputs:
@@ -198,12 +167,35 @@ def _agree(model: nn.Module, first: Capture, inputs: tuple) -> bool:
     return all(torch.equal(each, second.constants[value]) for value, each in lifted.items())
 
 
-def _larger(value: Tensor) -> Tensor:
-    """Another batch and larger images; channels and what is no image stay."""
-    if value.dim() < 2:
-        return value
-    dims = [2 * size + 1 if dim == 0 else size + 64 for dim, size in enumerate(value.shape)]
-    dims[1] = value.shape[1]
+def _is_freed(captured: Capture, inputs: tuple, agrees: Callable[[tuple], bool]) -> bool:
+    """Sets to -1 what may change of the capture's input dims: the batch and the sizes of images,
+    else the batch, if the model calls the same at others; True if it does."""
+    for images in (True, False):
+        freed = [_free_dims(dims, images) for dims in captured.input_dims]
+        others = iter(freed)
+        other = pytree.tree_map_only(
+            Tensor, lambda x, o=others: _of_other_sizes(x, next(o)), inputs
+        )
+        if agrees(other):
+            captured.input_dims = freed
+            return True
+    return False
+
+
+def _free_dims(dims: list[int], images: bool) -> list[int]:
+    """-1 for the batch, and with `images` for what follows the channels."""
+    return [
+        -1 if len(dims) > 1 and (dim == 0 or images and dim > 1) else size
+        for dim, size in enumerate(dims)
+    ]
+
+
+def _of_other_sizes(value: Tensor, free: list[int]) -> Tensor:
+    """Zeros, with another size where `free` is -1."""
+    dims = list(value.shape)
+    for dim, size in enumerate(dims):
+        if free[dim] == -1:
+            dims[dim] = size + 1 if dim == 0 else size - 64 if size > 128 else size + 64
     return value.new_zeros(dims)
 
 
@@ -214,11 +206,19 @@ def _other_values(value: Tensor) -> Tensor:
     return value.flatten()[:1].expand(value.numel()).view(value.shape)
 
 
-def _exported(model: nn.Module, inputs: tuple, dynamic: bool) -> tuple[Capture, bool]:
+def _exported(model: nn.Module, inputs: tuple, dynamic: bool) -> Capture:
     """The same by torch.export."""
-    reads = _Reads()
-    result = _trace(_Watched(model, reads), inputs)
-    return result, dynamic and (not reads.sizes or _same_at_other_sizes(model, inputs, result))
+    first = _trace(model, inputs)
+
+    def agrees(other: tuple) -> bool:
+        try:
+            return _trace(model, other).nodes == first.nodes
+        except Exception:  # no such size for this model
+            return False
+
+    if dynamic:
+        _is_freed(first, inputs, agrees)
+    return first
 
 
 def _trace(model: nn.Module, inputs: tuple) -> Capture:
@@ -226,21 +226,6 @@ def _trace(model: nn.Module, inputs: tuple) -> Capture:
     if not _substitutable(program.graph):
         program = program.run_decompositions({})
     return _lower(program)
-
-
-def _same_at_other_sizes(model: nn.Module, inputs: tuple, first: Capture) -> bool:
-    try:
-        second = _trace(model, pytree.tree_map_only(Tensor, _larger, inputs))
-    except Exception:  # no such size for this model
-        return False
-    return second.nodes == first.nodes
-
-
-def _free_dims(dims: list[int]) -> list[int]:
-    """-1 for all dims but the channels of an image; for the batch of anything else."""
-    return [
-        -1 if dim == 0 or (dim > 1 and len(dims) > 2) else size for dim, size in enumerate(dims)
-    ]
 
 
 def _schema(node: fx.Node) -> torch.FunctionSchema | None:
