@@ -111,8 +111,8 @@ class TeamPieces final : public Pieces {
     member_.offer_core();
     for (; helped_ < size && !member_.team.failed; ++helped_) {
       const std::int64_t id = (member_.id + helped_) % size;
-      const std::int64_t begin = id * pieces_ / size, end = (id + 1) * pieces_ / size;
-      const std::int64_t i = take(member_.team.shares[static_cast<std::size_t>(id)], begin, end);
+      const std::int64_t i =
+          take(member_.team.shares[static_cast<std::size_t>(id)], first_of(id), first_of(id + 1));
       if (i < 0) continue;
       holds_ = true;
       piece = {i * units_ / pieces_, (i + 1) * units_ / pieces_};
@@ -125,6 +125,12 @@ class TeamPieces final : public Pieces {
   }
 
  private:
+  // A single piece is the caller's, whose caches have what it reads.
+  std::int64_t first_of(std::int64_t id) const {
+    const std::int64_t size = member_.team.size();
+    return (id * pieces_ + size - 1) / size;
+  }
+
   // A piece of [begin, end), from the front of one's own share and the back of another's; -1: none.
   std::int64_t take(Share& share, std::int64_t begin, std::int64_t end) const {
     Taken seen = share.taken.load(std::memory_order_acquire), now{};
