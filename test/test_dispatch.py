@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_blocked
 from torch_blocked.ops import table
@@ -74,3 +75,34 @@ def test_traced_tensors_keep_to_the_handlers():
 def test_what_is_no_physical_tensor_is_refused(dims):
     with pytest.raises(ValueError, match="torch_blocked::BlockedTensor: expected a physical"):
         torch_blocked.BlockedTensor(torch.zeros(dims), 3)
+
+
+INFERENCE = {
+    "conv2d": lambda x: F.conv2d(x, torch.ones(9, 17, 3, 3)),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(x, torch.ones(17, 9, 2, 2), stride=2),
+    "batch_norm": lambda x: F.batch_norm(x, torch.ones(17), torch.full((17,), 2.0)),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "interpolate": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "dropout": lambda x: F.dropout(x, training=False),
+    "pad": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "group_norm": lambda x: F.group_norm(x, 1),
+    "softmax": lambda x: F.softmax(x, 1),
+    "cat": lambda x: torch.cat((x, x), 1),
+    "chunk": lambda x: x.chunk(2, 1)[0] + 1,
+    "silu": lambda x: F.silu(x, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", INFERENCE)
+def test_inference_mode_does_as_no_grad(name):
+    """There, composite ops reach the dispatch whole."""
+    results = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        x = torch.arange(2 * 17 * 6 * 6.0).view(2, 17, 6, 6).sub(500)
+        with mode(), torch_blocked.profile() as p:
+            results.append((INFERENCE[name](x.to_blocked("nChw8c")), p))
+    (expected, before), (result, after) = results
+    assert (result.format, after.fallbacks) == (expected.format, before.fallbacks)
+    assert after.fallbacks == 0
+    assert torch.equal(result.to_dense(), expected.to_dense())

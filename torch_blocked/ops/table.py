@@ -37,6 +37,7 @@ DIRECT_BYTES = 1 << 20
 
 # Besides ours: the dense tensors, and what stands for them while a program is traced.
 _PLAIN_TYPES = {BlockedTensor, Tensor, torch.nn.Parameter, Buffer, FakeTensor, FunctionalTensor}
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _warned: set[str] = set()
 
 
@@ -80,6 +81,10 @@ def dispatch(func, types, args, kwargs) -> Any:
             if tensor.CHECK_TAIL:
                 _check_tails(func, result)
             return result
+    # In inference mode ops of other ops, as conv2d, come whole: autograd, which takes them apart
+    # elsewhere, is left out. (Their decompositions in Python go further down than we want.)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
     if is_view_op(func) and isinstance(args[0], BlockedTensor):
         return dense_view(func, *args, **kwargs)
     return _fallback(func, args, kwargs, reason, keeps_format=handler is not None)
