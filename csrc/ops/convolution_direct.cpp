@@ -8,8 +8,8 @@
 // away with padding and strides. With few input channels the band is planes of pixels, not pixels
 // of lanes, so that no lane is wasted.
 //
-// Work is shared out as (band of output pixels, group of output channels), bands outermost. Sums
-// are parts of a fixed number of lanes, so the blocking changes no bit of the result.
+// Work is shared out as (band of output pixels, group of output channels). Sums are parts of a fixed
+// number of lanes, so the blocking changes no bit of the result.
 #include "ops/convolution_direct.h"
 
 #include <ATen/ops/index_select.h>
@@ -101,6 +101,17 @@ void pack_phase(const Direct& d, const at::Tensor& weight, bool transposed, floa
                                  unit % channels * step);
                    }
                  });
+}
+
+// A unit of work: a band of output pixels and a group of output channels.
+struct Unit {
+  std::int64_t band, group;
+};
+
+Unit unit_of(const Direct& d, const Cut& cut, std::int64_t i) {
+  const std::int64_t groups = std::ssize(d.groups);
+  const std::int64_t bands = d.n * d.out[0] * cut.row_bands * cut.column_bands;
+  return cut.by_group ? Unit{i % bands, i / bands} : Unit{i / groups, i % groups};
 }
 
 // Output pixels [row, row + rows) x [column, column + columns) of one plane of one image.
@@ -304,22 +315,22 @@ struct Filled {
 
 void run_units(const Direct& d, const Cut& cut, Range units, const ConvolutionBuffers& buffers,
                Filled& filled) {
-  const auto groups = static_cast<std::int64_t>(d.groups.size());
   const auto* src = static_cast<const float*>(buffers.src);
   if (!d.in_place && filled.phase != &d) {
     filled = {&d, -1, workspace(band_floats(d, cut.rows, cut.columns))};
   }
-  for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-    const Band band = band_of(d, cut, unit / groups);
+  for (std::int64_t i = units.begin; i < units.end; ++i) {
+    const Unit unit = unit_of(d, cut, i);
+    const Band band = band_of(d, cut, unit.band);
     const float* first = filled.slots;
     if (d.in_place) {
       const std::int64_t row = (band.image * d.src_blocks() * d.in[0] + band.plane) * d.in[1];
       first = src + ((row + band.row) * d.in[2] + band.column) * d.src_block;
-    } else if (filled.band != unit / groups) {
+    } else if (filled.band != unit.band) {
       fill_band(d, cut, band, src, filled.slots);
-      filled.band = unit / groups;
+      filled.band = unit.band;
     }
-    run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)], first, buffers);
+    run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit.group)], first, buffers);
   }
 }
 
@@ -359,24 +370,23 @@ void run_gathered(const Work& work, const GatheredSegments& gathered,
                   const std::vector<std::int64_t>& image_floats,
                   const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers) {
   const Direct& d = work.phases[0];
-  const auto groups = static_cast<std::int64_t>(d.groups.size());
   const auto cuts = work.cuts();
   share_units(work.units(0, (*cuts)[0]), kLargeUnit, [&](Pieces& pieces) {
     Cut cut = (*cuts)[0];
     std::vector<const float*> images(srcs);
     std::int64_t image = -1;
-    const auto run_gathered_unit = [&](std::int64_t unit) {
-      const Band band = band_of(d, cut, unit / groups);
+    const auto run_gathered_unit = [&](Unit unit) {
+      const Band band = band_of(d, cut, unit.band);
       if (band.image != image) {
         image = band.image;
         for (std::size_t i = 0; i < srcs.size(); ++i) images[i] = srcs[i] + image * image_floats[i];
         place_segments(gathered, images, cut.reaches[0]);
       }
-      run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit % groups)],
+      run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit.group)],
                images[0] + band.column * d.src_block, buffers);
     };
     for (Range piece; pieces.next(piece);) {
-      for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) run_gathered_unit(unit);
+      for (std::int64_t i = piece.begin; i < piece.end; ++i) run_gathered_unit(unit_of(d, cut, i));
     }
   });
 }

@@ -81,6 +81,8 @@ struct Cut {
   std::vector<Reach> reaches;
   std::vector<std::size_t> reach_of;  // [planes of outputs, rows]
   std::int64_t part_steps;            // channel steps (vectors, or channels of planes) of one part
+  // Units in order: all bands of a group of output channels, not all groups of a band.
+  bool by_group;
 
   std::int64_t slots() const { return axes[0].slots * axes[1].slots * axes[2].slots; }
 };
