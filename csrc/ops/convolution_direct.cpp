@@ -8,8 +8,8 @@
 // away with padding and strides. With few input channels the band is planes of pixels, not pixels
 // of lanes, so that no lane is wasted.
 //
-// Work is shared out as (band of output pixels, group of output channels). Sums are parts of a fixed
-// number of lanes, so the blocking changes no bit of the result.
+// Work is shared out as (band of output pixels, group of output channels). Sums are parts of a
+// fixed number of lanes, so the blocking changes no bit of the result.
 #include "ops/convolution_direct.h"
 
 #include <ATen/ops/index_select.h>

@@ -287,9 +287,9 @@ Cut cut_of(const Direct& d) {
   }
   make_reaches(d, cut);
   cut.part_steps = part_steps_of(d);
-  // What is larger, weights or src, should be read by one thread only: 1x1 with 512 to 992 inputs and
-  // 128 outputs @7 on two threads took 1.4 to 1.6 times as long as oneDNN's, and now as long. Bands
-  // that are copied are kept for all groups.
+  // What is larger, weights or src, should be read by one thread only: 1x1 with 512 to 992 inputs
+  // and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as oneDNN's, and now as long.
+  // Bands that are copied are kept for all groups.
   cut.by_group = d.in_place && d.packed_floats() > d.n * d.ic * Direct::volume(d.in);
   return cut;
 }
