@@ -545,3 +545,22 @@ def test_the_faster_of_two_is_found():
     x = (torch.zeros(1),)
     assert _is_slower(Sleeper(), nn.Identity(), x)
     assert not _is_slower(nn.Identity(), Sleeper(), x)
+
+
+@pytest.mark.parametrize("dropout", (nn.Dropout, nn.Dropout2d, nn.AlphaDropout))
+def test_dropout_that_is_on_stays_on(dropout):
+    """As Monte Carlo dropout keeps it, in a model that is else in evaluation mode."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), dropout(0.5), nn.Conv2d(16, 16, 1)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    off = tb.optimize(model, x, tune=False)
+    assert torch.equal(off(x), off(x))
+
+    class WithDropout(nn.Module):
+        def forward(self, x):
+            model[1].train()
+            result = model(x)
+            model[1].eval()
+            return result
+
+    on = tb.optimize(WithDropout().eval(), x, tune=False)
+    assert not torch.equal(on(x), on(x))

@@ -57,13 +57,22 @@ double number(const Argument& argument, double missing) {
   return argument.constant().toScalar().toDouble();
 }
 
-// Dropout and the like, in inference.
+// A dropout (input, p, train) that is on draws in inference, too, as its model means it to.
+bool is_dropout_off(const Node& node) {
+  if (!is_any(node, {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout",
+                     "aten::feature_alpha_dropout"})) {
+    return false;
+  }
+  const Argument& train = node.arguments[2];
+  return train.is_constant() && train.constant() == c10::IValue(false);
+}
+
 void drop_identities(Graph& graph) {
   for (Node& node : graph.nodes) {
-    const bool identity =
-        is_any(node, {"aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::detach",
-                      "aten::alias", "aten::alpha_dropout", "aten::lift_fresh"});
-    if (!identity) continue;
+    if (!is_dropout_off(node) &&
+        !is_any(node, {"aten::detach", "aten::alias", "aten::lift_fresh"})) {
+      continue;
+    }
     const Value from = node.output(), to = node.arguments[0].value();
     node.outputs.clear();
     replace(graph, from, to);
