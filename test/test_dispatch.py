@@ -106,3 +106,33 @@ def test_inference_mode_does_as_no_grad(name):
     assert (result.format, after.fallbacks) == (expected.format, before.fallbacks)
     assert after.fallbacks == 0
     assert torch.equal(result.to_dense(), expected.to_dense())
+
+
+VIEWS = {
+    "slice": lambda x: x[:, :3],
+    "select": lambda x: x[0],
+    "view": lambda x: x.view(2, -1),
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "flatten": lambda x: x.flatten(1),
+    "unbind": lambda x: x.unbind(1)[16],
+    "detach": lambda x: x.detach(),
+    "chunk": lambda x: x.chunk(2, 1)[1],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_inference_mode_views_what_was_made_outside(name):
+    x = random_blocked(17)
+    with torch.inference_mode():
+        view = VIEWS[name](x)
+        result = view + 0
+    expected = VIEWS[name](x.to_dense())
+    assert torch.equal(result.to_dense() if torch_blocked.is_blocked(result) else result, expected)
+    assert not view.is_inference()
+
+
+def test_inference_mode_keeps_lazy_conjugates():
+    """Inside of an op of others: of fft_hfftn, one of ATen's, a conjugate is the last step."""
+    x = random_blocked(17)
+    with torch.inference_mode():
+        assert torch.equal(torch.fft.hfftn(x), torch.fft.hfftn(x.to_dense()))

@@ -3,6 +3,7 @@
 A few samples of each op, all arguments blocked; opinfo_report.py runs all samples in all modes."""
 
 import pytest
+import torch
 from opinfo import OPS, check
 
 pytestmark = pytest.mark.any_isa
@@ -19,6 +20,13 @@ def test_forward(name):
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.supports_autograd])
 def test_backward(name):
     assert not check(OPS[name], "all", backward=True, most_samples=MOST_SAMPLES).wrong
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_inference_mode(name):
+    """Composite ops come whole there."""
+    with torch.inference_mode():
+        assert not check(OPS[name], "all", backward=False, most_samples=1).wrong
 
 
 @pytest.mark.parametrize("mode", ("first", "others", "mixed blocks", "channels last"))

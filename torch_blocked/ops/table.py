@@ -54,6 +54,14 @@ def implements(*overloads: torch._ops.OpOverload) -> Callable[[Handler], Handler
 
 def dispatch(func, types, args, kwargs) -> Any:
     """Runs `func`: directly, by its handler, or on dense copies."""
+    if torch.is_inference_mode_enabled() and is_view_op(func) and not args[0].is_inference():
+        # A view counts its writes with what it is a view of; one made in this mode could not.
+        with torch.inference_mode(False), torch.no_grad():
+            return _dispatch(func, types, args, kwargs)
+    return _dispatch(func, types, args, kwargs)
+
+
+def _dispatch(func, types, args, kwargs) -> Any:
     direct = DIRECT.get(func)
     if direct is not None and len(args) == 1 and not kwargs:
         input = args[0]
@@ -84,10 +92,21 @@ def dispatch(func, types, args, kwargs) -> Any:
     # In inference mode ops of other ops, as conv2d, come whole: autograd, which takes them apart
     # elsewhere, is left out. (Their decompositions in Python go further down than we want.)
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return _in_parts(func, args, kwargs)
     if is_view_op(func) and isinstance(args[0], BlockedTensor):
         return dense_view(func, *args, **kwargs)
     return _fallback(func, args, kwargs, reason, keeps_format=handler is not None)
+
+
+def _in_parts(func, args, kwargs) -> Any:
+    """Runs a composite op. Its dense parts may be conjugated or negated lazily, and what resolves
+    that is else left out while a handler runs."""
+    conjugate, negative = (
+        torch._C._SetExcludeDispatchKeyGuard(key, False)
+        for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    )
+    with conjugate, negative:
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 def _run_directly(func, function, keeps_zero: bool, physical: Tensor, channels: int):
