@@ -27,8 +27,8 @@ constexpr std::int64_t kPiecesPerThread = 16;
 
 // A thread offers its core to other processes so often, between two pieces: the system would take
 // it away in the middle of one, for 4 ms, while the others wait for that piece. ResNet-50 on two
-// cores, one of them busy: 1.45 times its time alone, 2.3 times without. Where nobody wants the
-// core it costs 0.3 us.
+// cores, one of them busy (benchmarks/peers.py --busy 1): 1.65 times its time alone, before 2.3
+// times. Where nobody wants the core it costs 0.3 us.
 constexpr std::chrono::microseconds kTurn{2000};
 // Between pieces this much time passes only if the thread had no core: its turn begins anew.
 constexpr std::chrono::microseconds kAway{1000};

@@ -57,11 +57,7 @@ def dispatch(func, types, args, kwargs) -> Any:
     if torch.is_inference_mode_enabled() and is_view_op(func) and not args[0].is_inference():
         # A view counts its writes with what it is a view of; one made in this mode could not.
         with torch.inference_mode(False), torch.no_grad():
-            return _dispatch(func, types, args, kwargs)
-    return _dispatch(func, types, args, kwargs)
-
-
-def _dispatch(func, types, args, kwargs) -> Any:
+            return dispatch(func, types, args, kwargs)
     direct = DIRECT.get(func)
     if direct is not None and len(args) == 1 and not kwargs:
         input = args[0]
