@@ -87,6 +87,15 @@ graph::Graph graph_of(const py::object& capture) {
        capture.attr("input_metas").cast<std::vector<std::pair<Dims, at::ScalarType>>>()) {
     graph.input_metas.push_back({dims, dtype});
   }
+  using NamedMeta = std::pair<Dims, at::ScalarType>;
+  for (const auto& metas : capture.attr("also").cast<std::vector<std::vector<NamedMeta>>>()) {
+    graph.also.emplace_back();
+    for (const auto& [dims, dtype] : metas) graph.also.back().push_back({dims, dtype});
+  }
+  for (const auto& [value, meta] :
+       capture.attr("metas").cast<std::map<graph::Value, NamedMeta>>()) {
+    graph.metas[value] = {meta.first, meta.second};
+  }
   using Asked = std::tuple<graph::Value, std::int64_t, Dims>;
   for (const auto& [value, what, answer] : capture.attr("questions").cast<std::vector<Asked>>()) {
     graph.questions.push_back({value, what, answer});
@@ -220,6 +229,14 @@ void bind_graph(py::module_& m) {
       .def("constants", &graph::Recorder::constants)
       .def("value_of", &graph::Recorder::value_of)
       .def("ask", &graph::Recorder::ask)
+      .def("metas",
+           [](const graph::Recorder& recorder) {
+             std::map<graph::Value, std::pair<Dims, at::ScalarType>> metas;
+             for (const auto& [value, meta] : recorder.metas()) {
+               metas[value] = {meta.dims, meta.dtype};
+             }
+             return metas;
+           })
       .def("questions",
            [](const graph::Recorder& recorder) {
              py::list questions;
@@ -244,10 +261,10 @@ void bind_graph(py::module_& m) {
         return inputs;
       }))
       .def_property_readonly("key", [](const Inputs& inputs) { return py::bytes(inputs.key); })
-      .def_property_readonly("dims", [](const Inputs& inputs) {
-        std::vector<Dims> dims;
-        for (const graph::Given& given : inputs.given) dims.push_back(given.dims);
-        return dims;
+      .def_property_readonly("metas", [](const Inputs& inputs) {
+        std::vector<std::pair<Dims, at::ScalarType>> metas;
+        for (const auto& [dims, dtype] : metas_of(inputs.given)) metas.emplace_back(dims, dtype);
+        return metas;
       });
   py::class_<graph::StepReport>(m, "StepReport")
       .def_readonly("op", &graph::StepReport::op)
@@ -268,10 +285,12 @@ void bind_graph(py::module_& m) {
         graph::Tuner tuner(tune, std::move(tuning_file), known_of(times));
         return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
       }))
+      .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())
       .def("times", [](Compiled& compiled) { return times_of(compiled.times()); })
       .def("__call__", without_gil(&Compiled::operator()))
       .def("by_ops", without_gil(&Compiled::by_ops))
       .def("covers", without_gil(&Compiled::covers))
+      .def("add_covered", without_gil(&Compiled::add_covered))
       .def("prepare", without_gil(&Compiled::prepare))
       .def("report", without_gil(&Compiled::report))
       .def("arena_bytes", without_gil(&Compiled::arena_bytes))

@@ -58,6 +58,10 @@ class Capture:
     constants: dict[int, Tensor] = field(default_factory=dict)
     # Sizes and types of the inputs that the forward ran with.
     input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
+    # Those of other inputs, for which a run told the same.
+    also: list[list[tuple[list[int], torch.dtype]]] = field(default_factory=list)
+    # Those of results, for ops that tell them nowhere else; they hold for these inputs.
+    metas: dict[int, tuple[list[int], torch.dtype]] = field(default_factory=dict)
     # What was asked of sizes: value, what (a dim, or as in watched.py), answer.
     questions: list[tuple[int, int, list[int]]] = field(default_factory=list)
     # It holds for inputs of these sizes only.
@@ -176,15 +180,17 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         recorder.stop(WatchedTensor)
         recorder.restore()
     results, out_spec = structure.flatten(results)
-    outputs = [_output(each, recorder) for each in results]
-    if watch.reads_values or recorder.refusal():
+    blocked = any(isinstance(each, BlockedTensor) for each in results)  # torch.export sees inside
+    if blocked or watch.reads_values or recorder.refusal():
         return None
+    outputs = [_output(each, recorder) for each in results]
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
         inputs=list(range(len(leaves))),
         outputs=outputs,
         constants={value: each.detach() for value, each in recorder.constants().items()},
         input_metas=metas,
+        metas=recorder.metas(),
         questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
         fixed_sizes=watch.asks_strides or recorder.has_script(),
         out_spec=out_spec,
@@ -196,8 +202,6 @@ _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, to
 
 
 def _output(result, recorder):
-    if isinstance(result, BlockedTensor):
-        raise CaptureError("the forward returns a blocked tensor")
     if isinstance(result, Tensor):
         return [VALUE, recorder.value_of(result)]
     if not isinstance(result, (*_CONSTANTS, torch.Size, slice, range)):
@@ -227,6 +231,7 @@ class _WithPhysicalResults(nn.Module):
     def __init__(self, model: nn.Module, told: _Results) -> None:
         super().__init__()
         self.model, self.told = model, told
+        self.training = False  # eval() would reach the model's own modules
 
     def forward(self, *args, **kwargs):
         results, self.told.spec = structure.flatten(self.model(*args, **kwargs))
@@ -242,7 +247,7 @@ def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     """The same by torch.export, for these sizes."""
     state = State(model)
     told = _Results()
-    wrapped = _WithPhysicalResults(model, told).eval()
+    wrapped = _WithPhysicalResults(model, told)
     try:
         program = torch.export.export(wrapped, args, kwargs, strict=False)
     finally:
@@ -301,6 +306,15 @@ def _functional(node: fx.Node):
     return getattr(functional, node.target._overloadname, None) if functional else None
 
 
+# As c10::MemoryFormat numbers them; the objects themselves cannot be saved.
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
 class _Lowering:
     """Numbers the values of an exported program and writes its nodes down."""
 
@@ -326,6 +340,10 @@ class _Lowering:
             return [self.argument(each) for each in value]
         if isinstance(value, Tensor):
             return [VALUE, self.constant(value)]
+        if isinstance(value, torch.memory_format):
+            return _MEMORY_FORMATS[value]
+        if not isinstance(value, (*_CONSTANTS, torch.layout)):
+            raise CaptureError(f"an argument is a {type(value).__name__}")
         return value
 
     def call(self, node: fx.Node) -> None:
@@ -339,6 +357,8 @@ class _Lowering:
         written = _mutated(node)
         if written is not None:
             target = _functional(node)
+        if not schema.returns:
+            return  # asserts what held for these inputs
         given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
         given |= node.kwargs
         arguments = [

@@ -159,27 +159,29 @@ class OptimizedModule(nn.Module):
 
     def _captured(self, call: _Call) -> _Form:
         if self._model is None:
+            known = [_named(form.captured.input_metas, form.signature) for form in self._forms]
             raise ValueError(
                 f"torch_blocked::optimize: expected inputs like those of before "
-                f"{self._known_sizes()}, got {call.inputs.dims}; optimize the model for them"
+                f"({'; '.join(known)}), got {_named(call.inputs.metas, call.signature)}; optimize "
+                "the model for them"
             )
-        try:
-            captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
-        except CaptureError:
-            if self._forms:  # what the model itself refuses, it says best
-                with torch.no_grad(), _unchanged(self._model):
-                    self._model(*call.args, **call.kwargs)
-            raise
+        with torch.random.fork_rng(devices=[]):  # the numbers that it draws are the call's
+            try:
+                captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
+            except CaptureError:
+                if self._forms:  # what the model itself refuses, it says best
+                    with torch.no_grad(), _unchanged(self._model):
+                        self._model(*call.args, **call.kwargs)
+                raise
         if captured.notice:
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
         lifted = lifted_of(self._model, captured)
         for form in self._forms:
             if form.signature == call.signature and captured.same_as(form.captured, lifted):
+                form.compiled.add_covered(call.inputs)
+                form.captured.also.append(call.inputs.metas)
                 return form
         return self._add(call.signature, captured, lifted)
-
-    def _known_sizes(self) -> list:
-        return [[dims for dims, _ in form.captured.input_metas] for form in self._forms]
 
     def _add(self, signature: tuple, captured: Capture, lifted: set[int]) -> _Form:
         if self._dtype is not None:
@@ -191,6 +193,11 @@ class OptimizedModule(nn.Module):
         for form in self._forms:
             times |= form.compiled.times()
         compiled = _C.Compiled(captured, self._tune, str(path), times, self._weights)
+        try:
+            compiled.check_sizes()
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise CaptureError(f"sizes depend on values: {reason[0]}") from error
         form = _Form(signature, captured, lifted, compiled)
         self._forms.append(form)
         if len(self._forms) > _FORMS:
@@ -372,7 +379,7 @@ def optimize(
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
     Raises ValueError if the model is in training mode, TypeError for other example inputs,
     NotImplementedError for a dtype that the CPU lacks, what the model raises for the example."""
-    if model.training:
+    if getattr(model, "training", False) and not _is_exported(model):
         raise ValueError(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
             "call eval()"
@@ -386,6 +393,19 @@ def optimize(
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     kwargs = example_kwargs or {}
     _warn_of_hooks(model)
+    with torch.random.fork_rng(devices=[]):
+        return _optimized(model, args, kwargs, dynamic, tune, dtype, verify)
+
+
+def _optimized(
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    dynamic: bool,
+    tune: bool,
+    dtype: torch.dtype | None,
+    verify: bool,
+) -> nn.Module:
     optimized = OptimizedModule(model, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
         optimized._prepare(args, kwargs)
@@ -398,6 +418,11 @@ def optimize(
     if optimized.choice == "blocked" and tune and _is_slower(optimized, model, args, kwargs):
         optimized._choose("dense", "faster")
     return optimized
+
+
+def _is_exported(model: nn.Module) -> bool:
+    """Whether torch.export made it: its training flag means nothing, and eval() raises."""
+    return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
 def _warn_of_hooks(model: nn.Module) -> None:
@@ -438,9 +463,10 @@ def _verify(optimized: OptimizedModule) -> None:
             step = form.compiled.first_difference(call.inputs, tolerance)
             optimized._choose("model", f"results differed: {what}")
             warnings.warn(
-                f"torch_blocked::optimize: the optimized model differed from the model for inputs "
-                f"{call.inputs.dims}: {what}; first at {step or 'the capture'}. The model itself "
-                "runs on. Please report this with the model, it is a defect of torch_blocked",
+                f"torch_blocked::optimize: the optimized model differed from the model for "
+                f"{_named(call.inputs.metas, call.signature)}: {what}; first at "
+                f"{step or 'the capture'}. The model itself runs on. Please report this with the "
+                "model, it is a defect of torch_blocked",
                 stacklevel=3,
             )
             return
@@ -473,6 +499,14 @@ def _refuse_tracing() -> None:
         "torch_blocked::optimize: expected a call, got one that torch.export, make_fx or "
         "torch.jit.trace records; trace the model that was optimized"
     )
+
+
+def _named(metas: list, signature: tuple) -> str:
+    """Tensors and other arguments in words: "float32 [1, 3, 8, 8], 2, by name or nested"."""
+    tensors = [f"{str(dtype).removeprefix('torch.')} {list(dims)}" for dims, dtype in metas]
+    spec, constants = signature
+    more = [] if isinstance(spec, int) else ["by name or nested"]
+    return ", ".join([*tensors, *(repr(each)[:40] for _, each in constants), *more]) or "none"
 
 
 def _hashable(constants: tuple) -> tuple:

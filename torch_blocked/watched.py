@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 # What a question asks for, where it is not the size of one dim; as in csrc/graph/graph.h.
-SIZES, RANK, ELEMENTS = -1, -2, -3
+SIZES, RANK, ELEMENTS, ONE_PIXEL = -1, -2, -3, -4
 
 _current = threading.local()
 
@@ -170,6 +170,19 @@ _FILLING = {
 }
 
 
+# Functions that ask for sizes to refuse images of one pixel, some only for one image.
+_REFUSING = {F.instance_norm, F.group_norm}
+
+
+def _has_pixels(input: Tensor) -> bool:
+    """Whether it is an image of more than one pixel; notes the question."""
+    sizes = _sizes(input)
+    if len(sizes) < 3 or sizes[2:].numel() <= 1:
+        return False
+    _asked(input, ONE_PIXEL, [0])
+    return True
+
+
 class FreeQuestions(TorchFunctionMode):
     """Hears of questions that are asked by functions instead of methods."""
 
@@ -178,7 +191,8 @@ class FreeQuestions(TorchFunctionMode):
         asks = _FREE.get(func)
         if asks is not None and args and isinstance(args[0], WatchedTensor):
             return asks(*args, **kwargs)
-        if func in _FILLING and len(args) > 1 and _is_filled(args[1]):
+        idle = func in _FILLING and len(args) > 1 and _is_filled(args[1])
+        if idle or (func in _REFUSING and args and _has_pixels(args[0])):
             with _unwatched():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)

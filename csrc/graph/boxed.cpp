@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "format/errors.h"
 #include "graph/graph.h"
 
@@ -111,6 +113,19 @@ std::vector<IValue> call(const Node& node, const std::function<IValue(Value)>& v
   return flat;
 }
 
+namespace {
+
+// Whether the run told the results' sizes, and the op is none whose sizes follow from values.
+bool is_in_run(const Graph& graph, const Node& node) {
+  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+  const bool by_values = !op || op->hasTag(at::Tag::dynamic_output_shape) ||
+                         op->hasTag(at::Tag::data_dependent_output);
+  return !by_values && std::ranges::all_of(
+                           node.outputs, [&](Value value) { return graph.metas.contains(value); });
+}
+
+}  // namespace
+
 std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
   std::vector<Meta> metas(static_cast<std::size_t>(graph.values));
   const auto meta = [&](Value value) -> Meta& { return metas[static_cast<std::size_t>(value)]; };
@@ -145,7 +160,14 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
       continue;
     }
-    const std::vector<IValue> results = call(node, value_of, /*on_meta=*/true);
+    std::vector<IValue> results;
+    try {
+      results = call(node, value_of, /*on_meta=*/true);
+    } catch (const c10::Error&) {
+      if (inputs != graph.input_metas || !is_in_run(graph, node)) throw;
+      for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
+      continue;
+    }
     // x.unbind(): the model went on with so many.
     if (results.size() != node.outputs.size()) {
       fail_value("optimize", text(node.outputs.size(), " results of ", node.name),

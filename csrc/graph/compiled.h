@@ -25,8 +25,12 @@ class Compiled {
   // The same by the ops of the capture, one after the other, as they are.
   std::vector<at::Tensor> by_ops(const std::vector<Given>& inputs);
 
+  // Raises what infer() raises for the inputs of the capture: results whose sizes depend on values.
+  void check_sizes() const;
   // Whether the graph is what the model computes for inputs of these sizes.
   bool covers(const std::vector<Given>& inputs);
+  // Another run of the model, for these inputs, has told the same graph.
+  void add_covered(const std::vector<Given>& inputs);
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);

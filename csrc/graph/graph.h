@@ -125,7 +125,8 @@ struct Meta {
 // What Python asked of a value's sizes while the model ran, and the answer that it got. With the
 // same answers it calls the same ops.
 struct Question {
-  static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3;  // else one dim's size
+  // Else one dim's size. kOnePixel: whether the dims from the third on have one element.
+  static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3, kOnePixel = -4;
 
   Value value;
   std::int64_t what;
@@ -137,8 +138,10 @@ struct Graph {
   std::vector<Value> inputs;
   std::vector<Argument> outputs;
   std::map<Value, at::Tensor> constants;
-  Value values = 0;               // how many there are
-  std::vector<Meta> input_metas;  // of the run that told the nodes
+  Value values = 0;                     // how many there are
+  std::vector<Meta> input_metas;        // of the run that told the nodes
+  std::vector<std::vector<Meta>> also;  // of inputs for which another run told the same
+  std::map<Value, Meta> metas;          // of results in that run
   std::vector<Question> questions;
   bool fixed_sizes = false;  // what else was asked, nobody knows
 };

@@ -18,6 +18,8 @@ Dims answer(const Question& question, const Dims& dims) {
       return {std::ssize(dims)};
     case Question::kElements:
       return {c10::multiply_integers(dims)};
+    case Question::kOnePixel:
+      return {dims.size() > 2 && c10::multiply_integers(at::IntArrayRef(dims).slice(2)) == 1};
     default:
       if (question.what >= std::ssize(dims)) return {};
       return {dims[static_cast<std::size_t>(question.what)]};
@@ -31,7 +33,7 @@ bool same_kind(const Meta& a, const Meta& b) {
 }  // namespace
 
 bool covers(const Graph& graph, const std::vector<Meta>& inputs) {
-  if (inputs == graph.input_metas) return true;
+  if (inputs == graph.input_metas || std::ranges::count(graph.also, inputs) > 0) return true;
   if (!std::ranges::equal(inputs, graph.input_metas, same_kind) || graph.fixed_sizes) return false;
   std::vector<Meta> metas;
   try {

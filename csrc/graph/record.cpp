@@ -205,6 +205,7 @@ void Recorder::end(const at::RecordFunction& function) {
     }
     if (!tensor.has_storage()) return refuse(text(node.name, " returns no strided tensor"));
     node.outputs.push_back(new_value(tensor));
+    metas_[node.outputs.back()] = {tensor.sizes().vec(), tensor.scalar_type()};
     on_result_(tensor);
     computed_.insert(tensor.storage().unsafeGetStorageImpl());
   }

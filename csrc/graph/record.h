@@ -42,6 +42,7 @@ class Recorder {
   // Notes that Python asked for sizes of a value (Question); constants always give the same answer.
   void ask(const at::Tensor& tensor, std::int64_t what, Dims answer);
   const std::vector<Question>& questions() const { return questions_; }
+  const std::map<Value, Meta>& metas() const { return metas_; }
   void restore();
   // Results of ops that somebody still holds.
   std::vector<at::Tensor> alive() const;
@@ -77,6 +78,7 @@ class Recorder {
   std::unordered_set<const c10::TensorImpl*> given_;      // inputs and constants
   std::unordered_set<const c10::StorageImpl*> computed_;  // memory of inputs and results
   std::vector<Question> questions_;
+  std::map<Value, Meta> metas_;
   std::unordered_set<const c10::StorageImpl*> state_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // and what was there before
   OnResult on_result_;

@@ -14,7 +14,7 @@ namespace torch_blocked::graph {
 namespace {
 
 std::string address_of(const std::vector<at::Tensor>& tensors, const std::string& more) {
-  Key key(more.c_str());
+  Key key("");
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) {
       key.add(0);
@@ -24,7 +24,7 @@ std::string address_of(const std::vector<at::Tensor>& tensors, const std::string
     key.add(static_cast<std::int64_t>(tensor.scalar_type()));
     key.add(tensor.sizes()).add(tensor.strides());
   }
-  return std::move(key).text();
+  return std::move(key).text() + more;  // which may hold any bytes
 }
 
 // FNV-1a over 8-byte words in eight lanes: 100 MB take some 15 ms.

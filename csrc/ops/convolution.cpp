@@ -4,6 +4,7 @@
 #include "ops/convolution.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/from_blob.h>
 
@@ -97,15 +98,29 @@ Dims output_dims(const Problem& p) {
   return dims;
 }
 
+// Zeros at the far ends beyond the symmetric padding, last dim first, as ATen pads; empty: none.
+Dims padding_beyond(const Problem& p) {
+  Dims more(2 * p.spatial(), 0);
+  for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
+    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
+    const std::int64_t end =
+        (p.dst_dims[2 + i] - 1) * p.stride[i] + reach - p.src_dims[2 + i] - p.padding[i];
+    more[2 * (p.spatial() - 1 - i) + 1] = std::max<std::int64_t>(0, end - p.padding[i]);
+  }
+  const bool any = std::ranges::any_of(more, [](std::int64_t size) { return size > 0; });
+  return any ? more : Dims();
+}
+
 std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
   if (!p.epilogue.empty()) return std::nullopt;
   const auto run = [p](const ConvolutionBuffers& buffers) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
     const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
-    const at::Tensor src = empty_dense(p.src_dims, false, options);
+    at::Tensor src = empty_dense(p.src_dims, false, options);
     reorder("convolution", p.src_dims, reorder_side(buffers.src, p.src_dims, p.src_block, p.dtype),
             {src, 0});
+    if (const Dims more = padding_beyond(p); !more.empty()) src = at::constant_pad_nd(src, more);
     const auto from = [&](const void* data, const Dims& dims) {
       return at::from_blob(const_cast<void*>(data), dims, options);
     };

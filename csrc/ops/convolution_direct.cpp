@@ -437,7 +437,7 @@ bool beats_onednn(const Problem& p) {
     return bytes >= 8 << 20 && pixels <= 64;
   }
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
-  return strided || oc > ic || ic % p.src_block != 0;
+  return strided || oc > ic || (p.src_block != kChannelsLast && ic % p.src_block != 0);
 }
 
 }  // namespace
