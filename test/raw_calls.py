@@ -44,7 +44,7 @@ import torch_blocked  # noqa: E402
 
 BATCH = 250
 SECONDS = 20  # that a call may take
-BYTES = 2 << 30  # of address space that a process may take beyond what it starts with
+BYTES = 512 << 20  # of address space that a process may take beyond what it starts with
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
 HUGE_SIZES = (2**20, 2**24 + 1, 2**31, 2**40, 2**58)
