@@ -1,9 +1,19 @@
 // Python objects of blocked tensors, made without the interpreter: torch's own way of making one
 // (Tensor._make_wrapper_subclass, and two attributes) takes longer than a small op.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string_view>
+
+#include "format/errors.h"
+#include "ops/blocked.h"
+#include "ops/registered.h"
 
 namespace py = pybind11;
 
@@ -26,17 +36,70 @@ at::Tensor wrapper_tensor(const at::Tensor& physical, std::int64_t channels) {
   return tensor;
 }
 
+constexpr const char* kOp = "BlockedTensor";
+
+// TORCH_BLOCKED_CHECK=1, as torch_blocked/tensor.py reads it.
+bool checks_tail() {
+  static const bool on = [] {
+    const char* setting = std::getenv("TORCH_BLOCKED_CHECK");
+    return setting && std::string_view(setting) != "" && std::string_view(setting) != "0";
+  }();
+  return on;
+}
+
+// Raises RuntimeError, as after an op: a handler that met a ValueError would run on dense copies.
+void check_tail(const at::Tensor& physical, std::int64_t channels) {
+  if (!physical.is_cpu() || physical.numel() == 0) return;
+  // The values themselves: no mode may trace this.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                           c10::DispatchKey::PythonDispatcher, c10::DispatchKey::Functionalize,
+                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                           c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  if (!tail_is_zero(physical, channels)) {
+    throw std::runtime_error(error_sentence(kOp, text("a zero tail beyond channel ", channels),
+                                            text("other values in ", physical.sizes()),
+                                            "set these lanes to 0, or make it with to_blocked"));
+  }
+}
+
+// The same rules as blocked_argument, for a tensor on any device.
+void check_physical(const at::Tensor& physical, std::int64_t channels) {
+  if (physical.layout() != at::kStrided || physical.is_quantized()) {
+    fail_type(kOp, "a strided physical tensor", physical.toString(), "make it with to_blocked");
+  }
+  const at::IntArrayRef sizes = physical.sizes();
+  if (sizes.size() < 4 || sizes.size() > 6 || !is_block(sizes.back())) {
+    fail_value(kOp,
+               "a physical tensor [N, ceil(C/b), *spatial, b] of 4 to 6 dims with b = 4, 8, 16 or "
+               "32",
+               text(sizes), "make it with to_blocked");
+  }
+  const std::int64_t block = sizes.back();
+  const std::int64_t blocks = channels / block + (channels % block > 0);
+  if (channels < 0 || blocks != sizes[1]) {
+    fail_value(kOp, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
+               text(sizes[1], " in ", sizes), "pass the logical channel count");
+  }
+  if (checks_tail()) check_tail(physical, channels);
+}
+
 PyObject* wrap(PyTypeObject* type, PyObject* physical_object, PyObject* channels_object) {
   static PyObject* const physical_name = PyUnicode_InternFromString("_physical");
   static PyObject* const channels_name = PyUnicode_InternFromString("_channels");
+  if (!THPVariable_Check(physical_object)) {
+    fail_type(kOp, "a physical tensor", Py_TYPE(physical_object)->tp_name,
+              "make it with to_blocked");
+  }
   const at::Tensor& physical = THPVariable_Unpack(physical_object);
   const std::int64_t channels = PyLong_AsLongLong(channels_object);
   if (PyErr_Occurred()) return nullptr;
-  if (physical.dim() < 4 || physical.dim() > 6) {
-    return PyErr_Format(PyExc_ValueError,
-                        "torch_blocked::BlockedTensor: expected a physical tensor [N, ceil(C/b), "
-                        "*spatial, b] of 4 to 6 dims, got %lld; make it with to_blocked",
-                        static_cast<long long>(physical.dim()));
+  check_physical(physical, channels);
+  if (torch::jit::tracer::isTracing()) {  // it sees neither the wrapper nor how it is made
+    fail_not_implemented(kOp,
+                         "torch.compile or torch.export for a program that makes blocked tensors",
+                         "torch.jit.trace", "give the traced model a blocked input instead");
   }
   PyObject* object = THPVariable_Wrap(wrapper_tensor(physical, channels), type);
   if (object && (PyObject_SetAttr(object, physical_name, physical_object) ||
@@ -48,9 +111,22 @@ PyObject* wrap(PyTypeObject* type, PyObject* physical_object, PyObject* channels
 
 // wrap(cls, physical, channels): a blocked tensor of class `cls`; physical is a torch.Tensor, of no
 // subclass.
-PyObject* wrap_method(PyObject*, PyObject* const* args, Py_ssize_t) {
+PyObject* wrap_method(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !PyType_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "torch_blocked::wrap: expected (cls, physical, channels)");
+    return nullptr;
+  }
   try {
     return wrap(reinterpret_cast<PyTypeObject*>(args[0]), args[1], args[2]);
+  } catch (const ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+    return nullptr;
+  } catch (const TypeError& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+    return nullptr;
+  } catch (const NotImplementedError& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+    return nullptr;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;

@@ -81,32 +81,32 @@ TORCH_LIBRARY(torch_blocked, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
-  m.impl("to_blocked", kernel<&to_blocked>);
-  m.impl("to_dense", kernel<&to_dense>);
-  m.impl("reblock", kernel<&reblock>);
-  m.impl("empty_like", kernel<&empty_like>);
-  m.impl("clear_tail_", kernel<&clear_tail_>);
-  m.impl("tail_is_zero", kernel<&tail_is_zero>);
-  m.impl("convolution", kernel<&convolution>);
-  m.impl("convolution_backward", kernel<&convolution_backward>);
-  m.impl("batch_norm_inference", kernel<&batch_norm_inference>);
-  m.impl("batch_norm_training", kernel<&batch_norm_training>);
-  m.impl("batch_norm_backward", kernel<&batch_norm_backward>);
-  m.impl("concat_channels", kernel<&concat_channels>);
-  m.impl("slice_channels", kernel<&slice_channels>);
-  m.impl("pick_channels", kernel<&pick_channels>);
-  m.impl("place_channels", kernel<&place_channels>);
-  m.impl("grid_sampler", kernel<&grid_sampler>);
-  m.impl("grid_sampler_backward", kernel<&grid_sampler_backward>);
-  m.impl("group_norm", kernel<&group_norm>);
-  m.impl("group_norm_backward", kernel<&group_norm_backward>);
-  m.impl("gather_channels", kernel<&gather_channels>);
-  m.impl("pixel_shuffle", kernel<&pixel_shuffle>);
-  m.impl("pixel_unshuffle", kernel<&pixel_unshuffle>);
-  m.impl("softmax", kernel<&softmax>);
-  m.impl("softmax_backward", kernel<&softmax_backward>);
-  m.impl("sum_channels", kernel<&sum_channels>);
-  m.impl("argmax_channels", kernel<&argmax_channels>);
+  m.impl("to_blocked", kernel<"to_blocked", &to_blocked>);
+  m.impl("to_dense", kernel<"to_dense", &to_dense>);
+  m.impl("reblock", kernel<"reblock", &reblock>);
+  m.impl("empty_like", kernel<"empty_like", &empty_like>);
+  m.impl("clear_tail_", kernel<"clear_tail_", &clear_tail_>);
+  m.impl("tail_is_zero", kernel<"tail_is_zero", &tail_is_zero>);
+  m.impl("convolution", kernel<"convolution", &convolution>);
+  m.impl("convolution_backward", kernel<"convolution_backward", &convolution_backward>);
+  m.impl("batch_norm_inference", kernel<"batch_norm_inference", &batch_norm_inference>);
+  m.impl("batch_norm_training", kernel<"batch_norm_training", &batch_norm_training>);
+  m.impl("batch_norm_backward", kernel<"batch_norm_backward", &batch_norm_backward>);
+  m.impl("concat_channels", kernel<"concat_channels", &concat_channels>);
+  m.impl("slice_channels", kernel<"slice_channels", &slice_channels>);
+  m.impl("pick_channels", kernel<"pick_channels", &pick_channels>);
+  m.impl("place_channels", kernel<"place_channels", &place_channels>);
+  m.impl("grid_sampler", kernel<"grid_sampler", &grid_sampler>);
+  m.impl("grid_sampler_backward", kernel<"grid_sampler_backward", &grid_sampler_backward>);
+  m.impl("group_norm", kernel<"group_norm", &group_norm>);
+  m.impl("group_norm_backward", kernel<"group_norm_backward", &group_norm_backward>);
+  m.impl("gather_channels", kernel<"gather_channels", &gather_channels>);
+  m.impl("pixel_shuffle", kernel<"pixel_shuffle", &pixel_shuffle>);
+  m.impl("pixel_unshuffle", kernel<"pixel_unshuffle", &pixel_unshuffle>);
+  m.impl("softmax", kernel<"softmax", &softmax>);
+  m.impl("softmax_backward", kernel<"softmax_backward", &softmax_backward>);
+  m.impl("sum_channels", kernel<"sum_channels", &sum_channels>);
+  m.impl("argmax_channels", kernel<"argmax_channels", &argmax_channels>);
 }
 
 }  // namespace torch_blocked

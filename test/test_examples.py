@@ -22,3 +22,20 @@ def test_example(name):
     command = [sys.executable, *EXAMPLES[name], f"examples/{name}.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_wrong_results_are_told_by_the_exit_status():
+    """Although the processes leave without the interpreter's clean-up."""
+    code = """
+import sys
+sys.path.insert(0, "examples")
+import distributed
+distributed.TOLERANCE = -1.0
+distributed.leave(distributed.main())
+"""
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN[:-1], "1", "--no-python", sys.executable, "-c", code],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stdout.count("WRONG") == 2, done.stdout + done.stderr

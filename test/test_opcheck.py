@@ -4,6 +4,8 @@ tracing with symbolic sizes. An op without examples fails."""
 import pytest
 import torch
 
+import torch_blocked  # noqa: F401  which registers the ops
+
 pytestmark = pytest.mark.any_isa
 
 OPS = torch.ops.torch_blocked

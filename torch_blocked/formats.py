@@ -141,6 +141,17 @@ _NO_VMAP = (
 )
 
 
+def _tangent_by(reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple):
+    """The tangent in the format of its primal. Tangents that vmap batches, as jacfwd and hessian
+    make them, stay dense: they have a dim more than any blocked format."""
+    inner = tangent
+    while inner is not None and torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        if torch._C._functorch.is_batchedtensor(inner):
+            return tangent.to(arguments[-1])
+        inner = torch._C._functorch.get_unwrapped(inner)
+    return None if tangent is None else reorder.apply(tangent, *arguments)
+
+
 class _ToBlocked(torch.autograd.Function):
     @staticmethod
     def forward(input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
@@ -155,6 +166,11 @@ class _ToBlocked(torch.autograd.Function):
         input = inputs[0]
         ctx.dtype = input.dtype
         ctx.block = input.block if isinstance(input, BlockedTensor) else None
+        ctx.result = inputs[1:]  # its block and dtype
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor | None, *_):
+        return _tangent_by(_ToBlocked, tangent, ctx.result)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):
@@ -177,6 +193,11 @@ class _ToDense(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.format, ctx.dtype = inputs[0].format, inputs[0].dtype
+        ctx.result = inputs[1:]  # whether channels-last, and its dtype
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor | None, *_):
+        return _tangent_by(_ToDense, tangent, ctx.result)
 
     @staticmethod
     def vmap(info, in_dims, *inputs):

@@ -32,7 +32,8 @@ class BlockedTensor(Tensor):
     `torch_blocked.strict()`.
 
     BlockedTensor(physical, channels) is one around a physical tensor that has a zero tail already.
-    Raises ValueError if that has not 4 to 6 dims.
+    Raises ValueError if that has not 4 to 6 dims, blocks of 4, 8, 16 or 32, and as many of them as
+    the channels fill; with TORCH_BLOCKED_CHECK=1 RuntimeError if the tail is not zero.
 
     Source: oneDNN, "Understanding Memory Formats" (blocked layout and its zero padding)."""
 
@@ -43,7 +44,8 @@ class BlockedTensor(Tensor):
     def __new__(cls, physical: Tensor, channels: int) -> BlockedTensor:
         if type(physical) is Tensor:
             return _C.wrap(cls, physical, channels)
-        sizes = physical.shape  # of a tensor that is traced: they may be symbols
+        _check_traced(physical, channels)
+        sizes = physical.shape
         self = Tensor._make_wrapper_subclass(
             cls,
             (sizes[0], channels, *sizes[2:-1]),
@@ -187,6 +189,29 @@ class BlockedTensor(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner, _context, outer_size, _outer_stride) -> BlockedTensor:
         return BlockedTensor(inner["_physical"], outer_size[1])
+
+
+def _check_traced(physical: Tensor, channels: int) -> None:
+    """What _C.wrap checks, of a tensor that is traced: only what is known, as a question about a
+    symbol would bind the program to its answer."""
+    if not isinstance(physical, Tensor):
+        raise TypeError(
+            f"torch_blocked::BlockedTensor: expected a physical tensor, got "
+            f"{type(physical).__name__}; make it with to_blocked"
+        )
+    sizes = physical.shape
+    if len(sizes) not in (4, 5, 6) or (type(sizes[-1]) is int and sizes[-1] not in (4, 8, 16, 32)):
+        raise ValueError(
+            "torch_blocked::BlockedTensor: expected a physical tensor [N, ceil(C/b), *spatial, b] "
+            f"of 4 to 6 dims with b = 4, 8, 16 or 32, got {list(sizes)}; make it with to_blocked"
+        )
+    known = all(type(size) is int for size in (channels, sizes[1], sizes[-1]))
+    if known and (channels < 0 or sizes[1] != -(-channels // sizes[-1])):
+        raise ValueError(
+            f"torch_blocked::BlockedTensor: expected ceil(C/b) = {-(-channels // sizes[-1])} "
+            f"blocks for C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel "
+            "count"
+        )
 
 
 def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:

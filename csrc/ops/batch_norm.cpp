@@ -72,13 +72,14 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
   check_parameter("batch_norm", "bias", bias, channels);
   check_parameter("batch_norm", "running_mean", running_mean, channels);
   check_parameter("batch_norm", "running_var", running_var, channels);
+  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   const Lanes mean = lanes(src, running_mean, 0.f), variance = lanes(src, running_var, 0.f);
   Lanes scale = lanes(src, weight, 1.f), shift = lanes(src, bias, 0.f);
   for (std::size_t c = 0; c < static_cast<std::size_t>(channels); ++c) {
     scale[c] *= 1.f / std::sqrt(variance[c] + static_cast<float>(eps));
     shift[c] -= mean[c] * scale[c];
   }
-  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
   affine(src, all_blocks(src), scale, shift, dst.physical);
   return dst.physical;
 }

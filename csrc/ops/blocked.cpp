@@ -1,5 +1,6 @@
 #include "ops/blocked.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 
@@ -60,18 +61,57 @@ dnnl::memory::desc Blocked::md() const {
   return activation_md(dims(), block(), physical.scalar_type());
 }
 
+void check_memory(const char* op, const at::Tensor& tensor) {
+  if (!tensor.defined()) fail_type(op, "a tensor", "none", "");
+  const c10::DispatchKeySet keys = tensor.key_set();
+  if (!keys.has(c10::DispatchKey::CPU) || keys.has(c10::DispatchKey::ZeroTensor)) {
+    fail_type(op, "a strided CPU tensor with values in memory", text(tensor.toString()),
+              "call .to_dense(), .dequantize() or .cpu() first");
+  }
+  std::int64_t product = tensor.itemsize();  // without the zeros, which may come last
+  for (const std::int64_t size : tensor.sizes()) {
+    if (__builtin_mul_overflow(product, std::max<std::int64_t>(size, 1), &product)) {
+      fail_value(op, "sizes whose product fits 64 bits", text(tensor.sizes()), "");
+    }
+  }
+  if (tensor.numel() == 0) return;
+  std::int64_t last = tensor.storage_offset();
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  const std::size_t bytes = static_cast<std::size_t>(last + 1) * tensor.itemsize();
+  if (!storage || !storage.data() || storage.nbytes() < bytes) {
+    fail_value(op, text("a tensor with memory of ", bytes, " bytes"),
+               text(storage && storage.data() ? storage.nbytes() : 0, " bytes"),
+               "its storage was resized, or it is a wrapper of another tensor");
+  }
+}
+
+void check_dtype(const char* op, at::ScalarType dtype) {
+  if (dtype < at::ScalarType::Byte || dtype >= at::ScalarType::Undefined || at::isQIntType(dtype)) {
+    fail_type(op, "a dtype of plain tensors", text(static_cast<int>(dtype)), "");
+  }
+}
+
+void check_block(const char* op, std::int64_t block) {
+  if (!is_block(block)) {
+    fail_value(op, "a channel block of 4, 8, 16 or 32", text(block), "8 and 16 are the fast ones");
+  }
+}
+
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
-  if (physical.dim() < 4 || physical.dim() > 6 || !find_tag(physical.size(-1))) {
+  if (physical.dim() < 4 || physical.dim() > 6 || !is_block(physical.size(-1))) {
     fail_value(op,
                "a physical tensor [N, ceil(C/b), *spatial, b] with 1 to 3 spatial dims and b = 4, "
                "8, 16 or 32",
                text(physical.sizes()), "make it with to_blocked");
   }
-  if (channels < 0 || physical.size(1) != ceil_div(channels, physical.size(-1))) {
-    fail_value(
-        op,
-        text("ceil(C/b) = ", ceil_div(channels, physical.size(-1)), " blocks for C = ", channels),
-        text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
+  const std::int64_t block = physical.size(-1);
+  const std::int64_t blocks = channels / block + (channels % block > 0);  // of any count
+  if (channels < 0 || physical.size(1) != blocks) {
+    fail_value(op, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
+               text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
   }
   return {physical.contiguous(), channels};
 }

@@ -34,6 +34,22 @@ struct Blocked {
   dnnl::memory::desc md() const;
 };
 
+inline bool is_block(std::int64_t block) {
+  return block == 4 || block == 8 || block == 16 || block == 32;
+}
+
+// Raises unless `tensor` is an ordinary CPU tensor all of whose elements lie in memory it owns, and
+// products of its sizes fit 64 bits: what an op may take a pointer of. TypeError for another kind
+// of tensor, ValueError for one whose memory is gone or too small.
+void check_memory(const char* op, const at::Tensor& tensor);
+
+// Raises TypeError for what a plain tensor has no elements of: quantized types, or a number that is
+// no type.
+void check_dtype(const char* op, at::ScalarType dtype);
+
+// Raises ValueError for a block that there is no format for.
+void check_block(const char* op, std::int64_t block);
+
 // Checks the physical shape against the channel count; makes it contiguous.
 // Raises ValueError, naming `op`, if they do not fit.
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels);

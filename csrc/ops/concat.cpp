@@ -34,7 +34,6 @@ void add_runs(std::vector<Run>& runs, std::size_t input, std::int64_t src_channe
 
 // Fills dst, whose channels the runs cover.
 void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, const Blocked& dst) {
-  if (dst.physical.numel() == 0) return;
   if (dst.tail()) dst.physical.select(1, -1).zero_();
   const std::int64_t block = dst.block(), pixels = dst.pixels(), row = pixels * block;
   const auto kernel = kernels::kernels_for(block).copy_lanes;
@@ -96,6 +95,7 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
   Dims dims = srcs[0].dims();
   dims[1] = std::accumulate(channels.begin(), channels.end(), std::int64_t{0});
   const Blocked dst = empty_blocked(dims, block, inputs[0].options());
+  if (dst.physical.numel() == 0) return dst.physical;
   std::vector<Run> runs;
   std::int64_t offset = 0;  // channel of dst at which the input starts
   for (std::size_t input = 0; input < srcs.size(); offset += channels[input++]) {
@@ -117,6 +117,7 @@ at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::i
   Dims dims = src.dims();
   dims[1] = length;
   const Blocked dst = empty_blocked(dims, src.block(), input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   std::vector<Run> runs;
   add_runs(runs, 0, start, 0, length, src.block());
   copy_runs(runs, {src}, dst);

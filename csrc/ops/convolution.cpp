@@ -28,6 +28,10 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
+// The largest size or step: oneDNN counts in 32 bits in places, and what is computed from two of
+// these still fits 64.
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
 // Any one of the arguments that ATen allows to be given once for all spatial dims.
 Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std::int64_t least) {
   if (values.size() != 1 && values.size() != spatial) {
@@ -36,12 +40,19 @@ Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std:
   if (std::ranges::any_of(values, [&](std::int64_t value) { return value < least; })) {
     fail_value("convolution", text(name, " >= ", least), text(values), "");
   }
-  // oneDNN counts in 32 bits in places, and extents computed from larger values would overflow.
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (std::ranges::any_of(values, [&](std::int64_t value) { return value > kMost; })) {
     fail_value("convolution", text(name, " <= ", kMost), text(values), "");
   }
   return values.size() == 1 ? Dims(spatial, values[0]) : values.vec();
+}
+
+void check_sizes(const Problem& p) {
+  const auto large = [](std::int64_t size) { return size > kMost; };
+  if (std::ranges::any_of(p.src_dims, large) || std::ranges::any_of(p.weight_dims, large) ||
+      p.groups > kMost) {
+    fail_value("convolution", text("sizes and groups <= ", kMost),
+               text("weight ", p.weight_dims, " in ", p.groups, " groups on ", p.src_dims), "");
+  }
 }
 
 void check_weight(const Problem& p, const at::Tensor& bias) {
@@ -250,6 +261,7 @@ ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t bl
             .transposed = transposed,
             .has_bias = bias.defined(),
             .dtype = weight.scalar_type()};
+  check_sizes(p);
   if (p.weight_dims.size() >= 2)
     p.dst_dims = {0, transposed ? p.weight_dims[1] * groups : p.weight_dims[0]};
   check_weight(p, bias);

@@ -1,11 +1,13 @@
 // oneDNN's convolutions, never its `ref` ones.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <array>
 #include <cmath>
 #include <memory>
 
 #include "ops/convolution.h"
+#include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
@@ -105,8 +107,9 @@ std::shared_ptr<Convolution> make(const Problem& p) {
   Dims padding_end = p.padding;  // what dst has beyond the symmetric padding
   for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
     const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
-    padding_end[i] = std::max<std::int64_t>(
-        p.padding[i], (p.dst_dims[2 + i] - 1) * p.stride[i] + reach - p.src_dims[2 + i] - p.padding[i]);
+    padding_end[i] =
+        std::max<std::int64_t>(p.padding[i], (p.dst_dims[2 + i] - 1) * p.stride[i] + reach -
+                                                 p.src_dims[2 + i] - p.padding[i]);
   }
   Arguments rest;
   const typename Forward::primitive_desc pd(
@@ -160,6 +163,13 @@ void execute(const Problem& p, Convolution& convolution, const ConvolutionBuffer
   }
 }
 
+// oneDNN computes the tail too, with weights of zero: of an infinity or a NaN in src it makes NaN.
+void clear_tail(const Problem& p, void* dst) {
+  if (p.dst_block < 4 || p.dst_dims[1] % p.dst_block == 0) return;
+  at::Tensor physical = at::from_blob(dst, physical_dims(p.dst_dims, p.dst_block), p.dtype);
+  clear_tail_(physical, p.dst_dims[1]);
+}
+
 // A 1-D problem as a 2-D one of height 1, the same memory: oneDNN has more kernels for it (1-D
 // transposed in 8c is `ref` on AVX-512). At height 1 any stride means the same; equal ones are
 // taken by the kernel that wants them equal.
@@ -183,14 +193,16 @@ std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
   const bool lifted = p.dst_dims.size() > problem.dst_dims.size();
-  return ConvolutionPlan{
-      .weights_format = convolution->weights_format,
-      .pack =
-          [p, convolution, lifted](const at::Tensor& weight) {
-            return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
-          },
-      .run = [p, convolution](
-                 const ConvolutionBuffers& buffers) { execute(p, *convolution, buffers); }};
+  return ConvolutionPlan{.weights_format = convolution->weights_format,
+                         .pack =
+                             [p, convolution, lifted](const at::Tensor& weight) {
+                               return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
+                             },
+                         .run =
+                             [p, convolution](const ConvolutionBuffers& buffers) {
+                               execute(p, *convolution, buffers);
+                               clear_tail(p, buffers.dst);
+                             }};
 }
 
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {

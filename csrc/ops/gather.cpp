@@ -4,8 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <bit>
-
 #include "format/errors.h"
 #include "ops/blocked.h"
 #include "ops/registered.h"
@@ -81,9 +79,7 @@ at::Tensor place_channels(const at::Tensor& values, const at::Tensor& index, std
   if (channels < 0 || channels > kMaxChannels) {
     fail_value(kOp, text("0 to ", kMaxChannels, " channels"), text(channels), "");
   }
-  if (block < 4 || block > 32 || !std::has_single_bit(static_cast<std::uint64_t>(block))) {
-    fail_value(kOp, "a channel block of 4, 8, 16 or 32", text(block), "");
-  }
+  check_block(kOp, block);
   dims.insert(dims.begin() + 1, channels);
   const at::Tensor checked = check_index(kOp, index, dims);
   const at::Tensor src = values.contiguous();

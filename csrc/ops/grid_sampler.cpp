@@ -205,6 +205,11 @@ Blocked check(const at::Tensor& input, std::int64_t channels, const at::Tensor& 
                text(src.dims(), " and ", grid.sizes()), "");
   }
   if (src.pixels() == 0) fail_value(kOp, "an image with pixels", text(src.dims()), "");
+  // Coordinates are float32, which counts every pixel up to here.
+  const at::IntArrayRef spatial = src.physical.sizes().slice(2, src.physical.dim() - 3);
+  if (std::ranges::any_of(spatial, [](std::int64_t size) { return size > 1 << 24; })) {
+    fail_not_implemented(kOp, "at most 2^24 pixels in a dim", text(src.dims()), "");
+  }
   if (sampling.interpolation < kLinear || sampling.interpolation > kCubic ||
       sampling.padding < kZeros || sampling.padding > kReflection ||
       (sampling.interpolation == kCubic && ndims != 4)) {

@@ -91,6 +91,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
   check_groups(kOp, src, groups);
   const at::Tensor mean = at::empty({src.batch(), groups}, input.options());
   const at::Tensor rstd = at::empty({src.batch(), groups}, input.options());
+  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  if (dst.physical.numel() == 0) return {dst.physical, mean, rstd};
   auto *means = mean.mutable_data_ptr<float>(), *rstds = rstd.mutable_data_ptr<float>();
   const GroupMoments moments = group_moments(src, groups);
   for (std::size_t group = 0; group < moments.mean.size(); ++group) {
@@ -103,7 +105,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
     scale[lane] = rstds[group] * scales[channel];
     shift[lane] = shifts[channel] - means[group] * scale[lane];
   });
-  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
   affine(src, all_blocks(src), scale, shift, dst.physical);
   return {dst.physical, mean, rstd};
 }

@@ -178,12 +178,6 @@ void check_dense(const char* op, const at::Tensor& input) {
   }
 }
 
-void check_block(const char* op, std::int64_t block) {
-  if (block != 4 && block != 8 && block != 16 && block != 32) {
-    fail_value(op, "a channel block of 4, 8, 16 or 32", text(block), "8 and 16 are the fast ones");
-  }
-}
-
 // oneDNN rounds and saturates into integers where ATen truncates: ATen's rule is the user's.
 bool onednn_converts_as_aten(at::ScalarType from, at::ScalarType to) {
   return from == to || (at::isFloatingType(to) && has_onednn_type(from) && has_onednn_type(to));

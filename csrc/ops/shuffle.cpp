@@ -99,6 +99,7 @@ at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::I
   Dims dims = src.dims();
   dims[1] = static_cast<std::int64_t>(index.size());
   const Blocked dst = empty_blocked(dims, src.block(), input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   ChannelGather(from, {channels}, src.batch(), src.pixels(), src.block())
       .run({data(src)}, mutable_data(dst));
   return dst.physical;
@@ -114,6 +115,7 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
   const std::int64_t height = src.physical.size(2), width = src.physical.size(3);
   const Blocked dst = empty_blocked({src.batch(), channels / (r * r), height * r, width * r}, block,
                                     input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   // dst[c, h * r + i, w * r + j] = src[c * r * r + i * r + j, h, w]: [blocks, r, r, block]
   Lanes lanes(static_cast<std::size_t>(dst.blocks() * r * r * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {
@@ -154,6 +156,7 @@ at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::
   }
   const Blocked dst =
       empty_blocked({src.batch(), channels * r * r, height, width}, block, input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   // dst[c * r * r + i * r + j, h, w] = src[c, h * r + i, w * r + j]: [blocks, block]
   Lanes lanes(static_cast<std::size_t>(dst.blocks() * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {

@@ -2,6 +2,7 @@
 // pixel. float32.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -83,6 +84,7 @@ at::Tensor softmax(const at::Tensor& input, std::int64_t channels, std::int64_t 
   const Blocked src = float_argument("softmax", input, channels);
   check_dim("softmax", src, dim);
   const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   const auto& table = kernels::kernels_for(src.block());
   const auto kernel = log ? table.log_softmax : table.softmax;
   const auto* in = src.physical.const_data_ptr<float>();
@@ -106,6 +108,7 @@ at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& out
     fail_value(kOp, text("a gradient of shape ", output.sizes()), text(grad_output.sizes()), "");
   }
   const Blocked diff_src = empty_blocked(dst.dims(), dst.block(), output.options());
+  if (diff_src.physical.numel() == 0) return diff_src.physical;
   const auto& table = kernels::kernels_for(dst.block());
   const auto kernel = log ? table.log_softmax_gradient : table.softmax_gradient;
   const auto *diff = diff_dst.physical.const_data_ptr<float>(),
@@ -121,6 +124,7 @@ at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& out
 at::Tensor sum_channels(const at::Tensor& input, std::int64_t channels) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("sum_channels", input, channels);
+  if (src.physical.numel() == 0) return at::zeros(pixel_dims(src), input.options());
   const at::Tensor sums = at::empty(pixel_dims(src), input.options());
   const auto kernel = kernels::kernels_for(src.block()).channel_sum;
   const auto* in = src.physical.const_data_ptr<float>();
@@ -139,6 +143,7 @@ at::Tensor argmax_channels(const at::Tensor& input, std::int64_t channels, bool 
     fail_not_implemented("argmax_channels", "1 to 2^24 channels", text(channels), "");
   }
   const at::Tensor indices = at::empty(pixel_dims(src), input.options().dtype(at::kLong));
+  if (indices.numel() == 0) return indices;
   const auto kernel = kernels::kernels_for(src.block()).channel_argmax;
   const auto* in = src.physical.const_data_ptr<float>();
   auto* out = indices.mutable_data_ptr<std::int64_t>();

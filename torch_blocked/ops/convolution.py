@@ -11,9 +11,9 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 
 
-@implements(aten.convolution.default)
+@implements(aten.convolution.default, aten._convolution.default)
 def convolution(
-    func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_
 ):
     """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]."""
     if not isinstance(input, BlockedTensor):

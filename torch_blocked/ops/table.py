@@ -65,6 +65,8 @@ def dispatch(func, types, args, kwargs) -> Any:
             physical = input._physical
             if type(physical) is Tensor and physical.nbytes < DIRECT_BYTES:
                 return _run_directly(func, *direct, physical, input._channels)
+    if torch._C._get_tracing_state() is not None:
+        return _recorded(func, args, kwargs)
     for t in types:
         if t is BlockedCopy:
             return _dispatch_copies(func, args, kwargs)
@@ -103,6 +105,18 @@ def _in_parts(func, args, kwargs) -> Any:
     )
     with conjugate, negative:
         return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def _recorded(func, args, kwargs) -> Any:
+    """Runs an op that torch.jit.trace does not record by itself: it would record what we do with
+    physical tensors. It records `_convolution` only, which other ops of the kind call."""
+    if func is torch.ops.aten.convolution.default and not kwargs:
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C._dispatch_key_parse("Tracer"), False):
+            return torch.ops.aten._convolution.default(*args, False, False, False, False)
+    raise NotImplementedError(
+        f"torch_blocked::{func}: expected an op that torch.jit.trace records, got one that it "
+        "takes apart; use torch.compile or torch.export, or give the model a dense input"
+    )
 
 
 def _run_directly(func, function, keeps_zero: bool, physical: Tensor, channels: int):

@@ -1,0 +1,107 @@
+"""Where a NaN or an infinity of the input reaches: docs/formats.md has these numbers.
+
+A direct convolution takes it to the pixels that see it. Winograd convolutions compute tiles of
+pixels together, and take it further; TORCH_BLOCKED_WINOGRAD=0 is the way out."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked
+from torch_blocked.tensor import format_name, tail_is_zero
+from torch_blocked.testing import dims_of, forced, make_tensors, problems
+
+# (implementation, kernel, stride): the most pixels it reaches in each dim, and ATen
+EXTENTS = {
+    ("winograd4", (3, 3), 1): ((5, 5), (3, 3)),
+    ("winograd2", (3, 3), 1): ((3, 3), (3, 3)),
+    ("winograd3", (7, 7), 2): ((6, 6), (4, 4)),
+    ("winograd4", (3, 3, 3), 1): ((3, 5, 5), (3, 3, 3)),
+    ("winograd2", (3, 3, 3), 1): ((3, 3, 3), (3, 3, 3)),
+    ("winograd4", (1, 3, 3), 1): ((1, 5, 5), (1, 3, 3)),
+    ("direct", (3, 3), 1): ((3, 3), (3, 3)),
+}
+# Of the pixel in every dim: each place in a tile of 2, 3 or 4, also where the stride is 2.
+POSITIONS = range(8, 20)
+CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
+
+
+def convolve(kernel, stride, position, value, blocked):
+    """Pixels of the result that are not finite in some channel."""
+    spatial = len(kernel)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(9, 3, *kernel, generator=generator)
+    x = torch.randn(1, 3, *[26] * spatial, generator=generator)
+    x[(0, 1, *position)] = value
+    x = x.to_blocked(format_name(x.dim(), 8)) if blocked else x
+    padding = [size // 2 for size in kernel]
+    result = CONVOLUTIONS[spatial](x, weight, stride=stride, padding=padding)
+    assert not blocked or tail_is_zero(result)
+    return ~torch_blocked.to_dense(result).isfinite().all(1)[0]
+
+
+def extent(pixels):
+    """The sides of the box around them."""
+    at = pixels.nonzero()
+    return tuple((at.max(0).values - at.min(0).values + 1).tolist())
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+@pytest.mark.parametrize("case", EXTENTS, ids=str)
+def test_how_far_it_reaches(case, value):
+    implementation, kernel, stride = case
+    most, dense = ((0,) * len(kernel),) * 2
+    for at in POSITIONS:
+        position = (at,) * len(kernel)
+        with forced(implementation):
+            pixels = convolve(kernel, stride, position, value, True)
+        expected = convolve(kernel, stride, position, value, False)
+        assert (pixels | ~expected).all(), "it reaches at least what sees it"
+        most = tuple(map(max, most, extent(pixels)))
+        dense = tuple(map(max, dense, extent(expected)))
+    assert (most, dense) == EXTENTS[case]
+
+
+WITHOUT_WINOGRAD = """
+import json
+from test_nan import EXTENTS, POSITIONS, convolve
+wrong = []
+for implementation, kernel, stride in EXTENTS:
+    for at in POSITIONS:
+        position = (at,) * len(kernel)
+        places = [convolve(kernel, stride, position, float("nan"), b) for b in (True, False)]
+        if not places[0].equal(places[1]):
+            wrong.append((kernel, position))
+print(json.dumps(wrong))
+"""
+
+
+def test_without_winograd_it_reaches_what_it_reaches_in_aten():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_WINOGRAD],
+        cwd=os.path.dirname(__file__),
+        env=os.environ | {"TORCH_BLOCKED_WINOGRAD": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+@pytest.mark.parametrize("problem", list(problems("convolution")), ids=lambda problem: problem.id)
+def test_the_tail_stays_zero(problem, value):
+    """The weights of the tail's lanes are zero, and zero times infinity is not."""
+    for block in (8, 16):
+        dims = dims_of(problem, 2, 9)
+        x, *operands = make_tensors(problem, dims)
+        x = x.detach().clone()
+        x.select(1, 3).fill_(value)
+        with torch.no_grad():
+            result = problem.run(x.to_blocked(format_name(problem.ndim, block)), *operands)
+        assert not torch_blocked.is_blocked(result) or tail_is_zero(result)
