@@ -1,0 +1,147 @@
+"""The command benchmarks/third_party.py, on models of our own: no other package is needed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.any_isa
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import zoo  # noqa: E402
+from zoo.forms import Expected, Wrong, compare  # noqa: E402
+
+
+def run(*options):
+    """Exit status, lines of output, and the results of the JSON file by model and form."""
+    paths = os.pathsep.join([str(ROOT / "test"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "third_party.py", "--table", "third_party_table:ROWS"]
+        + list(options),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def results(path):
+    return {(each["model"], each["form"]): each for each in json.loads(path.read_text())}
+
+
+def test_a_right_model_is_right_in_every_form(tmp_path):
+    status, lines = run("--models", "positional,keyword", "--json", str(tmp_path / "out.json"))
+    found = results(tmp_path / "out.json")
+    assert {form for _, form in found} == {"eager", "optimized", "compiled", "loaded"}
+    assert [each["status"] for each in found.values()] == ["ok"] * 8, lines
+    assert all(each["detail"].startswith("2 sizes, ") for each in found.values())
+    assert "8 ok" in lines[-1] and status == 0
+
+
+def test_what_is_wrong_or_dies_is_told_and_the_other_forms_still_run(tmp_path):
+    forms = "off,killed,renamed,ends,raises,refuses,chatters"
+    status, lines = run(
+        *("--models", "positional", "--forms", forms, "--json", str(tmp_path / "out.json"))
+    )
+    found = {form: each for (_, form), each in results(tmp_path / "out.json").items()}
+    assert list(found) == forms.split(",")
+    assert status == 1
+    assert found["off"]["status"] == "wrong"
+    assert re.fullmatch(r"1 of 2 sizes, at \[2, 9, 7\]: .map by 0.01", found["off"]["detail"])
+    assert found["killed"]["status"] == "signal"
+    assert found["killed"]["detail"].startswith("SIGSEGV at [1, 8, 8]")
+    assert found["renamed"]["status"] == "wrong" and "structure" in found["renamed"]["detail"]
+    assert found["ends"]["status"] == "error" and "a last word" in found["ends"]["detail"]
+    assert found["raises"]["status"] == "error"
+    assert found["raises"]["detail"].endswith("RuntimeError: no such thing")
+    assert found["refuses"]["status"] == "refused"
+    assert found["chatters"]["status"] == "ok"
+
+
+@pytest.mark.parametrize("form, expected", [("refuses", 0), ("off", 1), ("raises", 1)])
+def test_only_a_refusal_leaves_the_exit_status_at_0(form, expected):
+    assert run("--models", "positional", "--forms", form)[0] == expected
+
+
+def test_what_says_nothing_for_long_is_ended():
+    status, lines = run("--models", "positional", "--forms", "hangs", "--timeout", "20")
+    assert status == 1 and "timeout" in lines[0]
+
+
+def test_a_row_that_the_dense_model_refuses_is_an_error():
+    status, lines = run("--models", "refused_by_dense", "--forms", "eager")
+    assert status == 1 and re.match(r"pip/refused_by_dense +dense +error", lines[0])
+
+
+def test_an_unknown_form_or_model_is_refused():
+    done = run("--forms", "eager,quick")
+    assert done[0] == 2
+    assert run("--models", "no_such")[0] == 2
+
+
+def test_list_names_package_and_sizes():
+    status, lines = run("--list")
+    assert status == 0 and len(lines) == 3
+    assert re.match(r"pip/positional +pip [\d.]+ +1x8x8, 2x9x7", lines[0])
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def expected(value):
+    return Expected((1,), (), value, value)
+
+
+@pytest.mark.parametrize(
+    "found, wanted",
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("inf")])),
+        (torch.tensor([float("nan")]), torch.tensor([float("inf")])),
+        ((torch.ones(2),), [torch.ones(2)]),
+        ((torch.ones(2), torch.ones(2)), Pair(torch.ones(2), torch.ones(2))),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}),
+        (torch.ones(2), None),
+        (3, torch.ones(2)),
+    ],
+)
+def test_compare_finds_what_differs(found, wanted):
+    with pytest.raises(Wrong):
+        compare(found, expected(wanted))
+
+
+def test_compare_takes_equal_results():
+    value = {"a": [torch.tensor([1.0, float("inf"), float("nan")]), None, 3], "b": torch.ones(0)}
+    assert compare(value, expected(value)) == 0.0
+
+
+def test_the_table_is_as_promised():
+    names = [row.name for row in zoo.ROWS]
+    assert len(set(names)) == len(names) >= 60
+    text = (BENCHMARKS / "third_party.txt").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", text, re.M))
+    for row in zoo.ROWS:
+        assert row.package in pins, row.name
+        assert 3 <= len(row.sizes) - 1 <= 7 and len(set(row.sizes)) == len(row.sizes), row.name
+
+
+def test_the_dependency_group_holds_the_packages_of_the_table():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        group = tomllib.load(file)["dependency-groups"]["third_party"]
+    text = (BENCHMARKS / "third_party.txt").read_text()
+    models = re.findall(r"^[\w.-]+==[\w.]+$", text.split("# What these import.")[0], re.M)
+    assert group == models
+    assert {each.split("==")[0] for each in group} == {row.package for row in zoo.ROWS}
