@@ -85,7 +85,9 @@ def run_form(form: str, model, expected: list, tune: bool) -> tuple[str, str]:
                 break
     if not problems:
         return OK, f"{len(expected)} sizes, {worst:.1g}"
-    status = next(kind for kind in ("wrong", "error", REFUSED) if any(kind == p[0] for p in problems))
+    status = next(
+        kind for kind in ("wrong", "error", REFUSED) if any(kind == p[0] for p in problems)
+    )
     of_kind = [detail for kind, detail in problems if kind == status]
     return status, f"{len(of_kind)} of {len(expected)} sizes, {of_kind[0]}"
 
@@ -101,12 +103,13 @@ def child(table: str, name: str, forms: Sequence[str], tune: bool) -> None:
     row = rows(table)[name]
     try:
         say(form=DENSE, at="")
-        expected = expectations(row, built(row))
+        model = built(row)
+        expected = expectations(row, model)
     except Exception as error:  # the table is wrong, not torch_blocked
         say(result=asdict(Result(name, DENSE, "error", first_line(error))))
         return
     for form in forms:
-        status, detail = run_form(form, built(row), expected, tune)
+        status, detail = run_form(form, model, expected, tune)
         say(result=asdict(Result(name, form, status, detail)))
 
 
@@ -121,7 +124,9 @@ def lines_of(process: subprocess.Popen, seconds: float) -> Iterator[dict]:
         yield json.loads(text)
 
 
-def results_of(command: Callable[[str, Sequence[str]], list], name: str, forms: Sequence[str], limit: float) -> Iterator[Result]:
+def results_of(
+    command: Callable[[str, Sequence[str]], list], name: str, forms: Sequence[str], limit: float
+) -> Iterator[Result]:
     """The results of a model; where its process ends early, the rest of the forms get another."""
     left = list(forms)
     while left:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections import namedtuple
@@ -17,81 +16,77 @@ ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import third_party  # noqa: E402
 import zoo  # noqa: E402
 from zoo.forms import Expected, Wrong, compare  # noqa: E402
 
-
-def run(*options):
-    """Exit status, lines of output, and the results of the JSON file by model and form."""
-    paths = os.pathsep.join([str(ROOT / "test"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "third_party.py", "--table", "third_party_table:ROWS"]
-        + list(options),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout.splitlines()
+Status = namedtuple("Status", "code lines results")
 
 
-def results(path):
-    return {(each["model"], each["form"]): each for each in json.loads(path.read_text())}
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs the command on the table of ours, its models in processes of their own."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "test"), str(ROOT)]))
+
+    def call(*options) -> Status:
+        path = tmp_path / "out.json"
+        options = ["--table", "third_party_table:ROWS", "--json", str(path), *options]
+        code = third_party.main(options)
+        results = json.loads(path.read_text()) if path.exists() else []
+        lines = capsys.readouterr().out.splitlines()
+        return Status(code, lines, {(each["model"], each["form"]): each for each in results})
+
+    return call
 
 
-def test_a_right_model_is_right_in_every_form(tmp_path):
-    status, lines = run("--models", "positional,keyword", "--json", str(tmp_path / "out.json"))
-    found = results(tmp_path / "out.json")
-    assert {form for _, form in found} == {"eager", "optimized", "compiled", "loaded"}
-    assert [each["status"] for each in found.values()] == ["ok"] * 8, lines
-    assert all(each["detail"].startswith("2 sizes, ") for each in found.values())
-    assert "8 ok" in lines[-1] and status == 0
+def test_a_right_model_is_right_in_every_form(run):
+    code, lines, results = run("--models", "positional,keyword")
+    assert {form for _, form in results} == {"eager", "optimized", "compiled", "loaded"}
+    assert [each["status"] for each in results.values()] == ["ok"] * 8, lines
+    assert all(each["detail"].startswith("2 sizes, ") for each in results.values())
+    assert "8 ok" in lines[-1] and code == 0
 
 
-def test_what_is_wrong_or_dies_is_told_and_the_other_forms_still_run(tmp_path):
+def test_what_is_wrong_or_dies_is_told_and_the_other_forms_still_run(run):
     forms = "off,killed,renamed,ends,raises,refuses,chatters"
-    status, lines = run(
-        *("--models", "positional", "--forms", forms, "--json", str(tmp_path / "out.json"))
+    code, lines, results = run("--models", "positional", "--forms", forms)
+    found = {form: (each["status"], each["detail"]) for (_, form), each in results.items()}
+    assert list(found) == forms.split(",") and code == 1
+    assert found["off"] == ("wrong", "1 of 2 sizes, at [2, 9, 7]: .map by 0.01")
+    assert found["killed"] == ("signal", "SIGSEGV at [1, 8, 8]")
+    assert found["renamed"][0] == "wrong" and "structure" in found["renamed"][1]
+    assert found["ends"][0] == "error" and "a last word" in found["ends"][1]
+    assert found["raises"] == (
+        "error",
+        "1 of 2 sizes, at [1, 8, 8]: RuntimeError: no such thing",
     )
-    found = {form: each for (_, form), each in results(tmp_path / "out.json").items()}
-    assert list(found) == forms.split(",")
-    assert status == 1
-    assert found["off"]["status"] == "wrong"
-    assert re.fullmatch(r"1 of 2 sizes, at \[2, 9, 7\]: .map by 0.01", found["off"]["detail"])
-    assert found["killed"]["status"] == "signal"
-    assert found["killed"]["detail"].startswith("SIGSEGV at [1, 8, 8]")
-    assert found["renamed"]["status"] == "wrong" and "structure" in found["renamed"]["detail"]
-    assert found["ends"]["status"] == "error" and "a last word" in found["ends"]["detail"]
-    assert found["raises"]["status"] == "error"
-    assert found["raises"]["detail"].endswith("RuntimeError: no such thing")
-    assert found["refuses"]["status"] == "refused"
-    assert found["chatters"]["status"] == "ok"
+    assert found["refuses"][0] == "refused"
+    assert found["chatters"][0] == "ok"
 
 
-@pytest.mark.parametrize("form, expected", [("refuses", 0), ("off", 1), ("raises", 1)])
-def test_only_a_refusal_leaves_the_exit_status_at_0(form, expected):
-    assert run("--models", "positional", "--forms", form)[0] == expected
+def test_a_refusal_leaves_the_exit_status_at_0(run):
+    assert run("--models", "positional", "--forms", "refuses").code == 0
 
 
-def test_what_says_nothing_for_long_is_ended():
-    status, lines = run("--models", "positional", "--forms", "hangs", "--timeout", "20")
-    assert status == 1 and "timeout" in lines[0]
+def test_what_says_nothing_for_long_is_ended(run):
+    code, lines, _ = run("--models", "positional", "--forms", "hangs", "--timeout", "4")
+    assert code == 1 and "timeout" in lines[0]
 
 
-def test_a_row_that_the_dense_model_refuses_is_an_error():
-    status, lines = run("--models", "refused_by_dense", "--forms", "eager")
-    assert status == 1 and re.match(r"pip/refused_by_dense +dense +error", lines[0])
+def test_a_row_that_the_dense_model_refuses_is_an_error(run):
+    code, lines, _ = run("--models", "refused_by_dense", "--forms", "eager")
+    assert code == 1 and re.match(r"pip/refused_by_dense +dense +error", lines[0])
 
 
-def test_an_unknown_form_or_model_is_refused():
-    done = run("--forms", "eager,quick")
-    assert done[0] == 2
-    assert run("--models", "no_such")[0] == 2
+@pytest.mark.parametrize("option", ["--forms=eager,quick", "--models=no_such"])
+def test_an_unknown_form_or_model_is_refused(run, option):
+    with pytest.raises(SystemExit, match="2"):
+        run(option)
 
 
-def test_list_names_package_and_sizes():
-    status, lines = run("--list")
-    assert status == 0 and len(lines) == 3
+def test_list_names_package_and_sizes(run):
+    code, lines, _ = run("--list")
+    assert code == 0 and len(lines) == 3
     assert re.match(r"pip/positional +pip [\d.]+ +1x8x8, 2x9x7", lines[0])
 
 

@@ -92,10 +92,17 @@ def _positional(inputs: Inputs) -> tuple:
     return tuple(inputs.values()) if isinstance(inputs, dict) else inputs
 
 
+_made: dict[nn.Module, nn.Module] = {}
+
+
 def _optimize(model: nn.Module, example: Inputs, tune: bool) -> nn.Module:
-    if isinstance(example, dict):
-        model = ByPosition(model, tuple(example)).eval()
-    return torch_blocked.optimize(model, _positional(example), tune=tune)
+    """Made once for a model: what ran optimized is what is saved."""
+    if model not in _made:
+        whole = model
+        if isinstance(example, dict):
+            whole = ByPosition(model, tuple(example)).eval()
+        _made[model] = torch_blocked.optimize(whole, _positional(example), tune=tune)
+    return _made[model]
 
 
 @dataclasses.dataclass(frozen=True)

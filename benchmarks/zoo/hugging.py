@@ -80,7 +80,11 @@ def _row(name: str, model: str, config: str, sizes=IMAGES, inputs=None, **settin
 
 SPEECH = ((1, 4000), (2, 4000), (1, 5200), (2, 6401), (1, 8000))
 TEXT = ((1, 16), (2, 16), (1, 24), (3, 9), (2, 40))
-CONVOLUTIONAL_SPEECH = {"conv_dim": (16, 16, 16), "conv_stride": (5, 4, 2), "conv_kernel": (8, 4, 2)}
+CONVOLUTIONAL_SPEECH = {
+    "conv_dim": (16, 16, 16),
+    "conv_stride": (5, 4, 2),
+    "conv_kernel": (8, 4, 2),
+}
 
 ROWS = (
     Row(

@@ -111,7 +111,13 @@ ROWS = (
     ),
     Row(
         "monai/segresnet",
-        make(NETS + "SegResNet", spatial_dims=3, init_filters=8, blocks_down=(1, 2, 2), blocks_up=(1, 1)),
+        make(
+            NETS + "SegResNet",
+            spatial_dims=3,
+            init_filters=8,
+            blocks_down=(1, 2, 2),
+            blocks_up=(1, 1),
+        ),
         images(1),
         CUBES,
     ),
@@ -155,7 +161,9 @@ ROWS = (
     ),
     Row(
         "monai/resnet10",
-        make(NETS + "resnet10", spatial_dims=3, n_input_channels=1, num_classes=3, pretrained=False),
+        make(
+            NETS + "resnet10", spatial_dims=3, n_input_channels=1, num_classes=3, pretrained=False
+        ),
         images(1),
         CUBES,
     ),
@@ -212,6 +220,8 @@ ROWS = (
         images(1),
         squares(64, 96, 80, 48),
     ),
-    Row("dynamic-network-architectures/plain_unet", _plain_unet, images(1), squares(64, 96, 72, 40)),
+    Row(
+        "dynamic-network-architectures/plain_unet", _plain_unet, images(1), squares(64, 96, 72, 40)
+    ),
     Row("dynamic-network-architectures/residual_unet3d", _residual_unet, images(1), CUBES),
 )

@@ -54,7 +54,12 @@ SOUND = ((1, 1024), (2, 1024), (1, 1536), (1, 1999), (3, 512))
 ROWS = (
     Row("snac/snac", _snac(noise=False), images(1), SOUND),
     Row("snac/snac_noise", _snac(noise=True), images(1), SOUND, torch.float32),
-    Row("snac/snac_attention", _snac(False, window=8), images(1), ((1, 1024), (2, 1024), (1, 1536), (3, 512))),
+    Row(
+        "snac/snac_attention",
+        _snac(False, window=8),
+        images(1),
+        ((1, 1024), (2, 1024), (1, 1536), (3, 512)),
+    ),
     Row(
         "vit-pytorch/vit",
         make("vit_pytorch:ViT", image_size=32, patch_size=8, num_classes=10, **LITTLE),
@@ -112,7 +117,22 @@ ROWS = (
     ),
     Row(
         "vit-pytorch/twins_svt",
-        make("vit_pytorch.twins_svt:TwinsSVT", num_classes=10, s1_emb_dim=16, s2_emb_dim=32, s3_emb_dim=48, s4_emb_dim=64, s1_local_patch_size=2, s2_local_patch_size=2, s3_local_patch_size=2, s4_local_patch_size=2, s1_global_k=2, s2_global_k=2, s3_global_k=2, s4_global_k=2),
+        make(
+            "vit_pytorch.twins_svt:TwinsSVT",
+            num_classes=10,
+            s1_emb_dim=16,
+            s2_emb_dim=32,
+            s3_emb_dim=48,
+            s4_emb_dim=64,
+            s1_local_patch_size=2,
+            s2_local_patch_size=2,
+            s3_local_patch_size=2,
+            s4_local_patch_size=2,
+            s1_global_k=2,
+            s2_global_k=2,
+            s3_global_k=2,
+            s4_global_k=2,
+        ),
         images(3),
         squares(64, 128, 192),
     ),
