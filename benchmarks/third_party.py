@@ -177,6 +177,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="prints the table and runs nothing")
     parser.add_argument("--table", default="zoo:ROWS", help="another table: module:attribute")
     parser.add_argument("--json", help="writes the results into this file")
+    parser.add_argument("--markdown", help="writes a table into this file")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a size")
     parser.add_argument(
         "--tune", action="store_true", help="time kernels; a model that is faster dense runs dense"
@@ -190,6 +191,23 @@ def pinned(package: str) -> str:
         return f"{package} {version(package)}"
     except PackageNotFoundError:
         return f"{package} (not installed)"
+
+
+def markdown(results: Sequence[Result], forms: Sequence[str]) -> str:
+    """A table with a line per model: its largest error where a form is right, else the status."""
+    cells: dict[str, dict[str, str]] = {}
+    for each in results:
+        error = each.detail.split(", ")[-1]
+        cells.setdefault(each.model, {})[each.form] = error if each.status == OK else each.status
+    lines = [
+        "| " + " | ".join(["model", "version", *forms]) + " |",
+        "|---" * (2 + len(forms)) + "|",
+    ]
+    for model, found in cells.items():
+        release = pinned(model.split("/")[0]).split(" ", 1)[1]
+        row = [f"`{model}`", release, *(found.get(form, found.get(DENSE, "")) for form in forms)]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def check(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[str]) -> None:
@@ -234,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line(result), flush=True)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps([asdict(each) for each in found], indent=1))
+    if chosen.markdown:
+        Path(chosen.markdown).write_text(markdown(found, forms))
     counts = Counter(each.status for each in found)
     summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     print(f"{len(names)} models, {time.monotonic() - begin:.0f} s: {summary}")

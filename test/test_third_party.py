@@ -90,6 +90,18 @@ def test_list_names_package_and_sizes(run):
     assert re.match(r"pip/positional +pip [\d.]+ +1x8x8, 2x9x7", lines[0])
 
 
+def test_markdown_has_a_line_per_model():
+    found = [
+        third_party.Result("pip/a", "eager", "ok", "2 sizes, 3e-07"),
+        third_party.Result("pip/a", "loaded", "refused", "1 of 2 sizes, at [1]: because"),
+        third_party.Result("pip/b", "dense", "error", "no such size"),
+    ]
+    lines = third_party.markdown(found, ["eager", "loaded"]).splitlines()
+    assert lines[:2] == ["| model | version | eager | loaded |", "|---|---|---|---|"]
+    assert re.fullmatch(r"\| `pip/a` \| [\d.]+ \| 3e-07 \| refused \|", lines[2])
+    assert re.fullmatch(r"\| `pip/b` \| [\d.]+ \| error \| error \|", lines[3])
+
+
 Pair = namedtuple("Pair", "a b")
 
 
