@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -130,31 +131,29 @@ def results_of(
     """The results of a model; where its process ends early, the rest of the forms get another."""
     left = list(forms)
     while left:
-        at = {"form": left[0], "at": "start"}
-        process = subprocess.Popen(
-            command(name, left), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        ended = ""
-        try:
-            for said in lines_of(process, limit):
-                if "result" not in said:
+        at, ended = {"form": left[0], "at": "start"}, ""
+        with tempfile.TemporaryFile() as log:
+            # Unbuffered: select sees no lines that wait in a buffer.
+            process = subprocess.Popen(
+                command(name, left), stdout=subprocess.PIPE, stderr=log, bufsize=0
+            )
+            try:
+                for said in lines_of(process, limit):
                     at = said
-                    continue
-                result = Result(**said["result"])
-                yield result
-                if result.form == DENSE:
-                    left = []
-                else:
-                    left.remove(result.form)
-                at = {"form": left[0] if left else "", "at": "start"}
-        except TimeoutError:
-            process.kill()
-            ended = f"timeout after {limit:.0f} s"
-        _, errors = process.communicate()
-        if not left:
-            return
-        yield died(name, at, process.returncode, ended, errors)
-        left = left[left.index(at["form"]) + 1 :] if at["form"] in left else []
+                    if "result" in said:
+                        result = Result(**said["result"])
+                        yield result
+                        left = [] if result.form == DENSE else left[left.index(result.form) + 1 :]
+                        at = {"form": left[0] if left else "", "at": "start"}
+            except TimeoutError:
+                process.kill()
+                ended = f"timeout after {limit:.0f} s"
+            process.wait()
+            log.seek(0)
+            errors = log.read().decode(errors="replace")
+        if left:
+            yield died(name, at, process.returncode, ended, errors)
+            left = left[left.index(at["form"]) + 1 :] if at["form"] in left else []
 
 
 def died(name: str, at: dict, code: int, ended: str, errors: str) -> Result:
@@ -177,6 +176,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="prints the table and runs nothing")
     parser.add_argument("--table", default="zoo:ROWS", help="another table: module:attribute")
     parser.add_argument("--json", help="writes the results into this file")
+    parser.add_argument("--load", nargs="+", help="runs nothing, takes results of such files")
     parser.add_argument("--markdown", help="writes a table into this file")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a size")
     parser.add_argument(
@@ -222,6 +222,43 @@ def check(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[str]
         sys.exit(2)
 
 
+def run_all(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[str]) -> list[Result]:
+    """The results of all models, printed and written as they come."""
+
+    def command(name: str, left: Sequence[str]) -> list:
+        options = ["--table", chosen.table, "--forms", ",".join(left)]
+        options += ["--tune"] if chosen.tune else []
+        return [sys.executable, __file__, "--child", name, *options]
+
+    begin = time.monotonic()
+    found: list[Result] = []
+    for name in names:
+        for result in results_of(command, name, forms, chosen.timeout):
+            found.append(result)
+            print(line(result), flush=True)
+        write(chosen, found, forms)
+    print(f"{len(names)} models, {time.monotonic() - begin:.0f} s: {summary(found)}")
+    return found
+
+
+def loaded(paths: Sequence[str]) -> list[Result]:
+    """The results in these files; of a model and form in several, the last."""
+    entries = [Result(**each) for path in paths for each in json.loads(Path(path).read_text())]
+    return list({(each.model, each.form): each for each in entries}.values())
+
+
+def write(chosen: argparse.Namespace, found: Sequence[Result], forms: Sequence[str]) -> None:
+    if chosen.json:
+        Path(chosen.json).write_text(json.dumps([asdict(each) for each in found], indent=1))
+    if chosen.markdown:
+        Path(chosen.markdown).write_text(markdown(found, forms))
+
+
+def summary(found: Sequence[Result]) -> str:
+    counts = Counter(each.status for each in found)
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     chosen = parse(arguments)
@@ -238,26 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sizes = ", ".join("x".join(map(str, size)) for size in row.sizes)
             print(f"{name:44} {pinned(row.package):40} {sizes}")
         return 0
-
-    def command(name: str, left: Sequence[str]) -> list:
-        options = ["--table", chosen.table, "--forms", ",".join(left)]
-        options += ["--tune"] if chosen.tune else []
-        return [sys.executable, __file__, "--child", name, *options]
-
-    begin = time.monotonic()
-    found: list[Result] = []
-    for name in names:
-        for result in results_of(command, name, forms, chosen.timeout):
-            found.append(result)
-            print(line(result), flush=True)
-    if chosen.json:
-        Path(chosen.json).write_text(json.dumps([asdict(each) for each in found], indent=1))
-    if chosen.markdown:
-        Path(chosen.markdown).write_text(markdown(found, forms))
-    counts = Counter(each.status for each in found)
-    summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    print(f"{len(names)} models, {time.monotonic() - begin:.0f} s: {summary}")
-    return 0 if set(counts) <= {OK, REFUSED} else 1
+    if chosen.load:
+        found = [each for each in loaded(chosen.load) if each.model in names]
+        write(chosen, found, forms)
+        print("\n".join(map(line, found)), summary(found), sep="\n")
+    else:
+        found = run_all(chosen, names, forms)
+    return 0 if {each.status for each in found} <= {OK, REFUSED} else 1
 
 
 if __name__ == "__main__":

@@ -90,6 +90,18 @@ def test_list_names_package_and_sizes(run):
     assert re.match(r"pip/positional +pip [\d.]+ +1x8x8, 2x9x7", lines[0])
 
 
+def test_load_merges_results_of_several_runs(run, tmp_path):
+    results = [["off", "wrong"], ["eager", "ok"], ["off", "ok"]]
+    for i, (form, status) in enumerate(results):
+        entry = {"model": "pip/keyword", "form": form, "status": status, "detail": "2 sizes, 1e-7"}
+        (tmp_path / f"{i}.json").write_text(json.dumps([entry]))
+    files = [str(tmp_path / f"{i}.json") for i in range(3)]
+    assert run("--load", *files[:2]).code == 1
+    code, lines, merged = run("--load", *files, "--markdown", str(tmp_path / "table.md"))
+    assert code == 0 and [each["status"] for each in merged.values()] == ["ok", "ok"]
+    assert "1e-7" in (tmp_path / "table.md").read_text()
+
+
 def test_markdown_has_a_line_per_model():
     found = [
         third_party.Result("pip/a", "eager", "ok", "2 sizes, 3e-07"),

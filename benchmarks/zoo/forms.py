@@ -42,17 +42,6 @@ def converted(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     return tuple(map(apply, inputs))
 
 
-class ByPosition(nn.Module):
-    """A model that is called by keyword, as one that is called by position."""
-
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *args):
-        return self.model(**dict(zip(self.names, args, strict=True)))
-
-
 def eager(model: nn.Module, example: Inputs, tune: bool) -> Call:
     def blocked(value: Tensor) -> Tensor:
         return value.to_blocked() if 3 <= value.dim() <= 5 else value
@@ -62,7 +51,7 @@ def eager(model: nn.Module, example: Inputs, tune: bool) -> Call:
 
 def optimized(model: nn.Module, example: Inputs, tune: bool) -> Call:
     module = _optimize(model, example, tune)
-    return lambda inputs: call(module, _positional(inputs))
+    return lambda inputs: call(module, inputs)
 
 
 def compiled(model: nn.Module, example: Inputs, tune: bool) -> Call:
@@ -76,7 +65,7 @@ def loaded(model: nn.Module, example: Inputs, tune: bool) -> Call:
         path = Path(folder) / "model.tb"
         module.save(path)
         module = torch_blocked.load(path)
-    return lambda inputs: call(module, _positional(inputs))
+    return lambda inputs: call(module, inputs)
 
 
 # Each makes, from a model and the example inputs, what is then called at every size.
@@ -88,20 +77,21 @@ FORMS: dict[str, Callable[[nn.Module, Inputs, bool], Call]] = {
 }
 
 
-def _positional(inputs: Inputs) -> tuple:
-    return tuple(inputs.values()) if isinstance(inputs, dict) else inputs
-
-
 _made: dict[nn.Module, nn.Module] = {}
 
 
 def _optimize(model: nn.Module, example: Inputs, tune: bool) -> nn.Module:
-    """Made once for a model: what ran optimized is what is saved."""
+    """Made once for a model: what ran optimized is what is saved. Nothing is verified there, else
+    the model itself would take the place of a plan that is wrong."""
     if model not in _made:
-        whole = model
-        if isinstance(example, dict):
-            whole = ByPosition(model, tuple(example)).eval()
-        _made[model] = torch_blocked.optimize(whole, _positional(example), tune=tune)
+        by_name = example if isinstance(example, dict) else {}
+        _made[model] = torch_blocked.optimize(
+            model,
+            () if by_name else example,
+            example_kwargs=by_name,
+            tune=tune,
+            verify=False,
+        )
     return _made[model]
 
 
