@@ -1,0 +1,81 @@
+"""A row of the table of third-party models, and the words that rows are written in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Positional arguments, or keyword arguments.
+Inputs = tuple | dict[str, Any]
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of another package.
+
+    build: the model with random weights, after a fixed seed. inputs: arguments of a size, after a
+    fixed seed. sizes: the example's, then others; the dense model takes all of them. reference:
+    what the dense model computes in; float32 where a forward draws random numbers, which differ
+    between types."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[..., Inputs]
+    sizes: tuple[Size, ...]
+    reference: torch.dtype = torch.float64
+
+    @property
+    def package(self) -> str:
+        """Its name on PyPI, which third_party.txt pins."""
+        return self.name.split("/")[0]
+
+
+def make(path: str, *args, **keywords) -> Callable[[], nn.Module]:
+    """A factory that imports "module:name" and calls it when it is called."""
+    module, name = path.split(":")
+
+    def build() -> nn.Module:
+        return getattr(importlib.import_module(module), name)(*args, **keywords)
+
+    return build
+
+
+def images(channels: int) -> Callable[..., Inputs]:
+    """One image tensor [N, channels, *spatial] for a size (N, *spatial)."""
+    return lambda batch, *spatial: (torch.randn(batch, channels, *spatial),)
+
+
+def pixels(**more: Callable[..., Tensor]) -> Callable[..., Inputs]:
+    """The same by keyword, RGB, as transformers calls it."""
+    return lambda batch, *spatial: {"pixel_values": torch.randn(batch, 3, *spatial)}
+
+
+def squares(example: int, *others: int) -> tuple[Size, ...]:
+    """Images of `example` squared: one, then two, and then one and two of the other sizes."""
+    return (
+        (1, example, example),
+        (2, example, example),
+        *((1 + i % 2, size, size) for i, size in enumerate(others)),
+    )
+
+
+def batches(*size: int) -> tuple[Size, ...]:
+    """For models that take one size only: other batches."""
+    return tuple((batch, *size) for batch in (1, 2, 3, 5))
+
+
+def declare_torchvision_ops() -> None:
+    """Lets the Python of torchvision import beside a torch without CUDA.
+
+    Its library on PyPI wants CUDA's, so it is not loaded, and the import stops at two ops that no
+    model here calls. Only their schemas are given."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    declare_torchvision_ops.library = library  # the schemas live as long as it does
