@@ -47,9 +47,7 @@ MODES: dict[str, Convert] = {
 }
 
 # Ops that refuse a blocked tensor where dense gives a result.
-REFUSED = {
-    "resize_": "the physical tensor cannot change its dims in place",
-}
+REFUSED: dict[str, str] = {}
 
 # Ops whose result is not a function of their input's values.
 NOT_COMPARED = {

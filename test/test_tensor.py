@@ -437,16 +437,6 @@ def test_writes_to_views_are_never_lost(name):
     assert torch.equal(values, dense)
 
 
-@pytest.mark.parametrize("write", (lambda x: x.resize_(2, 17, 30), lambda x: x.transpose_(0, 1)))
-def test_writes_that_change_dims_are_refused(write):
-    x = random_dense().to_blocked(TAG)
-    with pytest.raises(
-        RuntimeError, match=r"^torch_blocked::aten\.[\w.]+: expected an in-place op"
-    ):
-        write(x)
-    assert torch.equal(x.to_dense(), random_dense())
-
-
 # --- mixing
 
 

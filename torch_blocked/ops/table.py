@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_blocked import _C, tensor
 from torch_blocked.profile import is_strict
-from torch_blocked.shadow import BlockedCopy, DenseView, dense_view, is_view_op, written_arguments
+from torch_blocked.shadow import (
+    BlockedCopy,
+    DenseView,
+    become,
+    dense_view,
+    is_view_op,
+    tied_to,
+    written_arguments,
+)
 from torch_blocked.tensor import BlockedTensor
 
 Handler = Callable[..., Any]
@@ -125,10 +134,12 @@ def _dispatch_copies(func, args, kwargs) -> Any:
         copy._shadow.follow()
     types = {type(leaf) for leaf in leaves if isinstance(leaf, Tensor)} - {BlockedCopy}
     result = dispatch(func, types, args, kwargs)
+    if is_view_op(func) and isinstance(args[0], BlockedCopy):
+        return pytree.tree_map_only(Tensor, partial(tied_to, args[0]), result)
     if func._schema.is_mutable:
         for argument in written_arguments(func, args, kwargs):
             if isinstance(argument, BlockedCopy):
-                argument._shadow.push()
+                argument._shadow.write_back()
     return result
 
 
@@ -194,11 +205,9 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
 
 
 def _write_back(func, original: BlockedTensor, dense: Tensor) -> None:
-    if dense.shape != original.shape or dense.dtype != original.dtype:
-        raise RuntimeError(
-            f"torch_blocked::{func}: expected an in-place op to keep {tuple(original.shape)} "
-            f"{original.dtype}, got {tuple(dense.shape)} {dense.dtype}; call .to_dense() first"
-        )
+    if dense.shape != original.shape:  # an `out` of other dims
+        can_block = 3 <= dense.dim() <= 5
+        return become(original, to_blocked_like(dense, original) if can_block else dense)
     original._physical.copy_(torch.ops.torch_blocked.to_blocked(dense, original.block))
 
 
