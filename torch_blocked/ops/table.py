@@ -164,6 +164,7 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
     belongs to a family that keeps the format."""
     blocked = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, BlockedTensor)]
     _announce(func, blocked, reason)
+    _refuse_partial_overlap(func, args, kwargs, blocked)
     dense = {id(a): a.to_dense() for a in blocked}
 
     def to_dense(value):
@@ -184,6 +185,31 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
         return value
 
     return pytree.tree_map(from_dense, out)
+
+
+def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) -> None:
+    """Raises RuntimeError if `out` shares a part of its memory with another argument, as ATen does
+    where it sees the memory; copies would hide it."""
+    if not any(argument.is_out for argument in func._schema.arguments):
+        return
+    for out in written_arguments(func, args, kwargs):
+        for other in blocked:
+            if isinstance(out, BlockedTensor) and out is not other and _overlap(out, other):
+                raise RuntimeError(
+                    f"torch_blocked::{func}: expected an `out` in memory of its own, got one that "
+                    f"shares a part of that of another argument; pass a .clone()"
+                )
+
+
+def _overlap(a: BlockedTensor, b: BlockedTensor) -> bool:
+    """Whether their memory is the same in part and, as ATen asks too, each is in one piece."""
+    if type(a._physical) is not Tensor or type(b._physical) is not Tensor:
+        return False
+    (first, end), (other, other_end) = sorted(
+        (x._physical.data_ptr(), x._physical.data_ptr() + x._physical.nbytes) for x in (a, b)
+    )
+    in_one_piece = a._physical.is_contiguous() and b._physical.is_contiguous()
+    return in_one_piece and other < min(end, other_end) and (first, end) != (other, other_end)
 
 
 def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
@@ -221,6 +247,17 @@ def to_blocked_like(value: Tensor, like: BlockedTensor) -> BlockedTensor:
         wants_dense_gradient(value)
         physical = torch.ops.torch_blocked.to_blocked(value, like.block)
     return BlockedTensor(physical, value.shape[1])
+
+
+def gradient_like(gradient: Tensor, channels: int, like: BlockedTensor) -> Tensor:
+    """The physical tensor of the gradient of a result with `channels`, in the format of `like`. The
+    blocks of another number of channels may be as many, so it is looked at here."""
+    if gradient.dim() != like.dim() or gradient.shape[1] != channels:
+        raise ValueError(
+            f"torch_blocked::gradient: expected {like.dim()} dims with {channels} channels, got "
+            f"{tuple(gradient.shape)}; pass the gradient of the result"
+        )
+    return to_blocked_like(gradient, like)._physical
 
 
 _has_hook = WeakTensorKeyDictionary()
