@@ -164,7 +164,7 @@ class _ToBlocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         if ctx.block is None:
-            return to_dense(grad, ctx.dtype), None, None
+            return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.table.regular
         return to_blocked(grad, format_name(grad.dim(), ctx.block), ctx.dtype), None, None
 
 

@@ -168,6 +168,8 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
     dense = {id(a): a.to_dense() for a in blocked}
 
     def to_dense(value):
+        if isinstance(value, Tensor) and id(value) not in dense and not func._schema.is_mutable:
+            return regular(value)
         return dense.get(id(value), value)
 
     out = func(*pytree.tree_map(to_dense, args), **pytree.tree_map(to_dense, kwargs))
@@ -185,6 +187,15 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
         return value
 
     return pytree.tree_map(from_dense, out)
+
+
+def regular(value: Tensor) -> Tensor:
+    """`value` with strides that ATen reads right. Its batch norm backward on the CPU takes a
+    gradient with strides [C, 1, W * C, C], as a transposed sequence of batch 1 has them, for
+    contiguous."""
+    if value.dim() < 3 or value.shape[0] != 1 or value.layout != torch.strided:
+        return value
+    return value.contiguous()
 
 
 def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) -> None:
