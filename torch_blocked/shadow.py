@@ -69,6 +69,8 @@ class DenseView(Tensor):
             view._shadow.follow()
         if func in IN_PLACE_VIEWS and isinstance(args[0], DenseView):
             return _change_dims(func, *args, **kwargs)
+        if func is aten.copy_.default and _is_reshaped(*args[:2]):
+            return args[0]
 
         def plain(value):
             return value._dense if isinstance(value, DenseView) else value
@@ -109,6 +111,16 @@ class DenseView(Tensor):
         return torch._tensor_str._str(self.detach()._plain(), tensor_contents=tensor_contents)
 
 
+def _is_reshaped(input: Tensor, source: Tensor) -> bool:
+    """Whether `source` is `input` with its dims joined. ATen's matmul writes into such a view of
+    `out` and then, because their storages differ, copies it back as it is."""
+    if not isinstance(input, BlockedTensor) or not isinstance(source, DenseView):
+        return False
+    same = source._shadow.base._physical is input._physical
+    joined = source.dim() < input.dim() and source.numel() == input.numel()
+    return same and joined and source.shape != input.shape[-source.dim() :]
+
+
 def _change_dims(func, view: DenseView, *args, **kwargs) -> DenseView:
     """An op that changes dims in place, on what lies in the memory of the copy."""
     dense = view._dense.detach()
@@ -131,11 +143,12 @@ class BlockedCopy(BlockedTensor):
 def anchor(input: BlockedTensor) -> BlockedTensor:
     """A blocked tensor in the memory of `input` that counts its writes with it. Views are tied to
     one of these, because `input` itself may be given other dims or other memory."""
+    if not _is_eager(input):
+        return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
     if isinstance(input, BlockedCopy):
         same._shadow = input._shadow
-    if _is_eager(input):
-        _C.share_version(same, input)
+    _C.share_version(same, input)
     return same
 
 
