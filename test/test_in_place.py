@@ -132,6 +132,17 @@ def test_gradient_of_singular_values():
     torch.testing.assert_close(gradients[1].to_dense(), gradients[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+def test_compiled():
+    """What stays blocked; what does not is refused, for a traced tensor cannot become another."""
+    dense, blocked = pair()
+    compiled = torch.compile(lambda y: (y * 2).unsqueeze_(2) * 3, backend="aot_eager")
+    assert_equal(compiled(blocked), (dense * 2).unsqueeze_(2) * 3)
+    refused = torch.compile(lambda y: (y * 2).transpose_(0, 1), backend="aot_eager")
+    with pytest.raises(Exception, match="torch_blocked::in place: expected a tensor"):
+        refused(blocked)
+
+
 # --- views of views that are copies
 
 
