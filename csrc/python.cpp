@@ -133,7 +133,11 @@ PYBIND11_MODULE(_C, m) {
         py::arg("sleep") = std::chrono::microseconds(0), py::arg("fails") = -1,
         py::call_guard<py::gil_scoped_release>());
   m.def("packed_weight_bytes", &packed_weight_bytes);
-  m.def("clear_packed_weights", &clear_packed_weights);
+  m.def(
+      "clear_packed_weights", &clear_packed_weights,
+      "Forgets the packed weights of all convolutions; each packs its own anew at its next use.\n\n"
+      "Needed only after writing to weights through a raw address, or through a NumPy array made\n"
+      "of the parameter itself, that was taken before their last use: every other write is seen.");
   m.def("idle_pool_bytes", &idle_pool_bytes);
   m.def("release_pool", &release_pool);
   m.def("force_convolution", &force_convolution);

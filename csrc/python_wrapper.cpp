@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdlib>
 #include <stdexcept>
@@ -137,10 +138,26 @@ PyMethodDef wrap_definition{
     "wrap", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(wrap_method)), METH_FASTCALL,
     "wrap(cls, physical, channels): a blocked tensor of class cls around a plain tensor"};
 
+// What an in-place op that changes dims needs: the same object with the dims, dtype and storage of
+// `other`. Its version counter and its place in the autograd graph stay.
+void take_metadata(const at::Tensor& self, const at::Tensor& other) {
+  c10::TensorImpl* impl = self.unsafeGetTensorImpl();
+  impl->shallow_copy_from(other.getIntrusivePtr());
+  impl->set_python_dispatch(other.unsafeGetTensorImpl()->is_python_dispatch());
+}
+
+// Makes `self` count its writes together with `other`, as a view does.
+void share_version(const at::Tensor& self, const at::Tensor& other) {
+  if (self.is_inference() || other.is_inference()) return;
+  self.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
+}
+
 }  // namespace
 
 void bind_wrapper(py::module_& m) {
   m.add_object("wrap", PyCFunction_New(&wrap_definition, nullptr));
+  m.def("take_metadata", &take_metadata);
+  m.def("share_version", &share_version);
 }
 
 }  // namespace torch_blocked

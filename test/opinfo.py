@@ -47,9 +47,7 @@ MODES: dict[str, Convert] = {
 }
 
 # Ops that refuse a blocked tensor where dense gives a result.
-REFUSED = {
-    "resize_": "the physical tensor cannot change its dims in place",
-}
+REFUSED: dict[str, str] = {}
 
 # Ops whose result is not a function of their input's values.
 NOT_COMPARED = {
@@ -178,6 +176,57 @@ def check(op, mode: str, backward: bool, most_samples: int | None = None) -> Out
             if problem:
                 outcome.wrong.append(f"sample {index}: {problem}")
     return outcome
+
+
+class InPlace:
+    """The in-place variant of an op: its result must be the input object itself."""
+
+    def __init__(self, op):
+        self.op, self.name = op, op.name
+
+    def sample_inputs(self, *args, **kwargs):
+        for sample in self.op.sample_inputs(*args, **kwargs):
+            if can_block(sample.input) and not sample.broadcasts_input:
+                yield sample
+
+    def __call__(self, input, *args, **kwargs):
+        out = self.op.inplace_variant(input, *args, **kwargs)
+        assert out is input
+        return out
+
+
+class Out:
+    """An op that writes into `out`, which is zeros of the dims of its result, or of others."""
+
+    def __init__(self, op, dims=None):
+        self.op, self.name, self.dims = op, op.name, dims
+
+    def sample_inputs(self, *args, **kwargs):
+        for sample in self.op.sample_inputs(*args, **kwargs):
+            result = self.op(sample.input, *sample.args, **sample.kwargs)
+            if isinstance(result, Tensor):
+                out = torch.zeros(self.dims or result.shape, dtype=result.dtype)
+                if can_block(out):
+                    sample.kwargs = {**sample.kwargs, "out": out}
+                    yield sample
+
+    def __call__(self, *args, out, **kwargs):
+        result = self.op(*args, out=out, **kwargs)
+        assert result is out
+        return result
+
+
+class Refused:
+    """The arguments with which the database says that an op raises."""
+
+    def __init__(self, op):
+        self.op, self.name = op, op.name
+
+    def sample_inputs(self, device, *_args, **_kwargs):
+        return (error.sample_input for error in self.op.error_inputs(device))
+
+    def __call__(self, *args, **kwargs):
+        return self.op(*args, **kwargs)
 
 
 # By name, the ops that take float32.

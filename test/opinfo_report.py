@@ -87,7 +87,7 @@ def main() -> None:
     rows = {name: row for name, row in rows.items() if row["compared"] or row["forward"]}
     wrong = [line for row in rows.values() for line in row["wrong"]]
     listed = {
-        key: "; ".join(f"`{k}` ({v})" for k, v in table.items())
+        key: "; ".join(f"`{k}` ({v})" for k, v in table.items()) or "nothing"
         for key, table in (("refused", REFUSED), ("not_compared", NOT_COMPARED))
     }
     text = HEAD.format(

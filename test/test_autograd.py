@@ -189,3 +189,35 @@ def test_batch_norm_takes_the_gradient_of_a_transposed_matrix(dtype, training, b
     expected = gradients(x, written_out)
     for got, wanted in zip(gradients(x.to_blocked(), ours), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+class _AsSequence(nn.Module):
+    """Pixels as a sequence, as transformers with a convolutional stem have them."""
+
+    def forward(self, x):
+        return x.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:torch_blocked")
+@pytest.mark.parametrize("training", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+@pytest.mark.parametrize("blocked_norm", (True, False))
+def test_batch_norm_gets_a_gradient_that_it_reads_right(blocked_norm, dtype, training):
+    """Batch 1: it comes with strides [C, 1, W * C, C], with which torch's own is wrong."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(6).to(dtype).train(training)
+    x, weight = torch.randn(1, 6, 3, 4, dtype=dtype), torch.randn(6, 6, dtype=dtype)
+
+    def gradients(function):
+        leaf = x.clone().requires_grad_()
+        loss = (function(leaf) @ weight).sin().sum()
+        return torch.autograd.grad(loss, (leaf, *norm.parameters()))
+
+    ours = gradients(
+        lambda y: _AsSequence()(norm(y.to_blocked()) if blocked_norm else norm(y).to_blocked())
+    )
+    # Two images give two equal halves, and torch reads their strides right.
+    norm, x = norm.double(), torch.cat([x, x]).double()
+    weight = weight.double()
+    pair = gradients(lambda y: _AsSequence()(norm(y)))
+    exact = (pair[0][:1], *(value / 2 for value in pair[1:]))
+    for value, reference in zip(ours, exact, strict=True):
+        torch.testing.assert_close(value.double(), reference, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,10 @@ def test_every_op_in_every_mode(tmp_path, capsys):
     files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
     assert main(["bench", "dispatch", "--rounds", "2", *files]) == 0
     rows = [(op, mode) for op in dispatch.OPS for mode in dispatch.MODES]
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    written = json.loads((tmp_path / "out.json").read_text())
+    results, weights = written["results"], written["context"]["weights"]
+    assert [(row["channels"], row["size"]) for row in weights] == list(dispatch.WEIGHTS)
+    assert all(row["own_us"] > 0 and row["shared_us"] > 0 for row in weights)
     assert [(result["op"], result["mode"]) for result in results] == rows
     assert all(result["blocked_us"] > 0 and result["kernel_us"] > 0 for result in results)
     with (tmp_path / "out.csv").open(newline="") as file:

@@ -2,7 +2,6 @@
 gradients, mixing, strict mode, and the packed weights behind it."""
 
 import copy
-import gc
 import io
 import pickle
 import threading
@@ -438,16 +437,6 @@ def test_writes_to_views_are_never_lost(name):
     assert torch.equal(values, dense)
 
 
-@pytest.mark.parametrize("write", (lambda x: x.resize_(2, 17, 30), lambda x: x.transpose_(0, 1)))
-def test_writes_that_change_dims_are_refused(write):
-    x = random_dense().to_blocked(TAG)
-    with pytest.raises(
-        RuntimeError, match=r"^torch_blocked::aten\.[\w.]+: expected an in-place op"
-    ):
-        write(x)
-    assert torch.equal(x.to_dense(), random_dense())
-
-
 # --- mixing
 
 
@@ -647,117 +636,6 @@ def test_an_op_warns_once(monkeypatch):
     for text, op in zip(texts, ("renorm", "cumprod"), strict=True):
         assert text.startswith(f"torch_blocked: aten.{op}.default runs on a dense copy of nChw8c")
         assert "torch_blocked.profile() counts these" in text
-
-
-# --- packed weights
-
-
-def conv_matches_dense(module, seed=1):
-    x = random_dense(2, 17, 7, 7, seed=seed)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            module(x.to_blocked(TAG)).to_dense(), module(x), rtol=1e-4, atol=1e-5
-        )
-
-
-def test_packed_weights_follow_the_optimizer():
-    module = nn.Conv2d(17, 24, 3)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    for _ in range(3):
-        conv_matches_dense(module)
-        optimizer.zero_grad()
-        module(random_dense(2, 17, 7, 7).to_blocked(TAG)).square().mean().backward()
-        optimizer.step()
-    conv_matches_dense(module)
-
-
-CHANGES = {
-    "in-place": lambda m: torch.no_grad()(m.weight.mul_)(2),
-    "data": lambda m: m.weight.data.mul_(2),
-    "data-copy": lambda m: m.weight.data.copy_(torch.randn(24, 17, 3, 3)),
-    "new-data": lambda m: setattr(m.weight, "data", torch.randn(24, 17, 3, 3)),
-    "load_state_dict": lambda m: m.load_state_dict(nn.Conv2d(17, 24, 3).state_dict()),
-    "load-assign": lambda m: m.load_state_dict(nn.Conv2d(17, 24, 3).state_dict(), assign=True),
-    "new-parameter": lambda m: setattr(m, "weight", nn.Parameter(torch.randn(24, 17, 3, 3))),
-    "reset": lambda m: m.reset_parameters(),
-    "numpy": lambda m: m.weight.detach().numpy().__imul__(2),
-    "channels-last": lambda m: m.to(memory_format=torch.channels_last),
-    "one-value": lambda m: m.weight.data.view(-1).__setitem__(0, 9.0),
-    "bias": lambda m: m.bias.data.add_(5),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_packed_weights_follow_every_write(name):
-    torch.manual_seed(0)
-    module = nn.Conv2d(17, 24, 3)
-    conv_matches_dense(module)
-    CHANGES[name](module)
-    conv_matches_dense(module)
-
-
-def test_weights_are_packed_once():
-    module = nn.Conv2d(17, 24, 3)
-    conv_matches_dense(module)
-    with torch_blocked.profile() as p:
-        conv_matches_dense(module, seed=2)
-        conv_matches_dense(module, seed=3)
-    assert p.packs == 0, p.table()
-    inputs = [
-        random_dense(2, 17, 7, 7).to_blocked("nChw16c"),
-        random_dense(3, 17, 29, 27).to_blocked(TAG),
-    ]
-    with torch.no_grad():
-        for x in inputs:
-            module(x)  # another kernel may want another form
-        with torch_blocked.profile() as p:
-            for x in inputs:
-                module(x)
-    assert p.packs == 0, p.table()
-
-
-def test_views_of_one_storage_are_told_apart():
-    both = random_dense(48, 17, 3, 3)
-    x = random_dense(2, 17, 7, 7)
-    for weight in (both[:24], both[24:], both[:24].flip(0), both[::2]):
-        expected = F.conv2d(x, weight)
-        ours = F.conv2d(x.to_blocked(TAG), weight).to_dense()
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_packed_weights_die_with_their_weights():
-    gc.collect()
-    before = _C.packed_weight_bytes()
-    module = nn.Conv2d(17, 24, 3)
-    conv_matches_dense(module)
-    held = _C.packed_weight_bytes() - before
-    assert held >= module.weight.nbytes
-    with torch.no_grad():
-        module.weight.mul_(2)
-    conv_matches_dense(module)
-    assert _C.packed_weight_bytes() - before == held, "the stale form was kept"
-    del module
-    gc.collect()
-    assert _C.packed_weight_bytes() == before
-
-
-def test_packed_weights_can_be_cleared():
-    module = nn.Conv2d(17, 24, 3)
-    conv_matches_dense(module)
-    _C.clear_packed_weights()
-    assert _C.packed_weight_bytes() == 0
-    conv_matches_dense(module)
-
-
-def test_inference_weights_are_not_kept():
-    gc.collect()
-    before = _C.packed_weight_bytes()
-    with torch.inference_mode():
-        module = nn.Conv2d(17, 24, 3)
-        conv_matches_dense(module)
-        module.weight.mul_(2)
-        conv_matches_dense(module)
-    assert _C.packed_weight_bytes() == before
 
 
 # --- threads

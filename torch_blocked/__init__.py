@@ -7,7 +7,7 @@ environment.check()  # imports torch, then the C++ library, or says in one sente
 import torch  # noqa: E402
 
 from torch_blocked import ops as _ops  # noqa: E402, F401  fills the ops table
-from torch_blocked._C import native_blocks  # noqa: E402
+from torch_blocked._C import clear_packed_weights, native_blocks  # noqa: E402
 from torch_blocked.channels_last_1d import (  # noqa: E402
     is_contiguous_channels_last_1d,
     to_channels_last_1d,
@@ -38,6 +38,7 @@ __all__ = [
     "BlockedTensor",
     "Descriptor",
     "canonical_tag",
+    "clear_packed_weights",
     "empty",
     "env",
     "format_of",

@@ -30,8 +30,8 @@ def _dtype_name(dtype: torch.dtype | str) -> str:
     if name is None:
         raise TypeError(
             "torch_blocked::Descriptor: expected a dtype that oneDNN has "
-            f"({', '.join(str(known) for known in _DTYPE_NAMES)}), got {dtype!r}; "
-            "cast the data to one of them"
+            f"({', '.join(str(known) for known in _DTYPE_NAMES)}), got "
+            f"{_C.shortened(repr(dtype))}; cast the data to one of them"
         )
     return name
 
@@ -42,23 +42,25 @@ def _ints(what: str, values: Sequence[int]) -> list[int]:
     except TypeError:
         raise TypeError(
             f"torch_blocked::Descriptor: expected {what} to be a sequence of integers, "
-            f"got {values!r}; pass a tuple such as (2, 17, 5, 4)"
+            f"got {_C.shortened(repr(values))}; pass a tuple such as (2, 17, 5, 4)"
         ) from None
     limit = 31 if what in ("permutation", "inner_idxs") else 63
     for value in result:
         if not -(2**limit) <= value < 2**limit:
             raise ValueError(
                 f"torch_blocked::Descriptor: expected {what} to fit {limit + 1} bits, "
-                f"got {value}; check the values"
+                f"got {_C.shortened(str(value))}; check the values"
             )
     return result
 
 
-def _tag(tag: str) -> str:
+def checked_tag(tag: str) -> str:
+    """`tag`; raises TypeError if it is no string."""
     if not isinstance(tag, str):
         raise TypeError(
-            f"torch_blocked::format_tag: expected a string such as 'nChw16c', got {tag!r}; "
-            "pass strides by keyword: Descriptor(dims, dtype, strides=...)"
+            "torch_blocked::format_tag: expected a string such as 'nChw16c', got "
+            f"{_C.shortened(repr(tag))}; pass strides by keyword: "
+            "Descriptor(dims, dtype, strides=...)"
         )
     return tag
 
@@ -69,7 +71,7 @@ def canonical_tag(tag: str) -> str:
     Two names of the same format have the same canonical tag.
     Raises ValueError if `tag` is not a format tag.
     Source: oneAPI specification, "Memory", format_tag."""
-    return _C.canonical_tag(_tag(tag))
+    return _C.canonical_tag(checked_tag(tag))
 
 
 def physical_shape(dims: Sequence[int], tag: str) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ def physical_shape(dims: Sequence[int], tag: str) -> tuple[int, ...]:
     rounded up, then the inner blocks: `physical_shape((2, 17, 5, 4), "nChw8c") == (2, 3, 5, 4, 8)`.
     Raises ValueError for an unknown tag, for `undef` and `any`, and for a rank not the tag's.
     Source: oneDNN, "Understanding Memory Formats"."""
-    return _C.physical_shape(_ints("dims", dims), _tag(tag))
+    return _C.physical_shape(_ints("dims", dims), checked_tag(tag))
 
 
 class Descriptor:
@@ -126,7 +128,7 @@ class Descriptor:
         self._desc = _C.Descriptor(
             dims,
             _dtype_name(dtype),
-            None if tag is None else _tag(tag),
+            None if tag is None else checked_tag(tag),
             None if strides is None else _ints("strides", strides),
             _ints("inner_blks", inner_blks or ()),
             _ints("inner_idxs", inner_idxs or ()),
@@ -235,7 +237,7 @@ class Descriptor:
 
     def matches_tag(self, tag: str) -> bool:
         """Whether Descriptor(dims, dtype, tag) equals this descriptor."""
-        return self._desc.matches_tag(_tag(tag))
+        return self._desc.matches_tag(checked_tag(tag))
 
     def physical_shape(self) -> tuple[int, ...]:
         """Sizes of this memory as a tensor: outer dims in memory order, then the inner blocks."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _C
+from torch_blocked.descriptor import canonical_tag, checked_tag
 from torch_blocked.export import ExportedTensor
 from torch_blocked.tensor import BlockedTensor, default_block, format_name, known_when_traced
 
@@ -179,7 +180,7 @@ class _ToBlocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         if ctx.block is None:
-            return to_dense(grad, ctx.dtype), None, None
+            return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.table.regular
         return to_blocked(grad, format_name(grad.dim(), ctx.block), ctx.dtype), None, None
 
 
@@ -211,7 +212,7 @@ class _ToDense(torch.autograd.Function):
 @known_when_traced
 def _is_channels_last(tag: str, ndim: int) -> bool | None:
     """False for the contiguous tag of `ndim` dims, True for channels-last, None for any other."""
-    canonical = _C.canonical_tag(tag)
+    canonical = canonical_tag(tag)
     for plain, channels_last in ((_CONTIGUOUS, False), (_CHANNELS_LAST, True)):
         if ndim in plain and canonical == _C.canonical_tag(plain[ndim]):
             return channels_last
@@ -220,7 +221,7 @@ def _is_channels_last(tag: str, ndim: int) -> bool | None:
 
 @known_when_traced
 def _block_of(tag: str, ndim: int) -> int:
-    return _parsed_block(tag, ndim)
+    return _parsed_block(checked_tag(tag), ndim)
 
 
 @lru_cache(maxsize=256)
@@ -230,7 +231,7 @@ def _parsed_block(tag: str, ndim: int) -> int:
         wanted = f" such as {format_name(ndim, 16)}" if ndim in _CONTIGUOUS else " and 3 to 5 dims"
         raise ValueError(
             f"torch_blocked::to_blocked: expected a tag blocked over the channels{wanted}, got "
-            f"{tag} for {ndim} dims; use to_format for plain formats"
+            f"{_C.shortened(tag)} for {ndim} dims; use to_format for plain formats"
         )
     return block
 

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torch_blocked import _C
 from torch_blocked.tensor import BlockedTensor
 
+aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 
@@ -29,10 +31,18 @@ class Shadow:
 
     def follow(self) -> None:
         """Renews the copy if the base was written since."""
+        if isinstance(self.base, BlockedCopy):
+            self.base._shadow.follow()
         version = _version(self.base)
         if version is None or version != self.version:
             self.pull()
             self.version = version
+
+    def write_back(self) -> None:
+        """Brings what was written to the copy to the base, and to the base of that."""
+        self.push()
+        if isinstance(self.base, BlockedCopy):
+            self.base._shadow.write_back()
 
 
 class DenseView(Tensor):
@@ -57,6 +67,10 @@ class DenseView(Tensor):
         views = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, DenseView)]
         for view in views:
             view._shadow.follow()
+        if func in IN_PLACE_VIEWS and isinstance(args[0], DenseView):
+            return _change_dims(func, *args, **kwargs)
+        if func is aten.copy_.default and _is_reshaped(*args[:2]):
+            return args[0]
 
         def plain(value):
             return value._dense if isinstance(value, DenseView) else value
@@ -64,7 +78,7 @@ class DenseView(Tensor):
         out = func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs))
         for argument in written_arguments(func, args, kwargs):
             if isinstance(argument, DenseView):
-                argument._shadow.push()
+                argument._shadow.write_back()
         original = {id(view._dense): view for view in views}
 
         def wrapped(value):
@@ -97,8 +111,27 @@ class DenseView(Tensor):
         return torch._tensor_str._str(self.detach()._plain(), tensor_contents=tensor_contents)
 
 
+def _is_reshaped(input: Tensor, source: Tensor) -> bool:
+    """Whether `source` is `input` with its dims joined. ATen's matmul writes into such a view of
+    `out` and then, because their storages differ, copies it back as it is."""
+    if not isinstance(input, BlockedTensor) or not isinstance(source, DenseView):
+        return False
+    same = source._shadow.base._physical is input._physical
+    joined = source.dim() < input.dim() and source.numel() == input.numel()
+    return same and joined and source.shape != input.shape[-source.dim() :]
+
+
+def _change_dims(func, view: DenseView, *args, **kwargs) -> DenseView:
+    """An op that changes dims in place, on what lies in the memory of the copy."""
+    dense = view._dense.detach()
+    func(dense, *args, **kwargs)
+    become(view, DenseView(dense, view._shadow))
+    return view
+
+
 class BlockedCopy(BlockedTensor):
-    """Channels of a blocked tensor that are not whole blocks of it."""
+    """A view of a blocked tensor as a copy of its own, such as channels that are not whole blocks;
+    views of it share its memory and its tie."""
 
     _shadow: Shadow
 
@@ -107,10 +140,23 @@ class BlockedCopy(BlockedTensor):
         return self._physical
 
 
+def anchor(input: BlockedTensor) -> BlockedTensor:
+    """A blocked tensor in the memory of `input` that counts its writes with it. Views are tied to
+    one of these, because `input` itself may be given other dims or other memory."""
+    if not _is_eager(input):
+        return input  # traced: there are no ties
+    same = type(input)(input._physical, input._channels)
+    if isinstance(input, BlockedCopy):
+        same._shadow = input._shadow
+    _C.share_version(same, input)
+    return same
+
+
 def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, **kwargs) -> Any:
     """The result of the view op `func` on a dense copy of `input`, tied to it.
 
     channels_last: the memory format of the copy."""
+    input = anchor(input)
 
     def copy() -> Tensor:
         return _tb.to_dense(input._physical, input._channels, channels_last=channels_last)
@@ -132,6 +178,7 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
 
 def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input` as a copy tied to it."""
+    input = anchor(input)
 
     def copy() -> Tensor:
         return _tb.slice_channels(input._physical, input._channels, start, length)
@@ -150,6 +197,48 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 
     view._shadow = Shadow(input, pull, push)
     return view
+
+
+def tied_to(copy: BlockedCopy, view: Tensor) -> Tensor:
+    """`view`, in memory of `copy`, with the same tie to the base."""
+    if isinstance(view, (BlockedCopy, DenseView)):
+        return view  # it has a tie of its own, to `copy`
+    if not isinstance(view, BlockedTensor):
+        return DenseView(view, copy._shadow)
+    tied = BlockedCopy(view._physical, view._channels)
+    tied._shadow = copy._shadow
+    return tied
+
+
+# Ops that change the dims of a tensor in place, and the view that it then is of its former self.
+IN_PLACE_VIEWS = {
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.resize_.default: None,  # of a dense view: it may be larger
+}
+
+_OURS = ("_physical", "_channels", "_dense", "_shadow")
+
+
+def become(self: Tensor, other: Tensor) -> None:
+    """Makes `self`, which stays the same object, what `other` is: blocked, a view or dense."""
+    kinds = (Tensor, BlockedTensor, BlockedCopy, DenseView)
+    for tensor in (self, other):
+        if type(tensor) not in kinds:
+            raise RuntimeError(
+                f"torch_blocked::in place: expected a tensor that can change its dims, got a "
+                f"{type(tensor).__name__}; call the op without the underscore"
+            )
+    _C.take_metadata(self, other)
+    for name in _OURS:
+        self.__dict__.pop(name, None)
+    self.__class__ = type(other)
+    self.__dict__.update({name: vars(other)[name] for name in _OURS if name in vars(other)})
 
 
 def written_arguments(func, args, kwargs) -> list[Tensor]:

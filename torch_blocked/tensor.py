@@ -20,6 +20,27 @@ dispatch: Callable[..., Any] = NotImplemented
 _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
 
 
+class _BlockedStorage(torch.UntypedStorage):
+    """What a blocked tensor shows as its storage: its size and address are those of the physical
+    one, which `resize_(0)` frees. Who brings that back counts the bytes of the dense tensor, which
+    are fewer than whole blocks take."""
+
+    _physical: torch.UntypedStorage
+    _room: int
+
+    def resize_(self, size: int) -> torch.UntypedStorage:
+        self._physical.resize_(max(size, self._room) if size else 0)
+        return self
+
+    def nbytes(self) -> int:
+        return self._physical.nbytes()
+
+    size = nbytes
+
+    def data_ptr(self) -> int:
+        return self._physical.data_ptr()
+
+
 class BlockedTensor(Tensor):
     """Activations [N, C, *spatial] in nC*<b>c, one to three spatial dims.
 
@@ -114,6 +135,15 @@ class BlockedTensor(Tensor):
     def data_ptr(self) -> int:
         """The address of the physical tensor, whose first element is the logical first."""
         return self._physical.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """One whose `resize_(0)` frees the physical tensor's memory."""
+        storage = super().untyped_storage()
+        if type(self._physical) is Tensor:
+            physical = self._physical.untyped_storage()
+            storage.__class__, storage._physical = _BlockedStorage, physical
+            storage._room = max(physical.nbytes(), self._physical.nbytes)
+        return storage
 
     def share_memory_(self) -> BlockedTensor:
         self._physical.share_memory_()

@@ -70,11 +70,22 @@ std::string text(const Args&... args) {
   return out.str();
 }
 
+// What a user passed may be a megabyte long; a sentence shows its beginning, cut between two UTF-8
+// characters.
+inline std::string shortened(std::string_view value) {
+  constexpr std::size_t kMost = 400, kShown = 120;
+  if (value.size() <= kMost) return std::string(value);
+  std::size_t end = kShown;
+  while (end > 0 && (static_cast<unsigned char>(value[end]) & 0xc0) == 0x80) --end;
+  return text(value.substr(0, end), "... (", value.size(), " bytes)");
+}
+
 // The sentence itself. `remedy` may be empty.
 inline std::string error_sentence(std::string_view op, std::string_view expected,
                                   std::string_view got, std::string_view remedy) {
-  std::string sentence = text("torch_blocked::", op, ": expected ", expected, ", got ", got);
-  if (!remedy.empty()) sentence += text("; ", remedy);
+  std::string sentence =
+      text("torch_blocked::", op, ": expected ", shortened(expected), ", got ", shortened(got));
+  if (!remedy.empty()) sentence += text("; ", shortened(remedy));
   return sentence;
 }
 

@@ -1,5 +1,7 @@
 #include "ops/blocked.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -112,6 +114,12 @@ Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_
   if (channels < 0 || physical.size(1) != blocks) {
     fail_value(op, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
                text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
+  }
+  const std::size_t room = physical.storage().nbytes();
+  if (at::detail::computeStorageNbytes(physical.sizes(), physical.strides(), physical.itemsize(),
+                                       physical.storage_offset()) > room) {
+    fail_value(op, text("memory for ", physical.sizes()), text(room, " bytes"),
+               "give the tensor its memory back with x.set_(y), or storage of the size it had");
   }
   return {physical.contiguous(), channels};
 }

@@ -26,6 +26,8 @@ enum Padding : std::int64_t { kZeros, kBorder, kReflection };
 struct Sampling {
   std::int64_t interpolation, padding;
   bool align_corners;
+  bool flat;      // 2-D
+  bool backward;  // the taps are for gradients
 
   std::int64_t taps_per_dim() const {
     return interpolation == kLinear ? 2 : interpolation == kNearest ? 1 : 4;
@@ -44,9 +46,12 @@ Coordinate pixel_coordinate(float value, std::int64_t size, bool align_corners) 
   return {((value + 1) * extent - 1) / 2, extent / 2};
 }
 
-Coordinate clip(Coordinate c, std::int64_t size) {
+// NaN becomes what it does in ATen's kernels: the first pixel in 2-D; in 3-D the last one, from
+// which no gradient comes.
+Coordinate clip(Coordinate c, std::int64_t size, const Sampling& sampling) {
   const auto last = static_cast<float>(size - 1);
-  if (!(c.at > 0)) return {0, 0};  // NaN too
+  if (std::isnan(c.at) && !sampling.flat) return {sampling.backward ? c.at : last, 0};
+  if (!(c.at > 0)) return {0, 0};
   return c.at >= last ? Coordinate{last, 0} : c;
 }
 
@@ -65,17 +70,21 @@ Coordinate reflect(Coordinate c, std::int64_t size, bool align_corners) {
 
 Coordinate padded(Coordinate c, std::int64_t size, const Sampling& sampling) {
   if (sampling.padding == kReflection) c = reflect(c, size, sampling.align_corners);
-  return sampling.padding == kZeros ? c : clip(c, size);
+  return sampling.padding == kZeros ? c : clip(c, size, sampling);
 }
 
-// The taps of one coordinate along its dim; weight and slope are 0 outside the image.
+// The taps of one coordinate along its dim; weight and slope are 0 outside the image. But in 2-D a
+// weight that is NaN stays there, as ATen has it: NaN times a zero makes the result NaN.
 struct DimTaps {
   std::array<std::int64_t, 4> index{};
   std::array<float, 4> weight{}, slope{};
+  std::array<bool, 4> inside{};
 
-  void set(std::size_t tap, float at, std::int64_t size, float w, float s) {
-    if (!(at >= 0 && at <= static_cast<float>(size - 1))) return;
-    index[tap] = static_cast<std::int64_t>(at), weight[tap] = w, slope[tap] = s;
+  void set(std::size_t tap, float at, std::int64_t size, float w, float s, bool keeps_nan) {
+    inside[tap] = at >= 0 && at <= static_cast<float>(size - 1);
+    if (inside[tap]) index[tap] = static_cast<std::int64_t>(at);
+    if (inside[tap] || (keeps_nan && std::isnan(w))) weight[tap] = w;
+    if (inside[tap] || (keeps_nan && std::isnan(s))) slope[tap] = s;
   }
 };
 
@@ -96,18 +105,18 @@ DimTaps dim_taps(float value, std::int64_t size, const Sampling& sampling) {
     const std::array slopes{far_slope(t + 1), near_slope(t), -near_slope(1 - t), -far_slope(2 - t)};
     for (std::size_t tap = 0; tap < 4; ++tap) {
       const Coordinate at = padded({base - 1 + static_cast<float>(tap), 0}, size, sampling);
-      taps.set(tap, at.at, size, weights[tap], slopes[tap] * raw.slope);
+      taps.set(tap, at.at, size, weights[tap], slopes[tap] * raw.slope, sampling.flat);
     }
     return taps;
   }
   const Coordinate c = padded(raw, size, sampling);
   if (sampling.interpolation == kNearest) {
-    taps.set(0, std::nearbyint(c.at), size, 1, 0);
+    taps.set(0, std::nearbyint(c.at), size, 1, 0, sampling.flat);
     return taps;
   }
   const float base = std::floor(c.at);
-  taps.set(0, base, size, base + 1 - c.at, -c.slope);
-  taps.set(1, base + 1, size, c.at - base, c.slope);
+  taps.set(0, base, size, base + 1 - c.at, -c.slope, sampling.flat);
+  taps.set(1, base + 1, size, c.at - base, c.slope, sampling.flat);
   return taps;
 }
 
@@ -158,6 +167,7 @@ class Sampler {
     for (std::size_t tap = 0; tap < static_cast<std::size_t>(taps_); ++tap) {
       std::int64_t pixel = 0;
       float weight = 1;
+      bool inside = true;
       std::array<float, 3> slope{1, 1, 1};
       std::size_t rest = tap;
       for (std::size_t dim = dims; dim-- > 0; rest /= per_dim) {
@@ -167,12 +177,13 @@ class Sampler {
         for (std::size_t inner = dim + 1; inner < dims; ++inner) stride *= sizes_[inner];
         pixel += taps.index[at] * stride;
         weight *= taps.weight[at];
+        inside = inside && taps.inside[at];
         for (std::size_t by = 0; by < dims; ++by) {
           slope[by] *= by == dim ? taps.slope[at] : taps.weight[at];
         }
       }
       result.offsets[first + tap] = pixel * block_;
-      result.weights[first + tap] = weight;
+      result.weights[first + tap] = inside || !sampling_.backward ? weight : 0;
       for (std::size_t by = 0; by < result.slopes.size(); ++by) {
         result.slopes[by][first + tap] = slope[by];
       }
@@ -230,9 +241,9 @@ at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at
                         std::int64_t interpolation_mode, std::int64_t padding_mode,
                         bool align_corners) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Sampling sampling{interpolation_mode, padding_mode, align_corners};
+  const Sampling sampling{interpolation_mode, padding_mode, align_corners, grid.dim() == 4, false};
   const Blocked src = check(input, channels, grid, sampling);
-  const Blocked dst = empty_blocked(output_dims(src, grid), src.block(), input.options());
+  Blocked dst = empty_blocked(output_dims(src, grid), src.block(), input.options());
   const Sampler sampler(src, grid, sampling);
   const std::int64_t block = src.block(), blocks = src.blocks();
   const std::int64_t src_row = src.pixels() * block, dst_row = sampler.points() * block;
@@ -248,6 +259,7 @@ at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at
       }
     });
   }
+  clear_tail_(dst.physical, channels);  // NaN times its zeros
   return dst.physical;
 }
 
@@ -256,7 +268,7 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
     const at::Tensor& grid, std::int64_t interpolation_mode, std::int64_t padding_mode,
     bool align_corners, std::array<bool, 2> output_mask) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Sampling sampling{interpolation_mode, padding_mode, align_corners};
+  const Sampling sampling{interpolation_mode, padding_mode, align_corners, grid.dim() == 4, true};
   const Blocked src = check(input, channels, grid, sampling);
   const Blocked diff_dst = float_argument("grid_sampler_backward", grad_output, channels);
   if (diff_dst.dims() != output_dims(src, grid) || diff_dst.block() != src.block()) {
@@ -264,8 +276,7 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
                text(diff_dst.dims()), "");
   }
   const at::Tensor none = at::empty({0}, input.options());
-  const at::Tensor diff_src =
-      output_mask[0] ? at::zeros(src.physical.sizes(), input.options()) : none;
+  at::Tensor diff_src = output_mask[0] ? at::zeros(src.physical.sizes(), input.options()) : none;
   const at::Tensor diff_grid =
       output_mask[1] ? at::zeros(grid.sizes(), grid.options()) : none.clone();
   const Sampler sampler(src, grid, sampling);
@@ -307,6 +318,7 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
       }
     });
   }
+  if (output_mask[0]) clear_tail_(diff_src, channels);
   return {diff_src, diff_grid};
 }
 

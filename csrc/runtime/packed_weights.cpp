@@ -1,10 +1,17 @@
 #include "runtime/packed_weights.h"
 
+#include <c10/core/impl/COW.h>
+
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
+
+#include "runtime/threads.h"
 
 namespace torch_blocked {
 namespace {
@@ -12,87 +19,193 @@ namespace {
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 struct Entry {
-  WeakStorage storage;
   const void* data;
   std::vector<std::int64_t> dims, strides;
   std::string format;
-  std::uint32_t version;
-  std::uint64_t sample;
+  std::int64_t version;
+  std::uint64_t seen;                    // Row::handed_out when `packed` was last right
+  std::optional<std::uint64_t> content;  // hash of the weights, where there was reason to take it
   at::Tensor packed;
 };
 
-std::mutex mutex;
-std::unordered_map<const c10::StorageImpl*, std::vector<Entry>> entries;
+// The packed forms of all weights in one storage. A row lives as long as its storage, because the
+// storage's hook does.
+struct Row {
+  WeakStorage storage;
+  bool watched = false;  // our hook is in place: nobody was given a pointer to write through
+  std::uint64_t handed_out = 0;  // how often somebody may have been
+  std::vector<Entry> entries;
+};
 
-// FNV-1a over 64 elements spread over the weights.
-std::uint64_t sample_of(const at::Tensor& weights) {
-  constexpr std::int64_t kSamples = 64;
-  const std::int64_t numel = weights.numel();
-  const std::int64_t step = std::max<std::int64_t>(1, numel / kSamples);
-  const auto size = static_cast<std::int64_t>(weights.itemsize());
-  const char* data = static_cast<const char*>(weights.const_data_ptr());
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (std::int64_t i = 0; i < numel; i += step) {
-    std::uint64_t element = 0;
-    std::memcpy(&element, data + i * size, std::min<std::size_t>(size, sizeof element));
-    hash = (hash ^ element) * 0x100000001b3;
+// Never destroyed: a storage may outlive every static object, and its hook comes here.
+struct Cache {
+  std::mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, Row> rows;
+};
+
+Cache& cache() {
+  static Cache& cache = *new Cache;
+  return cache;
+}
+
+// The hook: PyTorch calls it, once, before it gives anybody a pointer through which this memory can
+// be written. Every write of an op comes by here, on whatever tensor, through .data too.
+void handed_out(c10::StorageImpl* storage) {
+  const std::lock_guard lock(cache().mutex);
+  const auto row = cache().rows.find(storage);
+  if (row != cache().rows.end()) row->second.watched = false;
+}
+
+constexpr std::size_t kLanes = 8;  // the latency of a product is hidden by as many
+constexpr std::int64_t kPart = std::int64_t{64} << 10;  // bytes
+
+// A step is a bijection of either argument, so one changed word always shows. The rotation brings
+// the highest bits, the signs, back to where the next product spreads them.
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
+  return std::rotl((hash ^ word) * 0x9e3779b97f4a7c15, 31);
+}
+
+std::uint64_t hash_of(const char* data, std::size_t size) {
+  std::array<std::uint64_t, kLanes> lanes{1, 2, 3, 4, 5, 6, 7, 8};
+  const auto word = [](const char* from, std::size_t bytes) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, from, bytes);
+    return value;
+  };
+  std::size_t at = 0;
+  for (; at + 8 * kLanes <= size; at += 8 * kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = mixed(lanes[lane], word(data + at + 8 * lane, 8));
+    }
   }
+  std::uint64_t hash = size;
+  for (const std::uint64_t lane : lanes) hash = mixed(hash, lane);
+  for (; at < size; at += 8)
+    hash = mixed(hash, word(data + at, std::min<std::size_t>(8, size - at)));
   return hash;
 }
 
-bool same_place(const Entry& entry, const at::Tensor& weights, const std::string& format) {
-  return entry.data == weights.const_data_ptr() && weights.sizes() == entry.dims &&
-         weights.strides() == entry.strides && entry.format == format;
+// Of every byte of the weights, which are dense in whatever order; about 20 GB/s a core from its
+// caches.
+std::uint64_t content_of(const at::Tensor& weights) {
+  const char* data = static_cast<const char*>(weights.const_data_ptr());
+  const auto size = static_cast<std::int64_t>(weights.nbytes());
+  std::vector<std::uint64_t> parts(static_cast<std::size_t>((size + kPart - 1) / kPart));
+  parallel_units(static_cast<std::int64_t>(parts.size()), kPart / 4,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t part = begin; part < end; ++part) {
+                     const std::int64_t first = part * kPart;
+                     parts[static_cast<std::size_t>(part)] = hash_of(
+                         data + first, static_cast<std::size_t>(std::min(kPart, size - first)));
+                   }
+                 });
+  return hash_of(reinterpret_cast<const char*>(parts.data()), parts.size() * sizeof parts[0]);
 }
 
-// Frees what belonged to weights that are gone; a new storage may have their address.
-void drop_dead() {
-  for (auto it = entries.begin(); it != entries.end();) {
-    std::erase_if(it->second, [](const Entry& entry) { return entry.storage.expired(); });
-    it = it->second.empty() ? entries.erase(it) : std::next(it);
+// Whether the hook sees every write. It does not where something else may hold a pointer from
+// before it was set: another tensor of this storage, behind which is perhaps a NumPy array, or who
+// brought the memory, as NumPy and other processes do.
+bool sees_all_writes(const Row& row, const c10::Storage& storage) {
+  return row.watched && storage.use_count() == 1 &&
+         c10::impl::cow::has_simple_data_ptr(*storage.unsafeGetStorageImpl());
+}
+
+// The row of a storage, with the hook in place from here on, before anybody reads the weights. A
+// storage that is copied on write has a hook of its own; its writes are not seen.
+Row& watched_row(const c10::Storage& storage) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  Row& row =
+      cache()
+          .rows.try_emplace(impl, Row{.storage = storage.getWeakStorageImpl(), .entries = {}})
+          .first->second;
+  if (row.watched) return row;
+  ++row.handed_out;
+  if (!impl->has_materializer()) {
+    impl->set_materializer(&handed_out);
+    row.watched = true;
   }
+  return row;
+}
+
+Entry* find(Row& row, const at::Tensor& weights, const std::string& format) {
+  const auto same_place = [&](const Entry& entry) {
+    return entry.data == weights.const_data_ptr() && weights.sizes() == entry.dims &&
+           weights.strides() == entry.strides && entry.format == format;
+  };
+  const auto found = std::ranges::find_if(row.entries, same_place);
+  return found == row.entries.end() ? nullptr : &*found;
+}
+
+// Frees what belonged to weights that are gone.
+void drop_dead() {
+  std::erase_if(cache().rows, [](const auto& item) { return item.second.storage.expired(); });
 }
 
 }  // namespace
 
 at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
                           const std::function<at::Tensor()>& pack) {
-  if (weights.is_inference() || !weights.is_non_overlapping_and_dense()) return pack();
-  const c10::StorageImpl* storage = weights.storage().unsafeGetStorageImpl();
-  const auto version = static_cast<std::uint32_t>(weights._version());
-  const std::uint64_t sample = sample_of(weights);
+  if (!weights.is_non_overlapping_and_dense()) return pack();
+  const c10::Storage& storage = weights.storage();
+  const auto version =
+      weights.is_inference() ? std::int64_t{-1} : static_cast<std::int64_t>(weights._version());
+  std::optional<std::uint64_t> content;
+  std::uint64_t seen = 0;
+  bool sure = false, doubted = false;
   {
-    std::lock_guard lock(mutex);
-    for (const Entry& entry : entries[storage]) {
-      if (!entry.storage.expired() && same_place(entry, weights, format) &&
-          entry.version == version && entry.sample == sample) {
-        return entry.packed;
-      }
+    const std::lock_guard lock(cache().mutex);
+    Row& row = watched_row(storage);
+    seen = row.handed_out;
+    sure = sees_all_writes(row, storage);
+    const Entry* entry = find(row, weights, format);
+    if (entry && entry->version == version) {
+      if (sure && entry->seen == seen) return entry->packed;
+      doubted = true;
     }
   }
-  at::Tensor packed = pack();  // unlocked: packing is slow, and packing twice is harmless
-  std::lock_guard lock(mutex);
+  // The following reads all weights, and so happens unlocked: done twice it is harmless.
+  if (doubted || !sure) content = content_of(weights);
+  if (doubted) {
+    const std::lock_guard lock(cache().mutex);
+    Entry* entry = find(watched_row(storage), weights, format);
+    if (entry && entry->version == version && entry->content == content) {
+      entry->seen = seen;
+      return entry->packed;
+    }
+  }
+  at::Tensor packed = pack();
+  const std::lock_guard lock(cache().mutex);
   drop_dead();
-  std::vector<Entry>& row = entries[storage];
-  std::erase_if(row, [&](const Entry& entry) { return same_place(entry, weights, format); });
-  row.push_back({weights.storage().getWeakStorageImpl(), weights.const_data_ptr(),
-                 weights.sizes().vec(), weights.strides().vec(), format, version, sample, packed});
+  Row& row = watched_row(storage);
+  Entry* entry = find(row, weights, format);
+  if (!entry) entry = &row.entries.emplace_back();
+  *entry = {weights.const_data_ptr(),
+            weights.sizes().vec(),
+            weights.strides().vec(),
+            format,
+            version,
+            seen,
+            content,
+            packed};
   return packed;
 }
 
 std::int64_t packed_weight_bytes() {
-  std::lock_guard lock(mutex);
+  const std::lock_guard lock(cache().mutex);
   drop_dead();
   std::int64_t bytes = 0;
-  for (const auto& [storage, row] : entries) {
-    for (const Entry& entry : row) bytes += static_cast<std::int64_t>(entry.packed.nbytes());
+  for (const auto& [storage, row] : cache().rows) {
+    for (const Entry& entry : row.entries) {
+      bytes += static_cast<std::int64_t>(entry.packed.nbytes());
+    }
   }
   return bytes;
 }
 
 void clear_packed_weights() {
-  std::lock_guard lock(mutex);
-  entries.clear();
+  const std::lock_guard lock(cache().mutex);
+  drop_dead();
+  for (auto& [storage, row] : cache().rows) row.entries.clear();
 }
 
 }  // namespace torch_blocked

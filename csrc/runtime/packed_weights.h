@@ -10,16 +10,23 @@
 namespace torch_blocked {
 
 // `weights` in the packed form named `format`: from the cache, or made by pack(). An entry serves
-// the same storage, strides and version, so an optimizer's in-place step makes it stale; it is
-// dropped when the weights die. Writes that hide from the version counter (through .data) are
-// noticed by a sample of 64 elements. Inference tensors have no version and overlapping views no
-// clear content: both are packed on each call.
+// the same storage, strides and version, and is dropped when the weights die.
+//
+// Writes that hide from the version counter (through .data, or in inference mode) are seen by a
+// hook of the storage, which PyTorch calls before it gives out a pointer to write through; that
+// costs nothing while nobody writes. Where somebody else may hold such a pointer from earlier,
+// because another tensor shares the storage or because its memory came from outside PyTorch's
+// allocator, each use compares a hash of all weights. What neither sees: a raw address, or a NumPy
+// array of the weights' own tensor object, that is kept from before the last use; after writing
+// through one, call clear_packed_weights(). Overlapping views have no clear content: they are
+// packed on each call.
 at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
                           const std::function<at::Tensor()>& pack);
 
 // Bytes held now.
 std::int64_t packed_weight_bytes();
 
+// Forgets every packed form.
 void clear_packed_weights();
 
 }  // namespace torch_blocked

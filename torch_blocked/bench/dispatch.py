@@ -2,7 +2,11 @@
 
 Each op runs on a tensor so small that computing takes next to nothing, and on the physical tensor
 of it, which is ATen's own op; the difference is the dispatch. Without gradients, with them (forward
-only, the graph built and dropped), and in inference mode."""
+only, the graph built and dropped), and in inference mode.
+
+Then what a convolution pays to know that its weights are still those it packed: nothing of note
+while they have their memory to themselves, and a look at all of them while another tensor shares
+it, behind which a NumPy array may write."""
 
 from __future__ import annotations
 
@@ -38,6 +42,19 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "1x1 convolution": lambda: nn.Conv2d(DIMS[1], DIMS[1], 1),
 }
 SHORT, LONG = 20, 120
+# Channels and pixels of 3x3 convolutions, whose weights are looked at.
+WEIGHTS = ((64, 56), (128, 28), (256, 14), (512, 7))
+
+
+@dataclass(frozen=True)
+class WeightsResult:
+    """One row: a convolution of `channels` on maps of `size`, in microseconds a call."""
+
+    channels: int
+    size: int
+    own_us: float  # nothing else holds the weights
+    shared_us: float  # another tensor does
+    check_us: float  # the median over rounds of their difference
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,9 @@ def main(args: argparse.Namespace) -> int:
     print(describe(context), end="\n\n")
     print(render(results), end="\n\n")
     print(NOTES, end="\n\n")
+    weights = [bench_weights(*layer, args.rounds) for layer in WEIGHTS]
+    print(render_weights(weights), end="\n\n")
+    context["weights"] = [vars(result) for result in weights]
     steps = {name: step_us(name, args.rounds) for name in LAYERS}
     context["optimized_step_us"] = steps
     words = ", ".join(f"{us:.2f} us ({name})" for name, us in steps.items())
@@ -121,6 +141,27 @@ def bench_op(op: str, mode: str, rounds: int) -> Result:
     )
 
 
+def bench_weights(channels: int, size: int, rounds: int) -> WeightsResult:
+    """Times a convolution whose weights are its own, and one whose weights are shared.
+
+    Raises WrongResult if they do not agree."""
+    generator = torch.Generator().manual_seed(INPUT_SEED)
+    own, shared = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+    shared.load_state_dict(own.state_dict())
+    other_tensor = shared.weight.data
+    input = torch.randn(1, channels, size, size, generator=generator).to_blocked()
+    calls = {"own": lambda: own(input), "shared": lambda: shared(input)}
+    with torch.no_grad():
+        if not torch.equal(own(input).to_dense(), shared(input).to_dense()):
+            raise WrongResult("two convolutions of equal weights differ")
+        timings = time_interleaved(calls, rounds)
+    del other_tensor
+    times = [timings[name].rounds_ms for name in calls]
+    differences = [b - a for a, b in zip(*times, strict=True)]
+    medians = (statistics.median(values) * 1e3 for values in (*times, differences))
+    return WeightsResult(channels, size, *medians)
+
+
 def step_us(layer: str, rounds: int) -> float:
     """Microseconds of one step of an optimized model, on one pixel.
 
@@ -150,6 +191,27 @@ def repeated(function: Callable[[Tensor], Tensor], input: Tensor) -> Callable[[]
 
 def per_call_us(sample_ms: float) -> float:
     return sample_ms * 1e3 / CALLS
+
+
+WEIGHTS_HEADER = ("3x3 convolution", "weights MB", "own us", "shared us", "check us", "share")
+
+
+def render_weights(results: list[WeightsResult]) -> str:
+    return table(
+        WEIGHTS_HEADER,
+        [
+            [
+                f"{r.channels} of {r.size}x{r.size}",
+                f"{r.channels**2 * 36 / 1e6:.2f}",
+                f"{r.own_us:.0f}",
+                f"{r.shared_us:.0f}",
+                f"{r.check_us:.0f}",
+                f"{r.check_us / r.own_us:.0%}",
+            ]
+            for r in results
+        ],
+        1,
+    )
 
 
 HEADER = ("op", "mode", "kernel us", "blocked us", "dispatch us")

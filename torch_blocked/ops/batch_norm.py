@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import asked_for, implements, to_blocked_like
+from torch_blocked.ops.table import asked_for, gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -135,7 +135,7 @@ def native_batch_norm_backward(
     else:
         mean, invstd = running_mean, (running_var + eps).rsqrt()
     gradients = _tb.batch_norm_backward(
-        to_blocked_like(grad_out, input)._physical,
+        gradient_like(grad_out, input._channels, input),
         input._physical,
         input._channels,
         weight,

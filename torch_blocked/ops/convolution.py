@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import asked_for, implements, to_blocked_like
+from torch_blocked.ops.table import asked_for, gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -79,8 +79,9 @@ def convolution_backward(
     if not isinstance(input, BlockedTensor):
         return NotImplemented
     weight = _dense(weight)
+    out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     gradients = torch.ops.torch_blocked.convolution_backward(
-        to_blocked_like(grad_output, input)._physical,
+        gradient_like(grad_output, out_channels, input),
         input._physical,
         input._channels,
         weight,

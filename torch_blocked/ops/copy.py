@@ -18,7 +18,12 @@ aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 _KEEP = (None, torch.preserve_format)
-_CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # and their dims
+
+
+def _fits(memory_format, input) -> bool:
+    """Whether a tensor of so many dims has the memory format."""
+    return _CHANNELS_LAST.get(memory_format, input.dim()) == input.dim()
 
 
 @implements(aten.detach.default, aten.alias.default)
@@ -33,6 +38,8 @@ DIRECT[aten.detach.default] = (lambda physical: physical, True)
 
 @implements(aten.clone.default)
 def clone(func, input, memory_format=None):
+    if not _fits(memory_format, input):
+        return NotImplemented
     physical = input._physical
     if memory_format not in _KEEP:
         return _tb.to_dense(
@@ -46,7 +53,7 @@ def clone(func, input, memory_format=None):
 
 @implements(aten._to_copy.default)
 def to_copy(func, input, *, dtype=None, memory_format=None, device=None, **rest):
-    if device is not None and torch.device(device).type != "cpu":
+    if _elsewhere(device) or not _fits(memory_format, input):
         return NotImplemented
     if memory_format in _KEEP:
         return BlockedTensor(func(input._physical, dtype=dtype), input._channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.ops.table import gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -32,8 +32,9 @@ def glu(func, input, dim=-1):
 def glu_backward(func, grad_output, input, dim):
     if not isinstance(input, BlockedTensor):
         return NotImplemented
-    grad = to_blocked_like(grad_output, input)._physical
-    if dim % input.dim() != 1:
+    halved = dim % input.dim() == 1
+    grad = gradient_like(grad_output, input._channels // (2 if halved else 1), input)
+    if not halved:
         return BlockedTensor(func(grad, input._physical, dim % input.dim()), input._channels)
     value, gate = _halves(input)
     gate = gate.sigmoid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.ops.table import gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def grid_sampler_backward(
     if isinstance(grid, BlockedTensor):
         grid = _tb.to_dense(grid._physical, grid._channels)
     grad_input, grad_grid = _tb.grid_sampler_backward(
-        to_blocked_like(grad_output, input)._physical,
+        gradient_like(grad_output, input._channels, input),
         input._physical,
         input._channels,
         grid,

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import asked_for, clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import asked_for, clear_tail, gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def native_group_norm_backward(
     """-> gradients of input (in its format), weight and bias (dense)."""
     if not isinstance(input, BlockedTensor):
         return NotImplemented
-    grad = to_blocked_like(grad_out, input)._physical
+    grad = gradient_like(grad_out, input._channels, input)
     gradients = _tb.group_norm_backward(
         grad, input._physical, channels, mean, rstd, weight, groups, output_mask
     )
@@ -77,7 +77,7 @@ def native_layer_norm_backward(
     if not _normalises(input, normalized_shape):
         return NotImplemented
     channels, ndim, count = input._channels, input.dim(), len(normalized_shape)
-    grad = to_blocked_like(grad_out, input)._physical
+    grad = gradient_like(grad_out, input._channels, input)
     mean, rstd = (_statistics(value) for value in (mean, rstd))
     normalised = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)

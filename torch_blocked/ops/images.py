@@ -37,6 +37,8 @@ def per_image(func, *args, **kwargs):
         return NotImplemented
     if like.dim() != _rank(func):
         return NotImplemented  # to ATen it is one image, [C, *spatial]
+    if like._channels == 0:
+        return NotImplemented  # most of these ops refuse that, but not N = 0, which it would become
     batch, channels, block = like.shape[0], like._channels, like.block
     if any(isinstance(a, Tensor) and a.shape[:2] != like.shape[:2] for a in args):
         return NotImplemented

@@ -48,7 +48,7 @@ def reduction(func, input, *args, **kwargs):
     arguments = _bind(func, args, kwargs)
     keepdim = arguments.pop("keepdim", False)
     dims = _dims(input, arguments.pop("dim", None))
-    if dims is None:
+    if dims is None or not _computes(func, input, arguments.get("dtype")):
         return NotImplemented
     if 1 in dims:
         return _over_channels(func, input, dims, keepdim, arguments)
@@ -79,6 +79,8 @@ def norm(func, input, ord, dim, keepdim=False):
 @implements(aten.sum.default, aten.mean.default)
 def over_everything(func, input, **options):
     """A dense scalar."""
+    if not _computes(func, input, options.get("dtype")):
+        return NotImplemented
     total = aten.sum.default(input._physical, **options)
     return total / input.numel() if func is aten.mean.default else total
 
@@ -159,6 +161,22 @@ def _over_channels(func, input, dims, keepdim, arguments):
     if not keepdim:
         return out.squeeze(lanes)
     return BlockedTensor(aten.constant_pad_nd(out, [0, input.block - 1]), 1)
+
+
+# What ATen computes for floating-point and complex types only.
+_OF_FRACTIONS = {
+    aten.mean.default, aten.mean.dim, aten.var.correction, aten.std.correction,
+    aten.linalg_vector_norm.default,
+}  # fmt: skip
+
+
+def _computes(func, input: BlockedTensor, dtype: torch.dtype | None) -> bool:
+    """Whether `func` takes the input's type, and gives `dtype` if one is asked for."""
+    types = (input.dtype, dtype or input.dtype)
+    fractions = [each.is_floating_point or each.is_complex for each in types]
+    if func in (aten.mean.default, aten.mean.dim):
+        return fractions[1]
+    return func not in _OF_FRACTIONS or all(fractions)
 
 
 def _reduce(func, physical: Tensor, dims: list[int], arguments: dict) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import clear_tail, gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def softmax_backward(func, grad_output, output, dim, input_dtype):
     if input_dtype != output.dtype:
         return NotImplemented
     dim %= output.dim()
-    grad = to_blocked_like(grad_output, output)._physical
+    grad = gradient_like(grad_output, output._channels, output)
     physical, channels = output._physical, output._channels
     if dim != 1 and physical.dtype != torch.float32:
         return clear_tail(func(grad, physical, dim, input_dtype), channels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_blocked import _C, tensor
 from torch_blocked.profile import is_strict
-from torch_blocked.shadow import BlockedCopy, DenseView, dense_view, is_view_op, written_arguments
+from torch_blocked.shadow import (
+    BlockedCopy,
+    DenseView,
+    become,
+    dense_view,
+    is_view_op,
+    tied_to,
+    written_arguments,
+)
 from torch_blocked.tensor import BlockedTensor
 
 Handler = Callable[..., Any]
@@ -139,10 +148,12 @@ def _dispatch_copies(func, args, kwargs) -> Any:
         copy._shadow.follow()
     types = {type(leaf) for leaf in leaves if isinstance(leaf, Tensor)} - {BlockedCopy}
     result = dispatch(func, types, args, kwargs)
+    if is_view_op(func) and isinstance(args[0], BlockedCopy):
+        return pytree.tree_map_only(Tensor, partial(tied_to, args[0]), result)
     if func._schema.is_mutable:
         for argument in written_arguments(func, args, kwargs):
             if isinstance(argument, BlockedCopy):
-                argument._shadow.push()
+                argument._shadow.write_back()
     return result
 
 
@@ -167,9 +178,12 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
     belongs to a family that keeps the format."""
     blocked = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, BlockedTensor)]
     _announce(func, blocked, reason)
+    _refuse_partial_overlap(func, args, kwargs, blocked)
     dense = {id(a): a.to_dense() for a in blocked}
 
     def to_dense(value):
+        if isinstance(value, Tensor) and id(value) not in dense and not func._schema.is_mutable:
+            return regular(value)
         return dense.get(id(value), value)
 
     out = func(*pytree.tree_map(to_dense, args), **pytree.tree_map(to_dense, kwargs))
@@ -187,6 +201,40 @@ def _fallback(func, args, kwargs, reason: str, keeps_format: bool) -> Any:
         return value
 
     return pytree.tree_map(from_dense, out)
+
+
+def regular(value: Tensor) -> Tensor:
+    """`value` with strides that ATen reads right. Its batch norm backward on the CPU takes a
+    gradient with strides [C, 1, W * C, C], as a transposed sequence of batch 1 has them, for
+    contiguous."""
+    if value.dim() < 3 or value.shape[0] != 1 or value.layout != torch.strided:
+        return value
+    return value.contiguous()
+
+
+def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) -> None:
+    """Raises RuntimeError if `out` shares a part of its memory with another argument, as ATen does
+    where it sees the memory; copies would hide it."""
+    if not any(argument.is_out for argument in func._schema.arguments):
+        return
+    for out in written_arguments(func, args, kwargs):
+        for other in blocked:
+            if isinstance(out, BlockedTensor) and out is not other and _overlap(out, other):
+                raise RuntimeError(
+                    f"torch_blocked::{func}: expected an `out` in memory of its own, got one that "
+                    f"shares a part of that of another argument; pass a .clone()"
+                )
+
+
+def _overlap(a: BlockedTensor, b: BlockedTensor) -> bool:
+    """Whether their memory is the same in part and, as ATen asks too, each is in one piece."""
+    if type(a._physical) is not Tensor or type(b._physical) is not Tensor:
+        return False
+    (first, end), (other, other_end) = sorted(
+        (x._physical.data_ptr(), x._physical.data_ptr() + x._physical.nbytes) for x in (a, b)
+    )
+    in_one_piece = a._physical.is_contiguous() and b._physical.is_contiguous()
+    return in_one_piece and other < min(end, other_end) and (first, end) != (other, other_end)
 
 
 def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
@@ -208,11 +256,9 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
 
 
 def _write_back(func, original: BlockedTensor, dense: Tensor) -> None:
-    if dense.shape != original.shape or dense.dtype != original.dtype:
-        raise RuntimeError(
-            f"torch_blocked::{func}: expected an in-place op to keep {tuple(original.shape)} "
-            f"{original.dtype}, got {tuple(dense.shape)} {dense.dtype}; call .to_dense() first"
-        )
+    if dense.shape != original.shape:  # an `out` of other dims
+        can_block = 3 <= dense.dim() <= 5
+        return become(original, to_blocked_like(dense, original) if can_block else dense)
     original._physical.copy_(torch.ops.torch_blocked.to_blocked(dense, original.block))
 
 
@@ -226,6 +272,17 @@ def to_blocked_like(value: Tensor, like: BlockedTensor) -> BlockedTensor:
         wants_dense_gradient(value)
         physical = torch.ops.torch_blocked.to_blocked(value, like.block)
     return BlockedTensor(physical, value.shape[1])
+
+
+def gradient_like(gradient: Tensor, channels: int, like: BlockedTensor) -> Tensor:
+    """The physical tensor of the gradient of a result with `channels`, in the format of `like`. The
+    blocks of another number of channels may be as many, so it is looked at here."""
+    if gradient.dim() != like.dim() or gradient.shape[1] != channels:
+        raise ValueError(
+            f"torch_blocked::gradient: expected {like.dim()} dims with {channels} channels, got "
+            f"{tuple(gradient.shape)}; pass the gradient of the result"
+        )
+    return to_blocked_like(gradient, like)._physical
 
 
 _has_hook = WeakTensorKeyDictionary()

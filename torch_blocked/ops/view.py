@@ -10,17 +10,29 @@ import torch
 from torch import Tensor
 
 from torch_blocked.ops.table import implements, to_blocked_like
-from torch_blocked.shadow import BlockedCopy, Shadow, dense_view
+from torch_blocked.shadow import (
+    IN_PLACE_VIEWS,
+    BlockedCopy,
+    Shadow,
+    anchor,
+    become,
+    dense_view,
+)
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
 
 def flat_channels(input: BlockedTensor) -> Tensor | None:
-    """[N, C, 1, ...] as dense [N, C], the same memory; None if there is more than one pixel."""
+    """[N, C, 1, ...] as dense [N, C], the same memory; None if there is more than one pixel, or
+    memory between the blocks."""
     if any(size != 1 for size in input.shape[2:]):
         return None
-    return input._physical.flatten(1)[:, : input._channels]
+    try:
+        rows = input._physical.view(input.shape[0], -1 if input._channels else 0)
+    except RuntimeError:  # blocks of a slice lie apart
+        return None
+    return rows[:, : input._channels]
 
 
 def without_dims(input: BlockedTensor, dims: list[int]) -> Tensor:
@@ -80,6 +92,7 @@ def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTens
         if physical is input._physical:
             shape = [batch, channels // block, *physical.shape[2:]]
             return BlockedTensor(physical.view(shape), channels)
+    input = anchor(input)
 
     def copy() -> Tensor:
         return _regrouped(input, batch, channels)
@@ -180,9 +193,10 @@ def unsqueeze(func, input, dim):
     return BlockedTensor(func(input._physical, position), input._channels)
 
 
-@implements(aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(func, input, dim):
-    given = dim if isinstance(dim, (list, tuple)) else [dim]
+@implements(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(func, input, dim=None):
+    given = range(input.dim()) if dim is None else dim
+    given = given if isinstance(given, (list, tuple, range)) else [given]
     if not all(-input.dim() <= d < input.dim() for d in given):
         return NotImplemented
     dims = [d % input.dim() for d in given if input.shape[d] == 1]
@@ -198,3 +212,51 @@ def expand(func, input, size, implicit=False):
         return NotImplemented
     physical = func(input._physical, [size[0], -1, *size[2:], -1])
     return BlockedTensor(physical, input._channels)
+
+
+@implements(*(op for op, view in IN_PLACE_VIEWS.items() if view is not None))
+def change_dims(func, input, *args, **kwargs):
+    """Makes `input` the view that the op without its underscore gives of what it was."""
+    view = IN_PLACE_VIEWS[func]
+    become(input, view(anchor(input), *args, **kwargs))
+    return input
+
+
+@implements(aten.resize_.default)
+def resize_(func, input, size, **options):
+    """Other dims of the same elements in their logical order; there is no such blocked tensor."""
+    if tuple(size) == tuple(input.shape):
+        return input
+    become(input, dense_view(aten.alias.default, input))
+    return func(input, size, **options)
+
+
+@implements(aten.resize_as_.default)
+def resize_as_(func, input, template, **options):
+    return aten.resize_.default(input, template.shape, **options)
+
+
+@implements(aten.set_.default)
+def set_(func, input):
+    """Without elements, as models free memory; `input.set_(other)` brings it back."""
+    become(input, torch.empty(0, dtype=input.dtype))
+    return input
+
+
+@implements(aten.set_.source_Tensor)
+def set_to(func, input, source):
+    """The memory of `source`, blocked or dense."""
+    if input.dtype != source.dtype:
+        return NotImplemented  # ATen says what is wrong
+    blocked = isinstance(source, BlockedTensor)
+    become(input, anchor(source) if blocked else source.detach())
+    return input
+
+
+@implements(aten.set_.source_Storage, aten.set_.source_Storage_storage_offset)
+def set_to_storage(func, input, *_):
+    """A storage does not say how its elements are ordered."""
+    raise RuntimeError(
+        f"torch_blocked::set_: expected a tensor whose memory {input.format} {tuple(input.shape)} "
+        "takes, got a storage; pass the tensor itself, x.set_(y)"
+    )

@@ -1,0 +1,288 @@
+"""Ops that change the dims or the memory of a blocked tensor in place, and views of views: the same
+object, the values of the dense tensor, and every later write seen by all that share the memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked
+from torch_blocked import BlockedTensor
+from torch_blocked.tensor import tail_is_zero
+
+pytestmark = [pytest.mark.any_isa, pytest.mark.filterwarnings("ignore:torch_blocked")]
+
+DIMS = (2, 17, 6, 5)
+TAGS = {3: "nCw8c", 4: "nChw8c", 5: "nCdhw8c"}
+
+
+def random_dense(dims, seed=0):
+    return torch.randn(dims, generator=torch.Generator().manual_seed(seed))
+
+
+def pair(dims=DIMS):
+    dense = random_dense(dims)
+    return dense, dense.to_blocked(TAGS[len(dims)])
+
+
+def assert_equal(blocked, dense):
+    if isinstance(blocked, BlockedTensor):
+        assert tail_is_zero(blocked)
+        blocked = blocked.to_dense()
+    assert blocked.shape == dense.shape
+    assert torch.equal(torch.empty(0).new_tensor(blocked.tolist()).view(dense.shape), dense)
+
+
+CHANGES = {
+    "unsqueeze_ inside": (DIMS, lambda x: x.unsqueeze_(2)),
+    "unsqueeze_ first": (DIMS, lambda x: x.unsqueeze_(0)),
+    "unsqueeze_ last": (DIMS, lambda x: x.unsqueeze_(-1)),
+    "unsqueeze_ to six": ((2, 17, 6, 5, 3), lambda x: x.unsqueeze_(1)),
+    "squeeze_ one": ((2, 17, 1, 5), lambda x: x.squeeze_()),
+    "squeeze_ two": ((2, 17, 1, 1), lambda x: x.squeeze_()),
+    "squeeze_ dim": ((2, 17, 6, 1), lambda x: x.squeeze_(-1)),
+    "squeeze_ dims": ((2, 17, 1, 1), lambda x: x.squeeze_((2, 3))),
+    "squeeze_ batch": ((1, 17, 6, 5), lambda x: x.squeeze_(0)),
+    "transpose_ batch": (DIMS, lambda x: x.transpose_(0, 1)),
+    "transpose_ spatial": (DIMS, lambda x: x.transpose_(2, 3)),
+    "transpose_ channels": ((2, 17, 6), lambda x: x.transpose_(1, 2)),
+    "swapaxes_": (DIMS, lambda x: x.swapaxes_(1, 3)),
+    "swapdims_": (DIMS, lambda x: x.swapdims_(2, 3)),
+    "as_strided_": (DIMS, lambda x: x.as_strided_((3, 4), (7, 2), 5)),
+    "there and back": (DIMS, lambda x: x.unsqueeze_(0).squeeze_(0).transpose_(1, 2)),
+}
+RESIZES = {
+    "resize_ same": (DIMS, lambda x: x.resize_(DIMS)),
+    "resize_ less": (DIMS, lambda x: x.resize_(2, 3, 4)),
+    "resize_ none": (DIMS, lambda x: x.resize_(0)),
+    "resize_ back": (DIMS, lambda x: x.resize_(0).resize_(DIMS)),
+    "resize_as_": (DIMS, lambda x: x.resize_as_(torch.zeros(17, 2, 5, 6))),
+}
+
+
+@pytest.mark.parametrize("inference", (False, True), ids=("", "inference"))
+@pytest.mark.parametrize("name", CHANGES | RESIZES)
+def test_dims_change_in_place(name, inference):
+    dims, change = (CHANGES | RESIZES)[name]
+    with torch.inference_mode(inference):
+        dense, blocked = pair(dims)
+        views = [(x.narrow(2, 0, 1), x[:, 1:3], x[-1]) for x in (dense, blocked)]
+        change(dense)
+        assert change(blocked) is blocked
+        assert_equal(blocked, dense)
+        for x in (dense, blocked):
+            x.mul_(2)
+        assert_equal(blocked, dense)
+        for index in range(3):
+            for row in views:
+                row[index].add_(index)
+            assert_equal(blocked, dense)
+            for theirs, ours in zip(*views, strict=True):
+                assert_equal(ours, theirs)
+        assert_equal(blocked + 1, dense + 1)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_gradients_of_dims_changed_in_place(name):
+    dims, change = CHANGES[name]
+    gradients = []
+    for leaf in pair(dims):
+        leaf.requires_grad_()
+        change(leaf * 2).square().sin().sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1].to_dense(), gradients[0], rtol=1e-5, atol=1e-5)
+
+
+REFUSED = {
+    "transpose_": lambda x: x.transpose_(7, 2),
+    "unsqueeze_": lambda x: x.unsqueeze_(9),
+    "t_": lambda x: x.t_(),
+    "leaf": lambda x: x.requires_grad_().unsqueeze_(2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_dense_refuses(name):
+    dense, blocked = pair()
+    with pytest.raises((RuntimeError, IndexError)) as theirs:
+        REFUSED[name](dense)
+    with pytest.raises(type(theirs.value)):
+        REFUSED[name](blocked)
+    assert blocked.shape == DIMS
+
+
+def test_ops_that_change_dims_on_the_way():
+    dense, blocked = pair((2, 16, 3, 4, 5))
+    for x in (dense, blocked):
+        x.requires_grad_()
+    quantiles = [torch.nanquantile(x, 0.3, dim=1) for x in (dense, blocked)]
+    torch.testing.assert_close(quantiles[1], quantiles[0])
+    outputs = []
+    for x in (dense, blocked):
+        torch.manual_seed(0)
+        outputs.append(F.dropout3d(x * 1, 0.5, training=True, inplace=True))
+    assert outputs[0].shape == outputs[1].shape
+
+
+def test_gradient_of_singular_values():
+    gradients = []
+    for x in pair((2, 3, 5, 4)):
+        x.requires_grad_()
+        torch.linalg.svd(x, full_matrices=False)[1].sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1].to_dense(), gradients[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+def test_compiled():
+    """What stays blocked; what does not is refused, for a traced tensor cannot become another."""
+    dense, blocked = pair()
+    compiled = torch.compile(lambda y: (y * 2).unsqueeze_(2) * 3, backend="aot_eager")
+    assert_equal(compiled(blocked), (dense * 2).unsqueeze_(2) * 3)
+    refused = torch.compile(lambda y: (y * 2).transpose_(0, 1), backend="aot_eager")
+    with pytest.raises(Exception, match="torch_blocked::in place: expected a tensor"):
+        refused(blocked)
+
+
+# --- views of views that are copies
+
+
+VIEWS = {
+    "unsqueeze": lambda y: y[:, 3:6].unsqueeze(2),
+    "select": lambda y: y[:, 3:6][:, :, 0],
+    "slice": lambda y: y[:, 3:6][:, :, 1:3],
+    "batch": lambda y: y[:, 3:6][:1],
+    "permute": lambda y: y[:, 3:6].permute(0, 2, 3, 1),
+    "channels": lambda y: y[:, 3:8][:, 1:3],
+    "instances": lambda y: y.view(1, 34, 6, 5)[:, 3:5],
+    "instances, row": lambda y: y.view(1, 34, 6, 5)[:, :, 2],
+    "dense": lambda y: y[0, 3].unsqueeze(0),
+    "transpose": lambda y: y[:, 3:6].transpose(2, 3),
+    "unbind": lambda y: y[:, 3:6].unbind(2)[1],
+    "detach": lambda y: y[:, 3:6].detach(),
+    "flat": lambda y: y[:, :, :1, :1].flatten(1),
+    "flat channels": lambda y: y[:, 3:6, :1, :1].flatten(1),
+    "split": lambda y: y[:, 3:9].split(2, 1)[1],
+    "chunk": lambda y: y.chunk(3, 1)[1][:, :, 2],
+}
+
+
+@pytest.mark.parametrize("inference", (False, True), ids=("", "inference"))
+@pytest.mark.parametrize("name", VIEWS)
+def test_writes_reach_the_base_through_views_of_views(name, inference):
+    with torch.inference_mode(inference):
+        dense, blocked = pair()
+        views = [VIEWS[name](x) for x in (dense, blocked)]
+        for view in views:
+            view.mul_(3)
+        assert_equal(blocked, dense)
+        for x in (dense, blocked):
+            x.add_(1)
+        assert_equal(views[1], views[0])
+
+
+# --- other memory
+
+
+def test_set_gives_and_takes_memory():
+    dense, blocked = pair()
+    other = blocked + 1
+    with torch.no_grad():
+        assert blocked.set_() is blocked
+        assert blocked.shape == (0,)
+        blocked.set_(other)
+    assert isinstance(blocked, BlockedTensor)
+    assert_equal(blocked, dense + 1)
+    blocked.mul_(2)
+    assert_equal(other, (dense + 1) * 2)  # they share the memory now
+    plain = torch.ones(3, 4)
+    blocked.set_(plain)
+    blocked[1] = 7
+    assert plain[1].eq(7).all()
+
+
+def test_set_to_a_storage_is_refused():
+    _, blocked = pair()
+    with pytest.raises(RuntimeError, match=r"^torch_blocked::set_: expected a tensor .*x\.set_\(y"):
+        blocked.set_(torch.ones(1020).untyped_storage())
+    with pytest.raises(RuntimeError):
+        blocked.set_(torch.ones(3, dtype=torch.float64))
+
+
+class Reversible(torch.autograd.Function):
+    """Frees its input in forward and computes it anew in backward, as invertible networks do."""
+
+    @staticmethod
+    def forward(ctx, x, free):
+        y = x.detach() * 2 + 1
+        ctx.input, ctx.free = x.detach(), free
+        ctx.save_for_backward(y)
+        if free:
+            ctx.input.untyped_storage().resize_(0)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        if ctx.free:
+            ctx.input.set_((y - 1) / 2)
+        return grad * 2 * ctx.input, None
+
+
+def test_freed_memory_can_be_brought_back():
+    dense, blocked = pair()
+    gradients = []
+    for x, free in ((dense, False), (blocked, True)):
+        leaf = x.requires_grad_()
+        hidden = leaf * 3
+        Reversible.apply(hidden, free).sum().backward()
+        assert (hidden.untyped_storage().nbytes() == 0) == free
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[1].to_dense(), gradients[0])
+
+
+def test_freed_memory_is_not_read():
+    _, blocked = pair()
+    blocked.untyped_storage().resize_(0)
+    for use in (torch.nn.Conv2d(17, 8, 3), lambda x: x.to_dense()):
+        with pytest.raises((RuntimeError, ValueError), match="bytes"), torch.no_grad():
+            use(blocked)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("typed", (False, True))
+def test_memory_comes_back_with_room_for_whole_blocks(typed):
+    """Who brings it back counts the elements of the dense tensor."""
+    dense, blocked = pair()
+    room = blocked.untyped_storage().nbytes()
+    assert room > dense.nbytes
+    storage = blocked.storage() if typed else blocked.untyped_storage()
+    storage.resize_(0)
+    assert blocked.untyped_storage().nbytes() == 0
+    storage.resize_(dense.numel() if typed else dense.nbytes)
+    assert blocked.untyped_storage().nbytes() == room
+    blocked.copy_(dense)
+    assert_equal(blocked, dense)
+
+
+# --- out
+
+
+OUTS = {
+    "matmul of the same dims": lambda x, out: torch.matmul(x, torch.ones(5, 5), out=out),
+    "matmul": lambda x, out: torch.matmul(x, torch.ones(5, 7), out=out),
+    "add": lambda x, out: torch.add(x, 1, out=out),
+    "sum": lambda x, out: torch.sum(x, (1, 2, 3), out=out),
+    "bmm": lambda x, out: torch.bmm(x[0], x[0].mT, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", OUTS)
+def test_out_takes_the_dims_of_the_result(name):
+    dense, _ = pair()
+    theirs, ours = pair(DIMS if "same" in name else (1, 3, 2, 2))
+    expected = OUTS[name](dense, theirs)
+    assert OUTS[name](dense, ours) is ours
+    torch.testing.assert_close(
+        ours.to_dense() if torch_blocked.is_blocked(ours) else ours, expected
+    )
