@@ -11,8 +11,8 @@ Every model runs dense, in float32 and float64, at six sizes, and then
 - compiled:  by torch.compile(backend="torch_blocked"), which tracing makes slow: one model in
              `--compile-every`, at two sizes, one in four of them at all six.
 
-Values, dims, dtypes and structure must agree, and inputs hold afterwards what the dense model leaves in
-them. A failure prints the seed, the form, the size and the model's source, cut down.
+Values, dims, dtypes and structure must agree, and inputs hold afterwards what the dense model leaves
+in them. A failure prints the seed, the form, the size and the model's source, cut down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TORCH_BLOCKED_CHECK", "1")
+for _library in ("OMP", "MKL"):  # a team of threads made before a fork would be waited for after it
+    os.environ[f"{_library}_NUM_THREADS"] = "1"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # models on two threads beside another job
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -49,7 +51,11 @@ _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
 # What a form may refuse although the dense model gives a result: form, words, where that is said.
 REFUSALS = (
     ("loaded", r"ValueError: torch_blocked::\w+: expected inputs of ", "a size never captured"),
-    ("loaded", r"NotImplementedError: .*expected a model that is captured whole", "save() of parts"),
+    (
+        "loaded",
+        r"NotImplementedError: .*expected a model that is captured whole",
+        "save() of parts",
+    ),
 )
 
 
@@ -127,7 +133,10 @@ class Reference:
             return None
         if bool(have.isfinite().all()):
             worst = float(error.max())
-            return "value", f"off by {worst:.3g} of {scale:.3g} (dense: {own:.1g}, allowed: {tolerance:.1g})"
+            return (
+                "value",
+                f"off by {worst:.3g} of {scale:.3g} (dense: {own:.1g}, allowed: {tolerance:.1g})",
+            )
         return "value", f"{int((~have.isfinite()).sum())} NaN or infinite values of {have.numel()}"
 
 
@@ -313,13 +322,16 @@ def report(failure: Failure, shrink: bool) -> str:
     if shrink:
         program, failure = cut_down(failure)
     return (
-        f"seed {failure.seed}, {failure.form}, size {failure.size}: {failure.kind}: {failure.text}\n"
+        f"seed {failure.seed}, {failure.form}, size {failure.size}: {failure.kind}: "
+        f"{failure.text}\n"
         f"rerun: python test/fuzz_models.py --seed-only {failure.seed} --forms {failure.form}\n"
         f"{program.source()}\n"
     )
 
 
-def run_seeds(seeds, forms=FORMS, compile_every: int = 8, jobs: int = 1, shrink: int = 3, say=print):
+def run_seeds(
+    seeds, forms=FORMS, compile_every: int = 8, jobs: int = 1, shrink: int = 3, say=print
+):
     """Runs the models of these seeds; the failures, each said when it comes. shrink: how many of a
     kind are cut down."""
     torch.set_num_threads(1)
@@ -341,7 +353,9 @@ def run_seeds(seeds, forms=FORMS, compile_every: int = 8, jobs: int = 1, shrink:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=None, help="the first seed; default: a new one")
     parser.add_argument("--seed-only", type=int, help="this model alone")

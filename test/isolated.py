@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """What a case gave: `value`, or in `death` how its process ended, and in `note` what it was at."""
+    """What a case gave: `value`, or how its process ended and what it was at then."""
 
     case: Any
     value: Any = None

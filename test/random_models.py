@@ -1,8 +1,8 @@
 """Small random models, as programs that can be printed, run at several sizes and cut down.
 
-`RandomModel(seed)` strings pieces (random_pieces.py) together. Each is tried with the dense model at
-all six sizes while the model grows, and dropped where that refuses it, so every model runs at all of
-them. Values stay near 1 in size, and no output jumps where an input changes by a rounding.
+`RandomModel(seed)` strings pieces (random_pieces.py) together. Each is tried with the dense model
+at all six sizes while the model grows, and dropped where that refuses it, so every model runs at all
+of them. Values stay near 1 in size, and no output jumps where an input changes by a rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from random_pieces import CHANNELS, PIECES, Skip
+from random_layers import CHANNELS
+from random_pieces import PIECES, Skip
 from torch import Tensor, nn
 
 import torch_blocked  # noqa: F401  Tensor.to_blocked
@@ -49,7 +50,9 @@ class Program:
 
     seed: int
     inputs: tuple[tuple[str, str], ...]  # name, kind
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each input, at the example's and other sizes
+    shapes: tuple[
+        tuple[tuple[int, ...], ...], ...
+    ]  # of each input, at the example's and other sizes
     statements: tuple[Statement, ...]
     result: str
     single: bool = False  # another dtype within: the reference is float32, too
@@ -64,8 +67,10 @@ class Program:
     def source(self) -> str:
         """The model as a person would write it."""
         made = [f"self.{name} = {text}" for each in self.statements for name, text in each.made]
-        sizes = [f"# {name} ({kind}): {[list(row[i]) for row in self.shapes]}"
-                 for i, (name, kind) in enumerate(self.inputs)]
+        sizes = [
+            f"# {name} ({kind}): {[list(row[i]) for row in self.shapes]}"
+            for i, (name, kind) in enumerate(self.inputs)
+        ]
         return "\n".join([*sizes, *made, self.forward_source()])
 
     def build(self) -> nn.Module:
@@ -208,9 +213,7 @@ class _Builder:
                 fitting.append(name)
         if not fitting:
             raise Skip
-        weights = [
-            (i + 1) * (4 if name not in self.used else 1) for i, name in enumerate(fitting)
-        ]
+        weights = [(i + 1) * (4 if name not in self.used else 1) for i, name in enumerate(fitting)]
         return self.rng.choices(fitting, weights)[0]
 
     def pick_like(self, x: str) -> str:
@@ -219,7 +222,8 @@ class _Builder:
         rank = self.rank(x)
         try:
             return self.pick(
-                (1, 6), any_float=True,
+                (1, 6),
+                any_float=True,
                 where=lambda y: y != x and [each.shape for each in self.values(y)] == shapes,
             )
         except Skip:
@@ -292,8 +296,11 @@ class _Builder:
                 return None
             if any(each.numel() == 0 for each in results) and self.rng.random() > 0.05:
                 return None
-            largest = max(float(each.abs().max()) for each in results if each.numel()) if any(
-                each.numel() for each in results) else 1.0
+            largest = (
+                max(float(each.abs().max()) for each in results if each.numel())
+                if any(each.numel() for each in results)
+                else 1.0
+            )
             if not largest < 1e4 or (largest < 1e-3 and self.rng.random() < 0.9):
                 return None
             if largest > _LARGEST:
@@ -356,7 +363,9 @@ def _inputs(rng: random.Random):
     channels = rng.choice(CHANNELS)
     inputs, kinds = [("x0", "float")], ["same"]
     for i in range(1, 1 + rng.choices((0, 1, 2), (10, 4, 1))[0]):
-        kind = rng.choice(("same", "same", "other channels", "half", "vector", "ids", "mask", "scalar"))
+        kind = rng.choice(
+            ("same", "same", "other channels", "half", "vector", "ids", "mask", "scalar")
+        )
         inputs.append((f"x{i}", kind if kind in ("ids", "mask") else "float"))
         kinds.append(kind)
     widths = [rng.choice(CHANNELS) for _ in inputs]
