@@ -127,7 +127,7 @@ class Reference:
         own = float((want - exact).abs().max())
         scale = float(exact.abs().max())
         steps = self.program.depth() + 4
-        tolerance = 50 * own + (4e-2 if self.program.coarse else 4e-6 * steps) * max(scale, 1e-2)
+        tolerance = 50 * own + (4e-2 if self.program.coarse else 4e-6 * steps) * max(scale, 1.0)
         error = (have - exact).abs()
         if bool((error <= tolerance).all()):
             return None
