@@ -1,11 +1,13 @@
 // torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/capture.py.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 
+#include "format/errors.h"
 #include "graph/compiled.h"
 #include "graph/record.h"
 
@@ -80,6 +82,15 @@ graph::Node node_of(const py::handle& object) {
 
 graph::Graph graph_of(const py::object& capture) {
   graph::Graph graph;
+  graph.fixed_sizes = capture.attr("fixed_sizes").cast<bool>();
+  for (const auto& [dims, dtype] :
+       capture.attr("input_metas").cast<std::vector<std::pair<Dims, at::ScalarType>>>()) {
+    graph.input_metas.push_back({dims, dtype});
+  }
+  using Asked = std::tuple<graph::Value, std::int64_t, Dims>;
+  for (const auto& [value, what, answer] : capture.attr("questions").cast<std::vector<Asked>>()) {
+    graph.questions.push_back({value, what, answer});
+  }
   for (const py::handle& each : capture.attr("nodes")) {
     graph.nodes.push_back(node_of(each));
     for (const graph::Value value : graph.nodes.back().outputs) {
@@ -134,19 +145,110 @@ std::optional<std::vector<Result>> known_results(const py::object& node,
   return results;
 }
 
+// Makes a Python tensor one of the class `to`, if it is one of `from` and of no subclass of it.
+void change_class(const at::Tensor& tensor, const py::object& from, const py::object& to) {
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  if (py::type::handle_of(object).is(from)) object.attr("__class__") = to;
+}
+
+// `watched` is the class of tensors whose sizes Python cannot ask for unnoticed.
+std::unique_ptr<graph::Recorder> make_recorder(const std::vector<at::Tensor>& inputs,
+                                               const std::vector<at::Tensor>& state,
+                                               const py::object& watched) {
+  const py::object plain = py::module_::import("torch").attr("Tensor");
+  for (const at::Tensor& input : inputs) change_class(input, plain, watched);
+  return std::make_unique<graph::Recorder>(inputs, state,
+                                           [plain, watched](const at::Tensor& tensor) {
+                                             const py::gil_scoped_acquire gil;
+                                             change_class(tensor, plain, watched);
+                                           });
+}
+
+void stop(graph::Recorder& recorder, const py::object& watched) {
+  recorder.stop();
+  const py::object plain = py::module_::import("torch").attr("Tensor");
+  for (const at::Tensor& tensor : recorder.alive()) change_class(tensor, watched, plain);
+}
+
+// The tensors among the arguments of a call, each as Python has it; others are left out.
+// `blocked` and `view` are BlockedTensor and DenseView, whose memory is read where it lies;
+// `watched` is the class of ordinary tensors during a capture.
+std::vector<graph::Given> inputs_of(const py::list& arguments,
+                                    const std::optional<at::ScalarType>& dtype,
+                                    const py::object& blocked, const py::object& view,
+                                    const py::object& watched) {
+  std::vector<graph::Given> inputs;
+  for (const py::handle& argument : arguments) {
+    if (!THPVariable_Check(argument.ptr())) continue;
+    const auto plain = [&](const py::handle& object) -> const at::Tensor& {
+      if (!THPVariable_CheckExact(object.ptr()) && !py::type::handle_of(object).is(watched)) {
+        fail_type("optimize", "dense or blocked CPU tensors as inputs",
+                  std::string(py::str(py::type::of(object).attr("__name__"))),
+                  "convert it to a torch.Tensor, or call the model itself");
+      }
+      return THPVariable_Unpack(object.ptr());
+    };
+    if (py::isinstance(argument, blocked)) {
+      const py::object physical = argument.attr("_read")();
+      const auto channels = argument.attr("_channels").cast<std::int64_t>();
+      inputs.push_back(graph::given_blocked(plain(physical), channels, dtype));
+    } else if (py::isinstance(argument, view)) {
+      inputs.push_back(graph::given(plain(argument.attr("_plain")()), dtype));
+    } else {
+      inputs.push_back(graph::given(plain(argument), dtype));
+    }
+  }
+  return inputs;
+}
+
+struct Inputs {
+  std::vector<graph::Given> given;
+  std::string key;
+};
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
   using graph::Compiled;
   m.def("known_results", known_results);
   py::class_<graph::Recorder>(m, "Recorder")
-      .def(py::init<std::vector<at::Tensor>>())
-      .def("__enter__", [](graph::Recorder& recorder) { recorder.start(); })
-      .def("__exit__", [](graph::Recorder& recorder, const py::args&) { recorder.stop(); })
+      .def(py::init(&make_recorder))
+      .def("start", &graph::Recorder::start)
+      .def("stop", &stop)
+      .def("restore", &graph::Recorder::restore)
       .def("calls", calls_of)
       .def("constants", &graph::Recorder::constants)
       .def("value_of", &graph::Recorder::value_of)
-      .def("refusal", &graph::Recorder::refusal);
+      .def("ask", &graph::Recorder::ask)
+      .def("questions",
+           [](const graph::Recorder& recorder) {
+             py::list questions;
+             for (const auto& [value, what, answer] : recorder.questions()) {
+               questions.append(py::make_tuple(value, what, answer));
+             }
+             return questions;
+           })
+      .def("refusal", &graph::Recorder::refusal)
+      .def("has_script", &graph::Recorder::has_script)
+      .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });
+  py::class_<graph::Weights, std::shared_ptr<graph::Weights>>(m, "Weights")
+      .def(py::init<>())
+      .def("check_unchanged", &graph::Weights::check_unchanged)
+      .def("packed_bytes", &graph::Weights::packed_bytes);
+  py::class_<Inputs>(m, "Inputs")
+      .def(py::init([](const py::list& arguments, std::optional<at::ScalarType> dtype,
+                       const py::object& blocked, const py::object& view,
+                       const py::object& watched) {
+        Inputs inputs{inputs_of(arguments, dtype, blocked, view, watched), {}};
+        inputs.key = key_of(inputs.given);
+        return inputs;
+      }))
+      .def_property_readonly("key", [](const Inputs& inputs) { return py::bytes(inputs.key); })
+      .def_property_readonly("dims", [](const Inputs& inputs) {
+        std::vector<Dims> dims;
+        for (const graph::Given& given : inputs.given) dims.push_back(given.dims);
+        return dims;
+      });
   py::class_<graph::StepReport>(m, "StepReport")
       .def_readonly("op", &graph::StepReport::op)
       .def_readonly("output", &graph::StepReport::output)
@@ -154,19 +256,33 @@ void bind_graph(py::module_& m) {
       .def_readonly("why", &graph::StepReport::why)
       .def_readonly("microseconds", &graph::StepReport::microseconds);
   // Kernels run without the GIL; planning asks for shapes, which ops written in Python answer too.
+  const auto without_gil = [](auto method) {
+    return [method](Compiled& compiled, const Inputs& inputs) {
+      const py::gil_scoped_release no_gil;
+      return (compiled.*method)(inputs.given);
+    };
+  };
   py::class_<Compiled>(m, "Compiled")
-      .def(py::init([](const py::object& capture, const std::vector<at::Tensor>& example, bool tune,
-                       std::string tuning_file, const Times& times) {
+      .def(py::init([](const py::object& capture, bool tune, std::string tuning_file,
+                       const Times& times, std::shared_ptr<graph::Weights> weights) {
         graph::Tuner tuner(tune, std::move(tuning_file), known_of(times));
-        return std::make_unique<Compiled>(graph_of(capture), example, std::move(tuner));
+        return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
       }))
       .def("times", [](Compiled& compiled) { return times_of(compiled.times()); })
-      .def("__call__", &Compiled::operator(), py::call_guard<py::gil_scoped_release>())
-      .def("prepare", &Compiled::prepare, py::call_guard<py::gil_scoped_release>())
-      .def("report", &Compiled::report, py::call_guard<py::gil_scoped_release>())
-      .def("release", &Compiled::release, py::call_guard<py::gil_scoped_release>())
-      .def("packed_bytes", &Compiled::packed_bytes)
-      .def("arena_bytes", &Compiled::arena_bytes);
+      .def("__call__", without_gil(&Compiled::operator()))
+      .def("by_ops", without_gil(&Compiled::by_ops))
+      .def("covers", without_gil(&Compiled::covers))
+      .def("prepare", without_gil(&Compiled::prepare))
+      .def("report", without_gil(&Compiled::report))
+      .def("arena_bytes", without_gil(&Compiled::arena_bytes))
+      .def("first_difference",
+           [](Compiled& compiled, const Inputs& inputs, double tolerance) {
+             const py::gil_scoped_release no_gil;
+             return compiled.first_difference(inputs.given, tolerance);
+           })
+      .def("by_estimates", without_gil(&Compiled::by_estimates))
+      .def("forget_plans", &Compiled::forget_plans, py::call_guard<py::gil_scoped_release>())
+      .def("release", &Compiled::release, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torch_blocked

@@ -5,7 +5,8 @@ functional form. That says all unless Python looks at a tensor's values, or memo
 others see; torch.export then traces the model, which takes 0.6 s and 100 MiB of modules on a
 ResNet-50 against 0.05 s.
 
-A second run at other sizes must give the same nodes, else each new size is captured anew. Symbolic
+What Python asks of sizes during the run is noted with the answers (watched.py). The capture holds
+for all inputs that give the same answers, and for no others: those are captured anew. Symbolic
 sizes are not used: they cost 2.7 s on a ResNet-50, and minutes where a model works out its own
 padding.
 """
@@ -14,15 +15,16 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C
+from torch_blocked import _C, structure
+from torch_blocked.state import State
+from torch_blocked.tensor import BlockedTensor
+from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
 
 # What a list of arguments holds in place of a value of the graph.
 VALUE = "value"
@@ -54,149 +56,153 @@ class Capture:
     inputs: list[int] = field(default_factory=list)
     outputs: list = field(default_factory=list)  # [VALUE, id] or constants
     constants: dict[int, Tensor] = field(default_factory=dict)
-    input_dims: list[list[int]] = field(default_factory=list)  # -1: any size
-    in_spec: str = ""
-    out_spec: str = ""
+    # Sizes and types of the inputs that the forward ran with.
+    input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
+    # What was asked of sizes: value, what (a dim, or as in watched.py), answer.
+    questions: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    # It holds for inputs of these sizes only.
+    fixed_sizes: bool = False
+    # Which outputs are blocked tensors, by place: their channels. The value is the physical tensor.
+    blocked: dict[int, int] = field(default_factory=dict)
+    out_spec: pytree.TreeSpec | None = None
+    # What a user should know of it; empty: nothing.
+    notice: str = ""
+
+    def is_random(self) -> bool:
+        """Whether an op draws numbers: two runs give different results."""
+        return any(
+            torch.Tag.nondeterministic_seeded in getattr(_overload(node), "tags", ())
+            for node in self.nodes
+        )
+
+    def same_as(self, other: Capture, lifted: set[int]) -> bool:
+        """Whether it calls the same ops with the same numbers.
+
+        lifted: the constants of `other` that are neither parameters nor buffers."""
+        return (
+            self.nodes == other.nodes
+            and self.outputs == other.outputs
+            and self.blocked == other.blocked
+            and self.out_spec == other.out_spec
+            and self.constants.keys() == other.constants.keys()
+            and all(torch.equal(other.constants[each], self.constants[each]) for each in lifted)
+        )
 
 
-class _Reads(TorchFunctionMode):
-    """Notices whether Python looks at a tensor's values or memory."""
-
-    READS = frozenset(
-        {
-            Tensor.item,
-            Tensor.tolist,
-            Tensor.numpy,
-            Tensor.__array__,
-            Tensor.__bool__,
-            Tensor.__int__,
-            Tensor.__float__,
-            Tensor.__index__,
-            Tensor.__contains__,
-            Tensor.__dlpack__,
-            Tensor.data_ptr,
-            Tensor.untyped_storage,
-            Tensor.storage,
-            Tensor.data.__get__,
-            Tensor.data.__set__,
-        }
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen |= func in self.READS
-        return func(*args, **(kwargs or {}))
+def _overload(node: Node):
+    namespace, _, name = node.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return getattr(packet, node.overload or "default", None)
 
 
-def capture(model: nn.Module, example_inputs: tuple, dynamic: bool) -> Capture:
-    """The forward of `model`, which is in evaluation mode, on inputs like `example_inputs`.
+# Ops that see how memory lies, which is not the same in a plan.
+_SEE_MEMORY = {"aten::as_strided", "aten::set_", "aten::resize_"}
 
-    Raises CaptureError if neither a run nor torch.export tells it."""
+
+def capture(
+    model: nn.Module, args: tuple, kwargs: dict | None = None, *, dynamic: bool = True
+) -> Capture:
+    """The forward of `model`, which is in evaluation mode, for arguments like these; what it
+    changes of the model and of its inputs is put back.
+
+    Blocked arguments count as dense. Raises CaptureError if neither a run nor torch.export tells
+    the forward, or if it changes what it computes from."""
+    args, kwargs = pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, (args, kwargs or {}))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            return _recorded(model, example_inputs, dynamic) or _exported(
-                model, example_inputs, dynamic
-            )
+            captured = _recorded(model, args, kwargs) or _exported(model, args, kwargs)
         except CaptureError:
             raise
         except Exception as error:  # torch.export raises many kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise CaptureError(f"cannot trace the model: {reason[0]}") from error
+    for node in captured.nodes:
+        if node.name in _SEE_MEMORY:
+            raise CaptureError(f"{node.name} sees how memory lies")
+    captured.fixed_sizes |= not dynamic
+    return captured
 
 
-def _recorded(model: nn.Module, inputs: tuple, dynamic: bool) -> Capture | None:
-    """What a run of the model calls; None if these ops are not all that it does."""
-    plain = all(type(each) in (Tensor, nn.Parameter) for each in pytree.tree_leaves(inputs))
-    if not plain or any(isinstance(each, torch.jit.ScriptModule) for each in model.modules()):
-        return None
-    first = _record(model, inputs)
-    if first is None:
-        return None
-    if dynamic and _is_freed(first, inputs, lambda other: _agree(model, first, other)):
-        return first
-    # Tensors of unknown origin must not come from the inputs' values.
-    if _lifted(model, first) and not _agree(model, first, pytree.tree_map(_other_values, inputs)):
-        return None
-    return first
+def lifted_of(model: nn.Module, captured: Capture) -> set[int]:
+    """The constants that are neither parameters nor buffers."""
+    own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
+    return {value for value, each in captured.constants.items() if each.data_ptr() not in own}
 
 
-def _record(model: nn.Module, inputs: tuple) -> Capture | None:
-    inputs = pytree.tree_map(torch.detach, inputs)  # each a tensor of its own
-    leaves = pytree.tree_leaves(inputs)
-    if any(each.layout != torch.strided for each in leaves):
+def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
+    """What a run of the model calls; None if these ops are not all that it does.
+
+    A second run, on other values and with what the first has left in the model, must call the same:
+    tensors of unknown origin may come from the inputs' values, and attributes may count calls."""
+    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    plain = all(type(each) in (Tensor, nn.Parameter) for each in leaves)
+    if not plain or any(each.layout != torch.strided for each in leaves):
         return None
-    recorder, reads = _C.Recorder(leaves), _Reads()
-    with recorder, reads:
-        results = model(*inputs)
-    results, out_spec = pytree.tree_flatten(results)
-    outputs = [
-        [VALUE, recorder.value_of(each)] if isinstance(each, Tensor) else each for each in results
-    ]
-    if reads.seen or recorder.refusal():
+    state = State(model)
+    try:
+        first = _record(model, args, kwargs)
+        changes = state.changes()
+        if first is None:
+            return None
+        lifted = lifted_of(model, first)
+        if not changes and not lifted:
+            return first
+        again = _record(model, *pytree.tree_map_only(Tensor, _other_values, (args, kwargs)))
+        if again is not None and again.same_as(first, lifted):
+            if changes.attributes:
+                first.notice = (
+                    f"the forward sets {', '.join(sorted(changes.attributes)[:3])}, which its "
+                    "results do not depend on; the optimized model does not set it"
+                )
+            return first
+        if changes:
+            raise CaptureError(f"the forward changes {changes.first()} and computes from it")
+        return None
+    finally:
+        state.restore()
+
+
+def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
+    args, kwargs = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))  # each of its own
+    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    metas = [(list(each.shape), each.dtype) for each in leaves]
+    recorder = _C.Recorder(leaves, [*model.parameters(), *model.buffers()], WatchedTensor)
+    recorder.start()
+    try:
+        with Watch(recorder.ask) as watch, FreeQuestions():
+            results = model(*args, **kwargs)
+    finally:
+        recorder.stop(WatchedTensor)
+        recorder.restore()
+    results, out_spec = structure.flatten(results)
+    outputs = [_output(each, recorder) for each in results]
+    if watch.reads_values or recorder.refusal():
         return None
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
         inputs=list(range(len(leaves))),
         outputs=outputs,
         constants={value: each.detach() for value, each in recorder.constants().items()},
-        input_dims=[list(each.shape) for each in leaves],
-        in_spec=pytree.treespec_dumps(pytree.tree_structure((inputs, {}))),
-        out_spec=pytree.treespec_dumps(out_spec),
+        input_metas=metas,
+        questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
+        fixed_sizes=watch.asks_strides or recorder.has_script(),
+        out_spec=out_spec,
     )
 
 
-def _lifted(model: nn.Module, captured: Capture) -> dict[int, Tensor]:
-    """The constants that are neither parameters nor buffers."""
-    own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
-    return {value: each for value, each in captured.constants.items() if each.data_ptr() not in own}
+# What a forward may return beside tensors: the same for all inputs that give the same answers.
+_CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def _agree(model: nn.Module, first: Capture, inputs: tuple) -> bool:
-    """Whether a run on these inputs calls the same."""
-    try:
-        second = _record(model, inputs)
-    except Exception:  # no such size for this model
-        return False
-    if second is None or second.nodes != first.nodes or second.outputs != first.outputs:
-        return False
-    lifted = _lifted(model, first)
-    return all(torch.equal(each, second.constants[value]) for value, each in lifted.items())
-
-
-def _is_freed(captured: Capture, inputs: tuple, agrees: Callable[[tuple], bool]) -> bool:
-    """Sets to -1 what may change of the capture's input dims: the batch and the sizes of images,
-    else the batch, if the model calls the same at others; True if it does."""
-    for images in (True, False):
-        freed = [_free_dims(dims, images) for dims in captured.input_dims]
-        others = iter(freed)
-        other = pytree.tree_map_only(
-            Tensor, lambda x, o=others: _of_other_sizes(x, next(o)), inputs
-        )
-        if agrees(other):
-            captured.input_dims = freed
-            return True
-    return False
-
-
-def _free_dims(dims: list[int], images: bool) -> list[int]:
-    """-1 for the batch, and with `images` for what follows the channels."""
-    return [
-        -1 if len(dims) > 1 and (dim == 0 or images and dim > 1) else size
-        for dim, size in enumerate(dims)
-    ]
-
-
-def _of_other_sizes(value: Tensor, free: list[int]) -> Tensor:
-    """Zeros, with another size where `free` is -1."""
-    dims = list(value.shape)
-    for dim, size in enumerate(dims):
-        if free[dim] == -1:
-            dims[dim] = size + 1 if dim == 0 else size - 64 if size > 128 else size + 64
-    return value.new_zeros(dims)
+def _output(result, recorder):
+    if isinstance(result, BlockedTensor):
+        raise CaptureError("the forward returns a blocked tensor")
+    if isinstance(result, Tensor):
+        return [VALUE, recorder.value_of(result)]
+    if not isinstance(result, (*_CONSTANTS, torch.Size, slice, range)):
+        raise CaptureError(f"the forward returns a {type(result).__name__}")
+    return result
 
 
 def _other_values(value: Tensor) -> Tensor:
@@ -206,26 +212,47 @@ def _other_values(value: Tensor) -> Tensor:
     return value.flatten()[:1].expand(value.numel()).view(value.shape)
 
 
-def _exported(model: nn.Module, inputs: tuple, dynamic: bool) -> Capture:
-    """The same by torch.export."""
-    first = _trace(model, inputs)
+class _Results:
+    """What a forward returned: its structure, and the places and channels of blocked tensors."""
 
-    def agrees(other: tuple) -> bool:
-        try:
-            return _trace(model, other).nodes == first.nodes
-        except Exception:  # no such size for this model
-            return False
-
-    if dynamic:
-        _is_freed(first, inputs, agrees)
-    return first
+    def __init__(self) -> None:
+        self.spec: pytree.TreeSpec | None = None
+        self.blocked: dict[int, int] = {}
 
 
-def _trace(model: nn.Module, inputs: tuple) -> Capture:
-    program = torch.export.export(model, inputs, strict=False)
+class _WithPhysicalResults(nn.Module):
+    """A model whose blocked results come as their physical tensors, which is what torch.export can
+    return. `told` says what they were; torch.export puts other attributes back."""
+
+    def __init__(self, model: nn.Module, told: _Results) -> None:
+        super().__init__()
+        self.model, self.told = model, told
+
+    def forward(self, *args, **kwargs):
+        results, self.told.spec = structure.flatten(self.model(*args, **kwargs))
+        for i, each in enumerate(results):
+            if isinstance(each, BlockedTensor):
+                self.told.blocked[i], results[i] = each._channels, each._physical
+            elif not isinstance(each, (Tensor, *_CONSTANTS)):
+                raise CaptureError(f"the forward returns a {type(each).__name__}")
+        return results
+
+
+def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
+    """The same by torch.export, for these sizes."""
+    state = State(model)
+    told = _Results()
+    wrapped = _WithPhysicalResults(model, told).eval()
+    try:
+        program = torch.export.export(wrapped, args, kwargs, strict=False)
+    finally:
+        state.restore()
     if not _substitutable(program.graph):
         program = program.run_decompositions({})
-    return _lower(program)
+    captured = _lower(program)
+    captured.fixed_sizes = True
+    captured.blocked, captured.out_spec = told.blocked, told.spec
+    return captured
 
 
 def _schema(node: fx.Node) -> torch.FunctionSchema | None:
@@ -353,15 +380,12 @@ def _lower(program: torch.export.ExportedProgram) -> Capture:
         elif node.op == "placeholder":
             value = lowering.new_value()
             lowering.values[node] = [value]
-            result.inputs.append(value)
             example = node.meta.get("val")
-            if not isinstance(example, Tensor):
-                raise CaptureError(f"the input {node.name} is no tensor")
-            result.input_dims.append(list(example.shape))
+            if isinstance(example, Tensor):
+                result.inputs.append(value)
+                result.input_metas.append((list(example.shape), example.dtype))
         elif node.op == "call_function":
             lowering.call(node)
         elif node.op == "output":
             result.outputs = [lowering.argument(each) for each in node.args[0]]
-    result.in_spec = pytree.treespec_dumps(program.call_spec.in_spec)
-    result.out_spec = pytree.treespec_dumps(program.call_spec.out_spec)
     return result

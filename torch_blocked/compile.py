@@ -48,10 +48,10 @@ class OptimizedParts(nn.Module):
         object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
         super().train(False)
 
-    def forward(self, *args):
+    def forward(self, *args, **kwargs):
         """As the model's."""
         with torch.no_grad():
-            return self._compiled(*args)
+            return self._compiled(*args, **kwargs)
 
     def train(self, mode: bool = True) -> OptimizedParts:
         """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
@@ -89,13 +89,12 @@ def backend(
     def build(args: tuple) -> OptimizedModule | None:
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
-        if not all(isinstance(each, Tensor) for each in inputs):
-            return None  # symbolic sizes come as integers
+        optimized = OptimizedModule(_WithParameters(graph, parameters, len(args)).eval())
         try:
-            module = _WithParameters(graph, parameters, len(args)).eval()
-            return OptimizedModule(module, inputs, dynamic=False, tune=True, dtype=None)
-        except (CaptureError, RuntimeError):
+            optimized._prepare(inputs, {})
+        except CaptureError:
             return None
+        return optimized
 
     def run(*args):
         nonlocal versions, optimized, refused

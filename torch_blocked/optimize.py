@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import re
+import threading
 import time
+import warnings
 from collections import OrderedDict
-from dataclasses import asdict
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
+from torch_blocked import _C, structure
+from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture, lifted_of
 from torch_blocked.environment import env
+from torch_blocked.shadow import DenseView
+from torch_blocked.state import State
+from torch_blocked.tensor import BlockedTensor
+from torch_blocked.verify import difference, others_like, tolerance_of
+from torch_blocked.watched import WatchedTensor
 
-# Captures for sizes that the first one does not cover.
-_CAPTURES = 8
+# Captures kept, each with its plans; of inputs that were given, which capture serves them.
+_FORMS, _SERVED = 8, 4096
 
-_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 2
+_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
 
 
 def tuning_file() -> Path:
@@ -38,96 +46,185 @@ def tuning_file() -> Path:
     return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
+@dataclass
+class _Call:
+    """Arguments as a capture sees them: what is no tensor is part of what it was made for."""
+
+    args: tuple
+    kwargs: dict
+    leaves: list
+    constants: tuple
+    spec: Any
+    inputs: _C.Inputs
+
+    @property
+    def signature(self) -> tuple:
+        return self.spec, self.constants
+
+
+@dataclass
+class _Form:
+    """A capture and what runs it, for calls with this signature."""
+
+    signature: tuple
+    captured: Capture
+    lifted: set[int]
+    compiled: _C.Compiled
+
+
 class OptimizedModule(nn.Module):
     """The forward of a model in evaluation mode, for inference: results need no gradients.
 
-    It takes and returns what the model does; inputs of other sizes are planned when they first
-    come. `choice` says what runs: "blocked", or "dense" if the model itself was measured to be
-    faster. The weights are those the model had; calls from several threads run side by side."""
+    It takes and returns what the model does, blocked tensors too; inputs of other sizes are planned
+    when they first come. `choice` says what runs: "blocked"; "dense" if the model's own ops were
+    measured to be faster; "model" if the two did not agree, which is a defect to report. The
+    weights are those the model had; calls from several threads run side by side."""
 
     def __init__(
         self,
         model: nn.Module | None,
-        example: tuple,
         *,
-        dynamic: bool,
-        tune: bool,
-        dtype: torch.dtype | None,
-        captured: Capture | None = None,
+        dynamic: bool = True,
+        tune: bool = True,
+        dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
-        self._example = example
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._times = times or {}
-        self._captures: OrderedDict[int, tuple[Capture, _C.Compiled]] = OrderedDict()
+        self._weights = _C.Weights()
+        self._converted: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self._forms: list[_Form] = []
+        self._served: OrderedDict[tuple, _Form] = OrderedDict()
+        self._lock = threading.RLock()
         self._released = False
-        self.choice = "blocked"
+        self._example: tuple[tuple, dict] | None = None
+        self.choice, self.reason = "blocked", ""
         super().train(False)
-        self._add(captured or self._captured(example), example)
 
-    def _captured(self, args: tuple) -> Capture:
-        try:
-            if self._model is None:
-                raise CaptureError("the model is gone")
-            captured = capture(self._model, args, self._dynamic)
-        except CaptureError as error:
-            if not self._captures:
-                raise
-            wanted = next(iter(self._captures.values()))[0].input_dims
-            raise ValueError(
-                f"torch_blocked::optimize: expected inputs of sizes {wanted} (-1: any), got "
-                f"{[list(each.shape) for each in _tensors(args)]}; optimize the model for them"
-            ) from error
-        if self._dtype is not None:
-            captured.constants = {
-                value: each.to(self._dtype) if each.is_floating_point() else each
-                for value, each in captured.constants.items()
-            }
-        return captured
-
-    def _add(self, captured: Capture, args: tuple) -> tuple[Capture, _C.Compiled]:
-        path = tuning_file()
-        with contextlib.suppress(OSError):  # without a file each process measures anew
-            path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = self._inputs(args)
-        compiled = _C.Compiled(captured, tensors, self._tune, str(path), self._times)
-        compiled.prepare(tensors)
-        self._captures[id(captured)] = (captured, compiled)
-        if len(self._captures) > _CAPTURES:
-            self._captures.popitem(last=False)
-        return captured, compiled
-
-    def _compiled_for(self, args: tuple) -> tuple[Capture, _C.Compiled]:
-        tensors = _tensors(args)
-        for found in self._captures.values():
-            if _covers(found[0], tensors):
-                return found
-        return self._add(self._captured(args), args)
-
-    def _inputs(self, args: tuple) -> list[Tensor]:
-        tensors = [
-            each.to_dense() if each.layout != torch.strided else each for each in _tensors(args)
-        ]
-        if self._dtype is None:
-            return tensors
-        return [each.to(self._dtype) if each.is_floating_point() else each for each in tensors]
-
-    def forward(self, *args):
-        """As the model's."""
-        if self.choice == "dense":
+    def forward(self, *args, **kwargs):
+        """As the model's. Raises what the model raises for arguments that it does not take, and
+        TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
+        if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
-                return self._model(*args)
-        captured, compiled = self._compiled_for(args)
-        results = iter(compiled(self._inputs(args)))
-        outputs = [next(results) if _is_value(each) else each for each in captured.outputs]
+                return self._model(*args, **kwargs)
+        _refuse_tracing()
+        call = self._call(args, kwargs)
+        form = self._served.get((call.signature, call.inputs.key))
+        if form is None:
+            form = self._find(call)
+        by_ops = self.choice == "dense" or _C.Recorder.is_running()
+        results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
+        return self._results(form.captured, results)
+
+    forward._torchdynamo_disable = True  # it is compiled already
+
+    def _call(self, args: tuple, kwargs: dict) -> _Call:
+        if kwargs or not all(isinstance(each, Tensor) for each in args):
+            leaves, spec = structure.flatten((args, kwargs))
+        else:
+            leaves, spec = list(args), len(args)
+        constants = tuple((type(each), each) for each in leaves if not isinstance(each, Tensor))
+        inputs = _C.Inputs(leaves, self._dtype, BlockedTensor, DenseView, WatchedTensor)
+        return _Call(args, kwargs, leaves, _hashable(constants), spec, inputs)
+
+    def _results(self, captured: Capture, results: list[Tensor]):
+        values = iter(results)
+        outputs = [next(values) if _is_value(each) else each for each in captured.outputs]
         if self._dtype is not None:
             outputs = [
                 each.float() if isinstance(each, Tensor) and each.dtype == self._dtype else each
                 for each in outputs
             ]
-        return pytree.tree_unflatten(outputs, pytree.treespec_loads(captured.out_spec))
+        for place, channels in captured.blocked.items():
+            outputs[place] = BlockedTensor(outputs[place], channels)
+        return structure.unflatten(outputs, captured.out_spec)
+
+    def _find(self, call: _Call) -> _Form:
+        """The form for a call like none before: one that was shown to hold for it, or a new one."""
+        with self._lock:
+            form = next(
+                (
+                    each
+                    for each in self._forms
+                    if each.signature == call.signature and each.compiled.covers(call.inputs)
+                ),
+                None,
+            ) or self._captured(call)
+            self._served[call.signature, call.inputs.key] = form
+            if len(self._served) > _SERVED:
+                self._served.popitem(last=False)
+            return form
+
+    def _captured(self, call: _Call) -> _Form:
+        if self._model is None:
+            raise ValueError(
+                f"torch_blocked::optimize: expected inputs like those of before "
+                f"{self._known_sizes()}, got {call.inputs.dims}; optimize the model for them"
+            )
+        try:
+            captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
+        except CaptureError:
+            if self._forms:  # what the model itself refuses, it says best
+                with torch.no_grad(), _unchanged(self._model):
+                    self._model(*call.args, **call.kwargs)
+            raise
+        if captured.notice:
+            warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
+        lifted = lifted_of(self._model, captured)
+        for form in self._forms:
+            if form.signature == call.signature and captured.same_as(form.captured, lifted):
+                return form
+        return self._add(call.signature, captured, lifted)
+
+    def _known_sizes(self) -> list:
+        return [[dims for dims, _ in form.captured.input_metas] for form in self._forms]
+
+    def _add(self, signature: tuple, captured: Capture, lifted: set[int]) -> _Form:
+        if self._dtype is not None:
+            self._convert(captured)
+        path = tuning_file()
+        with contextlib.suppress(OSError):  # without a file each process measures anew
+            path.parent.mkdir(parents=True, exist_ok=True)
+        times = dict(self._times)
+        for form in self._forms:
+            times |= form.compiled.times()
+        compiled = _C.Compiled(captured, self._tune, str(path), times, self._weights)
+        form = _Form(signature, captured, lifted, compiled)
+        self._forms.append(form)
+        if len(self._forms) > _FORMS:
+            gone = self._forms.pop(0)
+            for key in [key for key, each in self._served.items() if each is gone]:
+                del self._served[key]
+        return form
+
+    def _convert(self, captured: Capture) -> None:
+        """Floating-point constants in the dtype to compute in; each once, for all captures."""
+        self._weights.check_unchanged(list(captured.constants.values()))
+        for value, each in captured.constants.items():
+            if each.is_floating_point():
+                place = (each.data_ptr(), each.shape, each.stride())
+                if place not in self._converted:
+                    self._converted[place] = (each, each.to(self._dtype))
+                captured.constants[value] = self._converted[place][1]
+        captured.input_metas = [
+            (dims, self._dtype if dtype.is_floating_point else dtype)
+            for dims, dtype in captured.input_metas
+        ]
+
+    def _prepare(self, args: tuple, kwargs: dict) -> None:
+        """Captures and plans for the example inputs."""
+        example = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))
+        self._example = example
+        call = self._call(args, kwargs)
+        self._find(call).compiled.prepare(call.inputs)
+
+    def _choose(self, choice: str, reason: str) -> None:
+        self.choice, self.reason = choice, reason
+        if choice != "blocked":
+            for form in self._forms:
+                form.compiled.forget_plans()
 
     def train(self, mode: bool = True) -> OptimizedModule:
         """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
@@ -135,13 +232,36 @@ class OptimizedModule(nn.Module):
             refuse_training()
         return self
 
-    def plan(self, *args) -> str:
-        """A table of what runs for inputs like `args` (none: the example): each step with its
+    def _apply(self, fn, recurse: bool = True) -> OptimizedModule:
+        """Only what changes nothing. Raises NotImplementedError for other types and devices."""
+        probe = fn(torch.zeros(1))
+        if probe.dtype != torch.float32 or probe.device.type != "cpu":
+            raise NotImplementedError(
+                f"torch_blocked::optimize: expected float32 on the CPU, got {probe.dtype} on "
+                f"{probe.device}; convert the model and optimize it again"
+            )
+        return self
+
+    def state_dict(self, *args, **kwargs) -> NoReturn:
+        """Raises NotImplementedError: the weights are folded and packed."""
+        raise NotImplementedError(
+            "torch_blocked::state_dict: expected a model with parameters, got an optimized one, "
+            "whose weights are folded and packed; use the model's state_dict(), or save(path)"
+        )
+
+    def load_state_dict(self, *args, **kwargs) -> NoReturn:
+        """Raises NotImplementedError, as state_dict()."""
+        self.state_dict()
+
+    def plan(self, *args, **kwargs) -> str:
+        """A table of what runs for inputs like these (none: the example): each step with its
         output, format, implementation, time in microseconds and why."""
-        args = args or self._example
-        _, compiled = self._compiled_for(args)
+        if not args and not kwargs:
+            args, kwargs = self._example
+        call = self._call(args, kwargs)
+        compiled = self._find(call).compiled
         rows = [("op", "output", "implementation", "us", "why")]
-        for step in compiled.report(self._inputs(args)):
+        for step in compiled.report(call.inputs):
             rows.append(
                 (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
             )
@@ -152,69 +272,103 @@ class OptimizedModule(nn.Module):
             ).rstrip()
             for row in rows
         ]
-        packed = compiled.packed_bytes() / 2**20
-        arena = compiled.arena_bytes(self._inputs(args)) / 2**20
+        packed = self._weights.packed_bytes() / 2**20
+        arena = compiled.arena_bytes(call.inputs) / 2**20
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
-        return "\n".join([f"runs: {self.choice}; {memory}", *lines])
+        why = f" ({self.reason})" if self.reason else ""
+        return "\n".join([f"runs: {self.choice}{why}; {memory}", *lines])
 
     def release(self) -> None:
         """Lets go of the dense weights and of the model; packed weights stay. From now on only
         inputs of sizes that ran before are taken, others raise ValueError, as does save().
 
-        Raises ValueError if it is the model itself that runs, having been faster."""
-        if self.choice == "dense":
+        Raises ValueError if it is the model or its own ops that run."""
+        if self.choice != "blocked":
             raise ValueError(
-                "torch_blocked::optimize: expected choice 'blocked', got 'dense'; there is nothing "
-                "to release, the model itself runs"
+                f"torch_blocked::optimize: expected choice 'blocked', got '{self.choice}'; there "
+                "is nothing to release, the model's own weights run"
             )
         object.__setattr__(self, "_model", None)
         self._released = True
-        for captured, _ in self._captures.values():
-            captured.constants = {}
+        self._converted = {}
+        for form in self._forms:
+            form.captured.constants = {}
         gc.collect()  # torch.export leaves cycles that hold the parameters
-        for _, compiled in self._captures.values():
-            compiled.release()
+        for form in self._forms:
+            form.compiled.release()
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the graph, its dense weights and what was measured; load() reads them, on any
-        CPU."""
+    def save(self, path: str | os.PathLike | io.IOBase) -> None:
+        """Writes the graphs, their dense weights and what was measured; load() reads them, on any
+        CPU. Sizes that ran before will run then, and all others that the captures hold for.
+
+        Raises ValueError after release(), NotImplementedError where the model itself runs or
+        arguments and results have types of their own."""
         if self._released:
             raise ValueError(
                 "torch_blocked::optimize: expected dense weights to save, got a module after "
                 "release(); save it before"
             )
-        captured, compiled = next(iter(self._captures.values()))
+        if self.choice == "model":
+            raise NotImplementedError(
+                f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
+                f"({self.reason}); save the model"
+            )
+        self._weights.check_unchanged(
+            [each for form in self._forms for each in form.captured.constants.values()]
+        )
+        times = {}
+        for form in self._forms:
+            times |= form.compiled.times()
+        example = pytree.tree_map_only(Tensor, torch.empty_like, _dense(self._example))
+        leaves, spec = structure.flatten(example)
         torch.save(
             {
                 "kind": _FILE_KIND,
                 "version": _FILE_VERSION,
-                "capture": asdict(captured),
-                "example": [torch.empty_like(each) for each in _tensors(self._example)],
-                "in_spec": captured.in_spec,
+                "forms": [_form_to_data(form) for form in self._forms],
+                "example": leaves,
+                "example_spec": structure.dumps(spec),
                 "tune": self._tune,
                 "dtype": self._dtype,
+                "choice": self.choice,
                 "cpu": env()["cpu"],
-                "times": compiled.times(),
+                "times": times,
             },
             path,
         )
 
+    def __reduce_ex__(self, protocol):
+        """Copied and pickled as save() and load() do it."""
+        file = io.BytesIO()
+        self.save(file)
+        return _from_bytes, (file.getvalue(),)
+
+
+def _from_bytes(content: bytes) -> OptimizedModule:
+    return load(io.BytesIO(content))
+
 
 def optimize(
     model: nn.Module,
-    example_inputs: Tensor | tuple,
+    example_inputs: Tensor | tuple = (),
     *,
+    example_kwargs: dict | None = None,
     dynamic: bool = True,
     tune: bool = True,
     dtype: torch.dtype | None = None,
+    verify: bool = True,
 ) -> nn.Module:
     """A module that computes what `model` does, faster.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments.
-    dynamic: sizes other than the channels may change from call to call.
-    tune: time the kernels that fit on each layer, and the result against the model, which runs on
-    if it is faster; False: take kernels by estimates.
+    example_inputs: a tensor or a tuple of the model's positional arguments; example_kwargs: those
+    by name. Tensors may be dense or blocked; for what is no tensor, each value has a capture.
+    dynamic: sizes may change from call to call without another capture, where the model does not
+    ask for them.
+    tune: time the kernels that fit on each layer, and the result against the model, whose ops run
+    on if they are faster; False: take kernels by estimates.
     dtype: torch.bfloat16 computes in it; results are float32 still.
+    verify: compare the results with the model's on the example and at other sizes. Where they
+    differ, the model itself runs on, and a warning says which step differs first.
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
     Raises ValueError if the model is in training mode, TypeError for other example inputs,
     NotImplementedError for a dtype that the CPU lacks, what the model raises for the example."""
@@ -229,24 +383,112 @@ def optimize(
             "torch_blocked::optimize: expected example_inputs as a tensor or a tuple of arguments, "
             f"got {type(example_inputs).__name__}; put the model's arguments into a tuple"
         )
-    example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    kwargs = example_kwargs or {}
+    _warn_of_hooks(model)
+    optimized = OptimizedModule(model, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
-        optimized = OptimizedModule(model, example, dynamic=dynamic, tune=tune, dtype=dtype)
+        optimized._prepare(args, kwargs)
     except CaptureError as error:
         if dtype is not None:
             raise
-        return _in_parts(model, example, error)
-    if tune and _is_slower(optimized, model, example):
-        optimized.choice = "dense"
+        return _in_parts(model, args, kwargs, error)
+    if verify:
+        _verify(optimized)
+    if optimized.choice == "blocked" and tune and _is_slower(optimized, model, args, kwargs):
+        optimized._choose("dense", "faster")
     return optimized
 
 
-def _in_parts(model: nn.Module, example: tuple, error: CaptureError) -> nn.Module:
+def _warn_of_hooks(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if any(not type(hook).__module__.startswith("torch.") for hook in hooks):
+            warnings.warn(
+                f"torch_blocked::optimize: the forward hooks of {name or 'the model'} run in the "
+                "capture; their ops are part of the optimized model, what else they do is not",
+                stacklevel=3,
+            )
+            return
+
+
+def _verify(optimized: OptimizedModule) -> None:
+    """Compares with the model on the example and at other sizes, if the model takes these."""
+    model, (args, kwargs) = optimized._model, optimized._example
+    form = optimized._forms[0]
+    if form.captured.is_random():
+        return
+    tolerance = tolerance_of(optimized._dtype)
+    for case in ((args, kwargs), others_like((args, kwargs))):
+        try:
+            with torch.no_grad(), _unchanged(model):
+                expected = model(*_dense(case)[0], **_dense(case)[1])
+        except Exception:
+            continue  # no such size for this model
+        call = optimized._call(*case)
+        is_example = case[0] is args
+        if not is_example and not form.compiled.covers(call.inputs):
+            continue  # captured when it comes
+        run = form.compiled if is_example else form.compiled.by_estimates
+        result = optimized._results(form.captured, run(call.inputs))
+        what = difference(expected, result, tolerance)
+        if what:
+            step = form.compiled.first_difference(call.inputs, tolerance)
+            optimized._choose("model", f"results differed: {what}")
+            warnings.warn(
+                f"torch_blocked::optimize: the optimized model differed from the model for inputs "
+                f"{call.inputs.dims}: {what}; first at {step or 'the capture'}. The model itself "
+                "runs on. Please report this with the model, it is a defect of torch_blocked",
+                stacklevel=3,
+            )
+            return
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module):
+    """Puts back what a run of the model changes in it."""
+    state = State(model)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _dense(value):
+    return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
+
+
+def _refuse_tracing() -> None:
+    """Our kernels pass tracers by: they would take the results for constants."""
+    keys = torch._C._TorchDispatchModeKey
+    modes = (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
+    if torch._C._get_tracing_state() is None and not (
+        torch._C._len_torch_dispatch_stack()
+        and any(torch._C._get_dispatch_mode(each) is not None for each in modes)
+    ):
+        return
+    raise NotImplementedError(
+        "torch_blocked::optimize: expected a call, got one that torch.export, make_fx or "
+        "torch.jit.trace records; trace the model that was optimized"
+    )
+
+
+def _hashable(constants: tuple) -> tuple:
+    try:
+        hash(constants)
+    except TypeError:
+        return tuple((kind, repr(each)) for kind, each in constants)
+    return constants
+
+
+def _in_parts(model: nn.Module, args: tuple, kwargs: dict, error: CaptureError) -> nn.Module:
     from torch_blocked.compile import OptimizedParts
 
     reason = str(error.__cause__ or error).strip().splitlines()[0]
-    with torch.no_grad():
-        model(*example)  # what the model itself refuses, it says best
+    with torch.no_grad(), _unchanged(model):
+        model(*args, **kwargs)  # what the model itself refuses, it says best
     return OptimizedParts(model, reason)
 
 
@@ -257,7 +499,28 @@ def refuse_training() -> NoReturn:
     )
 
 
-def load(path: str | os.PathLike) -> OptimizedModule:
+def _form_to_data(form: _Form) -> dict:
+    data = {each.name: getattr(form.captured, each.name) for each in fields(Capture)}
+    data["nodes"] = [vars(node) for node in form.captured.nodes]
+    data["out_spec"] = structure.dumps(form.captured.out_spec)
+    spec, constants = form.signature
+    return {
+        "capture": data,
+        "spec": spec if isinstance(spec, int) else structure.dumps(spec),
+        "constants": [each for _, each in constants],
+    }
+
+
+def _form_of_data(data: dict) -> tuple[tuple, Capture]:
+    spec = data["spec"] if isinstance(data["spec"], int) else structure.loads(data["spec"])
+    constants = tuple((type(each), each) for each in data["constants"])
+    fields = dict(data["capture"])
+    fields["nodes"] = [Node(**node) for node in fields["nodes"]]
+    fields["out_spec"] = structure.loads(fields["out_spec"])
+    return (spec, _hashable(constants)), Capture(**fields)
+
+
+def load(path: str | os.PathLike | io.IOBase) -> OptimizedModule:
     """What OptimizedModule.save wrote, planned for this CPU. Nothing in the file is executed.
 
     Raises ValueError if the file is none of ours, or broken."""
@@ -265,9 +528,8 @@ def load(path: str | os.PathLike) -> OptimizedModule:
         data = torch.load(path, weights_only=True)
         if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:
             raise ValueError(f"kind {data['kind']}, version {data['version']}")
-        fields = data["capture"]
-        captured = Capture(**{**fields, "nodes": [Node(**node) for node in fields["nodes"]]})
-        example = pytree.tree_unflatten(data["example"], pytree.treespec_loads(data["in_spec"]))[0]
+        forms = [_form_of_data(each) for each in data["forms"]]
+        args, kwargs = structure.unflatten(data["example"], structure.loads(data["example_spec"]))
     except OSError:
         raise
     except Exception as error:
@@ -276,15 +538,20 @@ def load(path: str | os.PathLike) -> OptimizedModule:
             f"({str(error).splitlines()[0]}); save the optimized module again"
         ) from error
     _check_dtype(data["dtype"])
-    return OptimizedModule(
+    loaded = OptimizedModule(
         None,
-        example,
-        dynamic=False,
         tune=data["tune"],
         dtype=data["dtype"],
-        captured=captured,
         times=data["times"] if data["cpu"] == env()["cpu"] else None,
     )
+    for signature, captured in forms:
+        loaded._add(signature, captured, set())
+    if data["choice"] == "blocked":
+        loaded._prepare(args, kwargs)
+    else:
+        loaded._example = (args, kwargs)
+        loaded._choose(data["choice"], "faster where it was saved")
+    return loaded
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:
@@ -304,37 +571,26 @@ def has_bfloat16() -> bool:
     return _C.isa() == "avx512" and torch.cpu._is_avx512_bf16_supported()
 
 
-def _is_slower(model: nn.Module, rival: nn.Module, args: tuple) -> bool:
+def _is_slower(model: nn.Module, rival: nn.Module, args: tuple, kwargs: dict | None = None) -> bool:
     """Whether the rival wins most of seven rounds; in turn, so that noise meets both."""
     wins, losses = 0, 0
+    kwargs = kwargs or {}
     with torch.no_grad():
         for each in (model, rival):
-            each(*args)  # the first run is not like the others
+            each(*args, **kwargs)  # the first run is not like the others
         while wins < 4 and losses < 4:
-            if _seconds(rival, args) < _seconds(model, args):
+            if _seconds(rival, args, kwargs) < _seconds(model, args, kwargs):
                 losses += 1
             else:
                 wins += 1
     return losses > wins
 
 
-def _seconds(model: nn.Module, args: tuple) -> float:
+def _seconds(model: nn.Module, args: tuple, kwargs: dict) -> float:
     start = time.perf_counter()
-    model(*args)
+    model(*args, **kwargs)
     return time.perf_counter() - start
 
 
 def _is_value(entry) -> bool:
     return isinstance(entry, list) and len(entry) == 2 and entry[0] == VALUE
-
-
-def _tensors(args: tuple) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
-
-
-def _covers(captured: Capture, tensors: list[Tensor]) -> bool:
-    return len(tensors) == len(captured.input_dims) and all(
-        len(dims) == tensor.dim()
-        and all(wanted in (-1, size) for wanted, size in zip(dims, tensor.shape, strict=True))
-        for dims, tensor in zip(captured.input_dims, tensors, strict=True)
-    )

@@ -52,11 +52,13 @@ const c10::Type& without_optional(const c10::Type& type) {
 }
 
 IValue to_ivalue(const Argument& argument, const c10::Type& declared,
-                 const std::function<IValue(Value)>& value_of) {
+                 const std::function<IValue(Value)>& value_of, bool on_meta) {
   const c10::Type& type = without_optional(declared);
   if (argument.value() != kNone) return value_of(argument.value());
   if (argument.is_constant()) {
     const IValue& value = argument.constant();
+    if (value.isDevice() && on_meta)
+      return at::Device(at::kMeta);  // x.to("cpu") stays without data
     // An int given for a list stands for all its entries; one given for a float is one.
     if (value.isInt() && type.kind() == c10::TypeKind::ListType) {
       return list_of({value}, *type.castRaw<c10::ListType>()->getElementType());
@@ -77,7 +79,7 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
   if (!list) fail_type("optimize", "a list argument", type.str(), "");
   const c10::Type& element = *list->getElementType();
   for (const Argument& item : std::get<std::vector<Argument>>(argument.held)) {
-    items.push_back(to_ivalue(item, element, value_of));
+    items.push_back(to_ivalue(item, element, value_of, on_meta));
   }
   return list_of(items, element);
 }
@@ -89,13 +91,18 @@ Meta meta_of(const IValue& value) {
 
 }  // namespace
 
-std::vector<IValue> call(const Node& node, const std::function<IValue(Value)>& value_of) {
+std::vector<IValue> call(const Node& node, const std::function<IValue(Value)>& value_of,
+                         bool on_meta) {
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
   if (!op) fail_value("optimize", "an operator of this PyTorch", node.name, "");
   const auto& declared = op->schema().arguments();
+  if (node.arguments.size() != declared.size()) {
+    fail_value("optimize", text(declared.size(), " arguments of ", node.name),
+               text(node.arguments.size()), "capture the model again");
+  }
   torch::jit::Stack stack;
   for (std::size_t i = 0; i < node.arguments.size(); ++i) {
-    stack.push_back(to_ivalue(node.arguments[i], *declared[i].type(), value_of));
+    stack.push_back(to_ivalue(node.arguments[i], *declared[i].type(), value_of, on_meta));
   }
   op->callBoxed(&stack);
   if (stack.size() != 1 || !stack[0].isTensorList()) return stack;
@@ -138,10 +145,13 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
       continue;
     }
-    const std::vector<IValue> results = call(node, value_of);
-    for (std::size_t i = 0; i < node.outputs.size() && i < results.size(); ++i) {
-      meta(node.outputs[i]) = meta_of(results[i]);
+    const std::vector<IValue> results = call(node, value_of, /*on_meta=*/true);
+    // x.unbind(): the model went on with so many.
+    if (results.size() != node.outputs.size()) {
+      fail_value("optimize", text(node.outputs.size(), " results of ", node.name),
+                 text(results.size()), "optimize the model for these sizes");
     }
+    for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = meta_of(results[i]);
   }
   return metas;
 }

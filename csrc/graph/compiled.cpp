@@ -1,6 +1,7 @@
 #include "graph/compiled.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <thread>
@@ -20,29 +21,13 @@ namespace {
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
 
-std::string key_of(const std::vector<at::Tensor>& inputs) {
-  Key key("plan");
-  for (const at::Tensor& input : inputs) {
-    key.add(input.sizes()).add(static_cast<std::int64_t>(input.scalar_type()));
-  }
-  return std::move(key).finish();
-}
-
-std::vector<Meta> metas_of(const std::vector<at::Tensor>& inputs) {
-  std::vector<Meta> metas;
-  for (const at::Tensor& input : inputs) {
-    metas.push_back({input.sizes().vec(), input.scalar_type()});
-  }
-  return metas;
-}
-
 std::string format_name(const SlotPlan& slot) {
   if (slot.dims.size() < 3) return "";
   static constexpr std::array kPlainNames{"ncw", "nchw", "ncdhw"};
   static constexpr std::array kChannelsLastNames{"nwc", "nhwc", "ndhwc"};
   const std::size_t row = slot.dims.size() - 3;
   if (row >= kPlainNames.size()) return "";
-  if (slot.format == kPlain) return kPlainNames[row];
+  if (slot.format == kPlain || slot.format == kStrided) return kPlainNames[row];
   if (slot.format == kChannelsLast) return kChannelsLastNames[row];
   return blocked_name(static_cast<std::int64_t>(slot.dims.size()), slot.format);
 }
@@ -68,6 +53,7 @@ std::string implementation_of(const Step& step) {
 
 std::string why_of(const Step& step) {
   if (step.kind == StepKind::kReorder) return "the next step takes this format";
+  if (step.kind == StepKind::kDense) return "the next step takes no views; a copy if it is one";
   if (step.kind == StepKind::kBoxed) return "no kernel for blocked tensors";
   if (step.kind == StepKind::kSqueezeExcite) {
     return text("squeeze and excitation in one step, ", step.node->squeeze_excite->layers.size(),
@@ -89,30 +75,62 @@ void return_idle_memory() {
 
 }  // namespace
 
-Compiled::Compiled(Graph graph, const std::vector<at::Tensor>& example, Tuner tuner)
-    : graph_(std::move(graph)), tuner_(std::move(tuner)) {
-  simplify(graph_, infer(graph_, metas_of(example)));
-  entry_for(example);
+Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights)
+    : graph_(std::move(graph)), weights_(std::move(weights)), tuner_(std::move(tuner)) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  fold_constants(graph_);
 }
 
-std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<at::Tensor>& inputs) {
+bool Compiled::covers(const std::vector<Given>& inputs) {
+  const std::lock_guard lock(mutex_);
+  if (released_) return metas_of(inputs) == graph_.input_metas;
+  return graph::covers(graph_, metas_of(inputs));
+}
+
+std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& inputs,
+                                                     bool simplified) {
   const std::string key = key_of(inputs);
   const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(entries_, key, [](const auto& each) { return each->key; });
-  if (found != entries_.end()) {
-    entries_.splice(entries_.begin(), entries_, found);
-    return entries_.front();
+  Entries& entries = simplified ? simplified_ : as_captured_;
+  const auto found = std::ranges::find(entries, key, [](const auto& each) { return each->key; });
+  if (found != entries.end()) {
+    entries.splice(entries.begin(), entries, found);
+    return entries.front();
   }
   if (released_) {
     fail_value("optimize", "inputs of sizes that were planned before release()",
-               inputs.empty() ? "none" : text(inputs[0].sizes().vec()),
+               inputs.empty() ? "none" : text(inputs[0].dims),
                "run them once before release(), or optimize the model again");
   }
-  auto entry = std::make_shared<Entry>();
+  auto entry = planned(inputs, simplified, tuner_, *weights_);
   entry->key = key;
-  entry->plan = make_plan(graph_, metas_of(inputs), tuner_, native_blocks()[0]);
-  entries_.push_front(entry);
-  if (entries_.size() > kPlans) entries_.pop_back();
+  entries.push_front(entry);
+  if (entries.size() > kPlans) entries.pop_back();
+  return entry;
+}
+
+// Kernels need something to compute: a graph that meets an empty value runs as it was captured, and
+// ATen knows what empty means to each op.
+std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inputs,
+                                                   bool simplified, Tuner& tuner, Weights& packed) {
+  check_inputs(inputs, graph_.input_metas);
+  std::vector<at::Tensor> constants;
+  for (const auto& [value, tensor] : graph_.constants) constants.push_back(tensor);
+  weights_->check_unchanged(constants);
+  auto entry = std::make_shared<Entry>(packed);
+  entry->graph = graph_;
+  const std::vector<Meta> metas = infer(graph_, metas_of(inputs));
+  const bool empty = std::ranges::any_of(
+      metas, [](const Meta& meta) { return c10::multiply_integers(meta.dims) == 0; });
+  if (simplified && !empty) simplify(entry->graph, metas, *weights_);
+  for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
+  for (Node& node : entry->graph.nodes) {
+    at::Tensor* bias = node.convolution ? &node.convolution->bias
+                       : node.linear    ? &node.linear->bias
+                                        : nullptr;
+    if (bias && bias->defined()) *bias = weights_->own(*bias);
+  }
+  entry->plan = make_plan(entry->graph, inputs, tuner, native_blocks()[0]);
   return entry;
 }
 
@@ -125,7 +143,7 @@ std::unique_ptr<Run> Compiled::take(Entry& entry) {
       return run;
     }
   }
-  return std::make_unique<Run>(graph_, entry.plan, weights_);
+  return std::make_unique<Run>(entry.graph, entry.plan, entry.packed);
 }
 
 void Compiled::put_back(Entry& entry, std::unique_ptr<Run> run) {
@@ -140,35 +158,84 @@ Tuner::Known Compiled::times() {
   return tuner_.known();
 }
 
+std::vector<at::Tensor> Compiled::by_estimates(const std::vector<Given>& inputs) {
+  Tuner tuner(false, "", {});
+  Weights packed;
+  return run(*planned(inputs, true, tuner, packed), inputs);
+}
+
+void Compiled::forget_plans() {
+  const std::lock_guard lock(mutex_);
+  simplified_.clear();
+  weights_->drop_packed();
+}
+
 void Compiled::release() {
   const std::lock_guard lock(mutex_);
-  for (const auto& entry : entries_) put_back(*entry, take(*entry));  // has packed what it needs
-  for (Node& node : graph_.nodes) {
-    if (node.convolution) node.convolution->weight.reset();
-    if (node.linear) node.linear->weight.reset();
-    if (node.squeeze_excite) node.squeeze_excite->layers.clear();
+  for (const auto& entry : simplified_) {
+    put_back(*entry, take(*entry));  // has packed what it needs
+    for (Node& node : entry->graph.nodes) {
+      if (node.convolution) node.convolution->weight.reset();
+      if (node.linear) node.linear->weight.reset();
+      if (node.squeeze_excite) node.squeeze_excite->layers.clear();
+    }
   }
+  graph_.constants.clear();
+  as_captured_.clear();
+  weights_->release();
   released_ = true;
   return_idle_memory();
 }
 
-std::vector<at::Tensor> Compiled::operator()(const std::vector<at::Tensor>& inputs) {
-  const auto entry = entry_for(inputs);
-  auto run = take(*entry);
+std::vector<at::Tensor> Compiled::run(Entry& entry, const std::vector<Given>& inputs) {
+  auto run = take(entry);
   const auto values = (*run)(inputs);
-  put_back(*entry, std::move(run));
+  put_back(entry, std::move(run));
   std::vector<at::Tensor> outputs;
-  for_arguments(graph_.outputs, [&](Value value) { outputs.push_back(values.at(value)); });
+  for_arguments(entry.graph.outputs, [&](Value value) { outputs.push_back(values.at(value)); });
   return outputs;
 }
 
-void Compiled::prepare(const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> Compiled::operator()(const std::vector<Given>& inputs) {
+  return run(*entry_for(inputs), inputs);
+}
+
+std::vector<at::Tensor> Compiled::by_ops(const std::vector<Given>& inputs) {
+  return run(*entry_for(inputs, false), inputs);
+}
+
+void Compiled::prepare(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   put_back(*entry, take(*entry));
   return_idle_memory();
 }
 
-std::vector<StepReport> Compiled::report(const std::vector<at::Tensor>& inputs) {
+std::string Compiled::first_difference(const std::vector<Given>& inputs, double tolerance) {
+  Tuner tuner(false, "", {});
+  Weights packed;
+  const auto entry = planned(inputs, true, tuner, packed),
+             ops = planned(inputs, false, tuner, packed);
+  std::map<Value, at::Tensor> expected;
+  Run(ops->graph, ops->plan, ops->packed)
+      .watched(inputs, [&](std::size_t, Value value, const at::Tensor& result) {
+        if (result.is_floating_point()) expected[value] = result.clone();
+      });
+  std::string difference;
+  Run(entry->graph, entry->plan, entry->packed)
+      .watched(inputs, [&](std::size_t step, Value value, const at::Tensor& result) {
+        const auto found = expected.find(value);
+        if (!difference.empty() || found == expected.end() || !result.numel()) return;
+        const at::Tensor apart = result.sub(found->second).abs().max();
+        const double scale = found->second.abs().max().item<double>();
+        if (apart.item<double>() <= tolerance * scale) return;  // NaN is a difference, too
+        const Step& at = entry->plan.steps[step];
+        difference = text("step ", step, " (", at.node->name, " ", result.sizes(), " by ",
+                          implementation_of(at), "): off by ", apart.item<double>(), " of ", scale);
+      });
+  return difference;
+}
+
+std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   auto run = take(*entry);
   run->timed(inputs);
@@ -178,14 +245,15 @@ std::vector<StepReport> Compiled::report(const std::vector<at::Tensor>& inputs) 
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Step& step = entry->plan.steps[i];
     const SlotPlan& dst = entry->plan.slots[step.writes[0]];
-    report.push_back({step.node ? step.node->name : "reorder",
+    const char* own = step.kind == StepKind::kDense ? "contiguous" : "reorder";
+    report.push_back({step.node ? step.node->name : own,
                       text(format_name(dst), format_name(dst).empty() ? "" : " ", dst.dims),
                       implementation_of(step), why_of(step), times[i]});
   }
   return report;
 }
 
-std::int64_t Compiled::arena_bytes(const std::vector<at::Tensor>& inputs) {
+std::int64_t Compiled::arena_bytes(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   auto run = take(*entry);
   const std::int64_t bytes = run->arena_bytes();

@@ -1,5 +1,5 @@
-// What torch_blocked.optimize returns, below Python: a simplified graph, its plans by input dims,
-// and as many runs of each as callers need at once.
+// What torch_blocked.optimize returns, below Python: a graph, its plans by input dims, and as many
+// runs of each as callers need at once.
 #pragma once
 
 #include <list>
@@ -17,38 +17,57 @@ struct StepReport {
 
 class Compiled {
  public:
-  Compiled(Graph graph, const std::vector<at::Tensor>& example, Tuner tuner);
+  // Graphs that share constants share `weights`.
+  Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights);
 
   // What the graph returns for these inputs; a list where it returns several. Any thread may call.
-  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> operator()(const std::vector<Given>& inputs);
+  // The same by the ops of the capture, one after the other, as they are.
+  std::vector<at::Tensor> by_ops(const std::vector<Given>& inputs);
 
+  // Whether the graph is what the model computes for inputs of these sizes.
+  bool covers(const std::vector<Given>& inputs);
   // Plans for these dims without running.
-  void prepare(const std::vector<at::Tensor>& inputs);
-  std::vector<StepReport> report(const std::vector<at::Tensor>& inputs);
-  std::int64_t packed_bytes() { return weights_.bytes(); }
+  void prepare(const std::vector<Given>& inputs);
+  std::vector<StepReport> report(const std::vector<Given>& inputs);
+  // The first step whose result is not that of the capture's ops, within `tolerance` of the largest
+  // value, in words; empty if there is none.
+  std::string first_difference(const std::vector<Given>& inputs, double tolerance);
+  // What the graph returns by a plan from estimates that is not kept.
+  std::vector<at::Tensor> by_estimates(const std::vector<Given>& inputs);
+  // Lets go of plans and packed weights: by_ops() is what runs.
+  void forget_plans();
   Tuner::Known times();
   // Lets go of the dense weights: from now on only dims that have a plan are taken.
   void release();
-  std::int64_t arena_bytes(const std::vector<at::Tensor>& inputs);
+  std::int64_t arena_bytes(const std::vector<Given>& inputs);
 
  private:
-  // One plan and the runs that nobody uses at the moment.
+  // One plan, the graph that it is of, and the runs that nobody uses at the moment.
   struct Entry {
     std::string key;
+    Graph graph;
     Plan plan;
+    PackedStore packed;
     std::mutex mutex;
     std::vector<std::unique_ptr<Run>> idle;
+
+    explicit Entry(Weights& weights) : packed(weights) {}
   };
-  std::shared_ptr<Entry> entry_for(const std::vector<at::Tensor>& inputs);
+  using Entries = std::list<std::shared_ptr<Entry>>;  // the last used first
+  std::shared_ptr<Entry> entry_for(const std::vector<Given>& inputs, bool simplified = true);
+  std::shared_ptr<Entry> planned(const std::vector<Given>& inputs, bool simplified, Tuner& tuner,
+                                 Weights& packed);
+  std::vector<at::Tensor> run(Entry& entry, const std::vector<Given>& inputs);
   std::unique_ptr<Run> take(Entry& entry);
   void put_back(Entry& entry, std::unique_ptr<Run> run);
 
   Graph graph_;
-  PackedStore weights_;
+  std::shared_ptr<Weights> weights_;
   std::mutex mutex_;  // of all that follows
   bool released_ = false;
   Tuner tuner_;
-  std::list<std::shared_ptr<Entry>> entries_;  // the last used first
+  Entries simplified_, as_captured_;
 };
 
 }  // namespace torch_blocked::graph

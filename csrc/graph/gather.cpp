@@ -43,8 +43,6 @@ constexpr std::array kMoves{Row{"aten::chunk", 2},
                             Row{"aten::narrow", 1},
                             Row{"aten::channel_shuffle", -1},
                             Row{"aten::native_channel_shuffle", -1}};
-constexpr std::array<std::string_view, 4> kViews{"aten::view", "aten::reshape", "aten::flatten",
-                                                 "aten::unflatten"};
 constexpr std::array<std::string_view, 2> kCopies{"aten::contiguous", "aten::clone"};
 
 bool is_any(const auto& names, const Node& node) {
@@ -101,8 +99,8 @@ std::string name_after(const std::string& before, const Node& node) {
 
 class Finder {
  public:
-  Finder(Graph& graph, const std::vector<Meta>& example)
-      : graph_(graph), example_(example), is_image_(example.size()), known_(example.size()) {}
+  Finder(Graph& graph, const std::vector<Meta>& metas)
+      : graph_(graph), metas_(metas), is_image_(metas.size()), known_(metas.size()) {}
 
   void run() {
     for (Node& node : graph_.nodes) {
@@ -128,13 +126,13 @@ class Finder {
 
  private:
   static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
-  const Dims& dims(Value value) const { return example_[at(value)].dims; }
+  const Dims& dims(Value value) const { return metas_[at(value)].dims; }
 
   // What is known of a value; else its own channels, if it is an image.
   std::optional<Channels> channels_of(Value value) const {
     if (value == kNone || graph_.constants.contains(value)) return std::nullopt;
     if (known_[at(value)]) return known_[at(value)];
-    const auto& [dims, dtype] = example_[at(value)];
+    const auto& [dims, dtype] = metas_[at(value)];
     if (dims.size() < 3 || dims.size() > 5 || dtype != at::kFloat) return std::nullopt;
     Dims shape(dims.size(), 1);
     shape[1] = dims[1];
@@ -150,10 +148,10 @@ class Finder {
     if (!from) return;
     const Dims order = order_of(node, dims(src).size());
     const bool copies = is_any(kCopies, node);
-    const Moved results = is_any(kViews, node) ? seen_as(*from, dims(src), dims(node.output()))
-                          : copies             ? Moved{from->numbers}
-                          : !order.empty()     ? permuted(*from, order)
-                                               : moved(node, *from);
+    const Moved results = is_reshape(node) ? seen_as(*from, dims(src), dims(node.output()))
+                          : copies         ? Moved{from->numbers}
+                          : !order.empty() ? permuted(*from, order)
+                                           : moved(node, *from);
     if (results.size() != node.outputs.size()) return;
     for (std::size_t i = 0; i < results.size(); ++i) {
       known_[at(node.outputs[i])] =
@@ -183,7 +181,7 @@ class Finder {
 
   // Values that something else than these ops reads.
   std::vector<bool> find_needed() const {
-    std::vector<bool> needed(example_.size());
+    std::vector<bool> needed(metas_.size());
     for (const Node& node : graph_.nodes) {
       const bool passes_on = std::ranges::all_of(
           node.outputs, [&](Value value) { return known_[at(value)].has_value(); });
@@ -237,13 +235,13 @@ class Finder {
   }
 
   Graph& graph_;
-  const std::vector<Meta>& example_;
+  const std::vector<Meta>& metas_;
   std::vector<bool> is_image_;
   std::vector<std::optional<Channels>> known_;
 };
 
 }  // namespace
 
-void find_gathers(Graph& graph, const std::vector<Meta>& example) { Finder(graph, example).run(); }
+void find_gathers(Graph& graph, const std::vector<Meta>& metas) { Finder(graph, metas).run(); }
 
 }  // namespace torch_blocked::graph

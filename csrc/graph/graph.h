@@ -1,7 +1,8 @@
 // A model's forward as nodes and values, free of sizes, formats and memory: those are a plan's.
 //
-//   Graph (graph.h)      what is computed; simplified once (simplify.cpp)
-//   Plan (plan.h)        for given input dims: formats and implementations, measured
+//   Graph (graph.h)      what is computed, and for which inputs that was shown (guards.cpp)
+//   Plan (plan.h)        for given input dims, of the graph simplified for these (simplify.cpp):
+//                        formats and implementations, measured
 //   Run (run.h)          a plan's steps and memory, for one call at a time
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "graph/weights.h"
 #include "ops/convolution.h"
 #include "ops/linear.h"
 #include "ops/pooling.h"
@@ -112,12 +114,33 @@ struct Node {
   Value output() const { return outputs[0]; }
 };
 
+// Sizes and element type of a value.
+struct Meta {
+  Dims dims;
+  at::ScalarType dtype = at::kFloat;
+
+  bool operator==(const Meta&) const = default;
+};
+
+// What Python asked of a value's sizes while the model ran, and the answer that it got. With the
+// same answers it calls the same ops.
+struct Question {
+  static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3;  // else one dim's size
+
+  Value value;
+  std::int64_t what;
+  Dims answer;
+};
+
 struct Graph {
   std::vector<Node> nodes;  // in order of execution
   std::vector<Value> inputs;
   std::vector<Argument> outputs;
   std::map<Value, at::Tensor> constants;
-  Value values = 0;  // how many there are
+  Value values = 0;               // how many there are
+  std::vector<Meta> input_metas;  // of the run that told the nodes
+  std::vector<Question> questions;
+  bool fixed_sizes = false;  // what else was asked, nobody knows
 };
 
 // Calls f(Value) for each value that the node reads.
@@ -153,30 +176,35 @@ void for_reads(const Node& node, F&& f) {
 // it holds something else.
 std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
 
+// Whether the node shows the same elements in the same order with other dims.
+bool is_reshape(const Node& node);
+
 // The order of dims that a node permutes its first argument into; empty if it does not.
 Dims order_of(const Node& node, std::size_t rank);
 
-// Sizes and element type of a value.
-struct Meta {
-  Dims dims;
-  at::ScalarType dtype = at::kFloat;
-};
-
 // simplify.cpp, in place: nodes that do nothing in inference go; batch norms are folded or become
-// affine; activations, residual sums and zero padding move into convolutions; kinds are set.
-// `example` has the metas of one capture, by value.
-void simplify(Graph& graph, std::vector<Meta> example);
+// affine; activations, residual sums and zero padding move into convolutions; kinds are set. It
+// holds for values of these metas only: at other sizes a sum may broadcast, a reshape move
+// channels.
+void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights);
+
+// simplify.cpp: ops on constants alone are run, once and for all sizes.
+void fold_constants(Graph& graph);
 
 // pooling.cpp, a part of it: means over the spatial dims become poolings.
-void find_means(Graph& graph, std::vector<Meta>& example);
+void find_means(Graph& graph, std::vector<Meta>& metas);
 // squeeze_excite.cpp: means, small layers, a gate and the product with it become one node.
-void find_squeeze_excites(Graph& graph, const std::vector<Meta>& example);
+void find_squeeze_excites(Graph& graph, const std::vector<Meta>& metas);
 // gather.cpp, the end of it: chains of ops that move channels become one gather each.
-void find_gathers(Graph& graph, const std::vector<Meta>& example);
+void find_gathers(Graph& graph, const std::vector<Meta>& metas);
+
+// guards.cpp: whether the graph is what the model computes for inputs of these metas.
+bool covers(const Graph& graph, const std::vector<Meta>& inputs);
 
 // boxed.cpp: calls the node's op through the dispatcher with `value_of` its values. Lists that it
-// returns are flattened.
-std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of);
+// returns are flattened. `on_meta`: the values are meta tensors, and so are results.
+std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of,
+                              bool on_meta = false);
 // The convolution that a node is for src of these dims; formats plain.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas);
 // What a squeeze-excite node is for src of these dims in that format.

@@ -1,10 +1,9 @@
 #include "graph/memory.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <numeric>
-#include <string_view>
+#include <set>
 
 namespace torch_blocked::graph {
 namespace {
@@ -13,7 +12,7 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 
 std::int64_t bytes_of(const SlotPlan& slot) {
-  const std::int64_t elements = slot.dims.size() < 3
+  const std::int64_t elements = slot.dims.size() < 3 || slot.format == kStrided
                                     ? c10::multiply_integers(slot.dims)
                                     : c10::multiply_integers(physical_dims(slot.dims, slot.format));
   return elements * static_cast<std::int64_t>(c10::elementSize(slot.dtype));
@@ -21,13 +20,16 @@ std::int64_t bytes_of(const SlotPlan& slot) {
 
 bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
 
-// Ops whose result is their input in memory, where that is contiguous.
+// Steps whose result is their input in memory, where that is contiguous.
 bool is_view(const Step& step) {
-  constexpr std::array<std::string_view, 4> kViews{"aten::view", "aten::reshape", "aten::flatten",
-                                                   "aten::unflatten"};
-  if (step.kind == StepKind::kRegroup) return true;
-  return step.kind == StepKind::kBoxed && step.node->overload != "dtype" &&
-         std::ranges::find(kViews, std::string_view(step.node->name)) != kViews.end();
+  return step.kind == StepKind::kRegroup ||
+         (step.kind == StepKind::kBoxed && is_reshape(*step.node));
+}
+
+// Steps whose result may be a view of what they read.
+bool may_be_view(const Step& step) {
+  return step.kind == StepKind::kBoxed || step.kind == StepKind::kRegroup ||
+         step.kind == StepKind::kDense;
 }
 
 // Blocks of one pixel are rows of channels, if no tail lies between two of them.
@@ -41,7 +43,11 @@ bool same_memory(const SlotPlan& blocked, const SlotPlan& plain) {
 class MemoryPlanner {
  public:
   explicit MemoryPlanner(const Plan& plan)
-      : plan_(plan), root_(plan.slots.size()), shift_(root_.size()), first_(root_.size()) {
+      : plan_(plan),
+        root_(plan.slots.size()),
+        shift_(root_.size()),
+        first_(root_.size()),
+        bases_(root_.size()) {
     std::iota(root_.begin(), root_.end(), Slot{0});
     result_.slots.resize(plan.slots.size());
     result_.copies.resize(plan.steps.size(), true);
@@ -49,6 +55,7 @@ class MemoryPlanner {
       result_.slots[slot].bytes = bytes_of(plan.slots[slot]);
     }
     find_lifetimes();
+    find_bases();
     for (std::size_t i = plan.steps.size(); i-- > 0;) place_concat(i);
     for (std::size_t i = 0; i < plan.steps.size(); ++i) place_view(i);
     for (std::size_t i = 0; i < plan.steps.size(); ++i) work_in_place(i);
@@ -79,12 +86,23 @@ class MemoryPlanner {
       for (const auto& [value, slot] : step.reads) last(slot) = i;
     }
     for (const auto& [value, slot] : plan_.outputs) last(slot) = plan_.steps.size();
-    // A boxed op may return a view of what it reads.
     for (std::size_t i = plan_.steps.size(); i-- > 0;) {
       const Step& step = plan_.steps[i];
-      if (step.kind != StepKind::kBoxed && step.kind != StepKind::kRegroup) continue;
+      if (!may_be_view(step)) continue;
       for (const auto& [value, from] : step.reads) {
         for (const Slot to : step.writes) last(from) = std::max(last(from), last(to));
+      }
+    }
+  }
+
+  void find_bases() {
+    for (Slot slot = 0; slot < bases_.size(); ++slot) bases_[slot] = {slot};
+    for (const Step& step : plan_.steps) {
+      if (!may_be_view(step)) continue;
+      for (const Slot to : step.writes) {
+        for (const auto& [value, from] : step.reads) {
+          bases_[to].insert(bases_[from].begin(), bases_[from].end());
+        }
       }
     }
   }
@@ -159,14 +177,17 @@ class MemoryPlanner {
     if (over == kNone) return;
     const Slot from = step.reads.at(over), to = step.writes[0];
     bool is_src = step.node->convolution && step.node->convolution->src == over;
-    if (step.gather) {
-      for (const Value src : step.gather->srcs) is_src |= step.reads.at(src) == from;
-    }
+    for (const auto& [value, slot] : step.reads) is_src |= value != over && overlaps(slot, from);
     if (is_src || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
     if (last(root_[from]) != i || last(from) != i) return;
     if (plan_.slots[from].format != plan_.slots[to].format) return;
     if (result_.slots[from].bytes != result_.slots[to].bytes) return;
     adopt(to, root_[from], shift_[from]);
+  }
+
+  bool overlaps(Slot slot, Slot other) const {
+    return std::ranges::any_of(bases_[slot],
+                               [&](Slot base) { return root_[base] == root_[other]; });
   }
 
   bool holds_others(Slot slot) const {
@@ -219,6 +240,7 @@ class MemoryPlanner {
   std::vector<Slot> root_;  // the slot whose memory a slot is part of, often itself
   std::vector<std::int64_t> shift_;
   std::vector<std::size_t> first_;
+  std::vector<std::set<Slot>> bases_;  // whose memory a slot may be a view of; itself among them
   MemoryPlan result_;
 };
 

@@ -26,7 +26,9 @@ struct Fixed {
   std::int64_t reads, writes;
 };
 std::optional<Fixed> fixed_formats(const Node& node) {
-  if (node.kind == Kind::kBoxed || node.kind == Kind::kLinear) return Fixed{kPlain, kPlain};
+  // Other dims over memory that is in order are in order, too.
+  if (is_reshape(node) || node.kind == Kind::kLinear) return Fixed{kPlain, kPlain};
+  if (node.kind == Kind::kBoxed) return Fixed{kStrided, kStrided};
   if (node.kind == Kind::kToLast) return Fixed{kChannelsLast, kPlain};
   if (node.kind == Kind::kFromLast) return Fixed{kPlain, kChannelsLast};
   return std::nullopt;
@@ -59,11 +61,16 @@ class Groups {
 
 class Planner {
  public:
-  Planner(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner, std::int64_t block)
-      : graph_(graph), metas_(infer(graph, inputs)), groups_(graph), tuner_(tuner), block_(block) {
+  Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, std::int64_t block)
+      : graph_(graph),
+        metas_(infer(graph, metas_of(inputs))),
+        groups_(graph),
+        tuner_(tuner),
+        block_(block) {
     formats_.assign(at(graph.values), kPlain);
     made_.resize(at(graph.values));
-    for (const Value value : graph.inputs) made_[at(value)] = kPlain;
+    for (std::size_t i = 0; i < inputs.size(); ++i) made_[at(graph.inputs[i])] = inputs[i].format;
+    for (const auto& [value, tensor] : graph.constants) made_[at(value)] = kStrided;
     for (const Node& node : graph.nodes) {
       const auto fixed = fixed_formats(node);
       for (const Value value : node.outputs) {
@@ -78,12 +85,13 @@ class Planner {
 
   Plan plan() {
     choose_formats();
-    for (const Value value : graph_.inputs) plan_.inputs.push_back(new_slot(value, kPlain));
+    for (const Value value : graph_.inputs) plan_.inputs.push_back(new_slot(value, home(value)));
     for (const auto& [value, tensor] : graph_.constants) {
-      plan_.constants[value] = new_slot(value, kPlain);
+      plan_.constants[value] = new_slot(value, kStrided);
     }
     for (const Node& node : graph_.nodes) emit(node);
-    for_arguments(graph_.outputs, [&](Value value) { plan_.outputs[value] = slot(value, kPlain); });
+    for_arguments(graph_.outputs,
+                  [&](Value value) { plan_.outputs[value] = slot(value, kStrided); });
     return std::move(plan_);
   }
 
@@ -93,8 +101,12 @@ class Planner {
     return made_[at(value)].value_or(formats_[at(groups_.of(value))]);
   }
 
+  // Most of what may have any strides has those of plain.
   double reorder_cost(Value value, std::int64_t from, std::int64_t to) const {
-    if (from == to) return 0;
+    const auto is_plain = [](std::int64_t format) {
+      return format == kPlain || format == kStrided;
+    };
+    if (from == to || (is_plain(from) && is_plain(to))) return 0;
     const Meta& meta = metas_[at(value)];
     const auto bytes = static_cast<double>(c10::multiply_integers(meta.dims) *
                                            static_cast<std::int64_t>(c10::elementSize(meta.dtype)));
@@ -205,8 +217,10 @@ class Planner {
     return slots_[{value, format}] = plan_.slots.size() - 1;
   }
 
-  // The value in a format, reordered once for all that want it so.
+  // The value in a format, reordered once for all that want it so. Who takes any strides takes them
+  // in plain, too.
   Slot slot(Value value, std::int64_t format) {
+    if (format == kStrided && home(value) != kStrided) format = kPlain;
     if (const auto found = slots_.find({value, format}); found != slots_.end()) {
       return found->second;
     }
@@ -216,7 +230,9 @@ class Planner {
     }
     const Slot from = slots_.at({value, home(value)});
     const Slot to = new_slot(value, format);
-    plan_.steps.push_back({StepKind::kReorder, nullptr, {{value, from}}, {to}});
+    const bool dense = home(value) == kStrided && format == kPlain;
+    const StepKind kind = dense ? StepKind::kDense : StepKind::kReorder;
+    plan_.steps.push_back({kind, nullptr, {{value, from}}, {to}});
     return to;
   }
 
@@ -266,10 +282,6 @@ class Planner {
       for (const Value src : step.gather->srcs) step.reads[src] = slot(src, format);
     }
     for_reads(node, [&](Value value) {
-      if (graph_.constants.contains(value)) {
-        step.reads[value] = plan_.constants.at(value);
-        return;
-      }
       const bool src = node.convolution && value == node.convolution->src;
       if (src && step.gather && value != node.convolution->residual) return;
       const std::int64_t wanted = node.convolution ? format : wanted_by(node);
@@ -311,7 +323,7 @@ ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) 
   return problem;
 }
 
-Plan make_plan(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner,
+Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner,
                std::int64_t block) {
   return Planner(graph, inputs, tuner, block).plan();
 }

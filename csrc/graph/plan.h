@@ -2,12 +2,12 @@
 // convolution, chosen so that kernels and reorders together take the least time.
 #pragma once
 
-#include "graph/graph.h"
+#include "graph/inputs.h"
 #include "ops/pooling.h"
 
 namespace torch_blocked::graph {
 
-// Memory of a value in one format: a block, kPlain or kChannelsLast.
+// Memory of a value in one format: a block, kPlain, kChannelsLast or kStrided.
 using Slot = std::size_t;
 struct SlotPlan {
   Dims dims;
@@ -27,7 +27,8 @@ enum class StepKind {
   kRegroup,
   kLinear,
   kBoxed,
-  kReorder
+  kReorder,
+  kDense  // kStrided -> kPlain: the same memory where its strides are in order, else a copy
 };
 
 struct Step {
@@ -78,7 +79,7 @@ class Tuner {
 };
 
 // `block`: that of the blocked format to choose beside channels-last and plain.
-Plan make_plan(const Graph& graph, const std::vector<Meta>& inputs, Tuner& tuner,
+Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner,
                std::int64_t block);
 
 }  // namespace torch_blocked::graph

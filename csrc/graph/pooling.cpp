@@ -44,11 +44,11 @@ std::optional<PoolingProblem> adaptive(PoolingProblem p) {
 }
 
 // Whether a node is the mean over all spatial dims of an image, and nothing else.
-bool is_global_mean(const Node& node, const std::vector<Meta>& example) {
+bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   if (node.name != "aten::mean" || node.overload != "dim" || node.arguments[0].value() == kNone) {
     return false;
   }
-  const auto& [dims, dtype] = example[static_cast<std::size_t>(node.arguments[0].value())];
+  const auto& [dims, dtype] = metas[static_cast<std::size_t>(node.arguments[0].value())];
   auto reduced = integers(node.arguments[1], 1);
   const auto rank = static_cast<std::int64_t>(dims.size());
   const Argument& wanted = node.arguments[3];
@@ -63,15 +63,15 @@ bool is_global_mean(const Node& node, const std::vector<Meta>& example) {
 
 }  // namespace
 
-void find_means(Graph& graph, std::vector<Meta>& example) {
+void find_means(Graph& graph, std::vector<Meta>& metas) {
   std::vector<Node> nodes;
   for (Node& node : graph.nodes) {
-    if (!is_global_mean(node, example)) {
+    if (!is_global_mean(node, metas)) {
       nodes.push_back(std::move(node));
       continue;
     }
     const Argument& src = node.arguments[0];
-    Meta pooled = example[static_cast<std::size_t>(src.value())];
+    Meta pooled = metas[static_cast<std::size_t>(src.value())];
     std::fill(pooled.dims.begin() + 2, pooled.dims.end(), 1);
     const std::vector<Argument> ones(pooled.dims.size() - 2, Argument{c10::IValue(1)});
     Node pool{
@@ -82,7 +82,7 @@ void find_means(Graph& graph, std::vector<Meta>& example) {
     const bool keeps_dims = node.arguments[2].constant().toBool();
     if (!keeps_dims) {
       pool.outputs = {graph.values++};
-      example.push_back(pooled);
+      metas.push_back(pooled);
       node.name = "aten::flatten";
       node.overload = "using_ints";
       node.arguments = {{ValueRef{pool.output()}}, {c10::IValue(1)}, {c10::IValue(-1)}};

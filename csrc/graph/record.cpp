@@ -14,14 +14,14 @@ namespace {
 
 using c10::IValue;
 
-thread_local Recorder* current = nullptr;
+thread_local Recorder* running = nullptr;
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
-  if (current) current->enter(function);
+  if (running) running->enter(function);
   return nullptr;
 }
 void on_leave(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-  if (current) current->leave(function);
+  if (running) running->leave(function);
 }
 
 // A number that Python's `x * 2` has made a tensor of.
@@ -38,6 +38,13 @@ IValue number_of(const at::Tensor& wrapped) {
   }
 }
 
+// TorchScript hands its whole stack over, of which the op takes the end.
+at::ArrayRef<const IValue> arguments_of(const at::RecordFunction& function) {
+  const at::ArrayRef<const IValue> all = function.inputs();
+  const std::size_t count = function.operator_schema()->arguments().size();
+  return all.size() > count ? all.slice(all.size() - count) : all;
+}
+
 bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
@@ -49,27 +56,72 @@ bool is_uninitialized(std::string_view name) {
 
 }  // namespace
 
-Recorder::Recorder(const std::vector<at::Tensor>& inputs) {
+Recorder::Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
+                   OnResult on_result)
+    : on_result_(std::move(on_result)) {
   for (const at::Tensor& input : inputs) {
     new_value(input);
     given_.insert(input.unsafeGetTensorImpl());
     computed_.insert(input.storage().unsafeGetStorageImpl());
+    state_.insert(input.storage().unsafeGetStorageImpl());
+  }
+  for (const at::Tensor& tensor : state) {
+    if (tensor.has_storage()) state_.insert(tensor.storage().unsafeGetStorageImpl());
   }
 }
 
+Recorder* Recorder::current() { return running; }
+
 void Recorder::start() {
-  current = this;
-  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(on_enter, on_leave)
-                                           .needsInputs(true)
-                                           .needsOutputs(true)
-                                           .scopes({at::RecordScope::FUNCTION}));
+  running = this;
+  handle_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(on_enter, on_leave)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::TORCHSCRIPT_FUNCTION}));
 }
 
 void Recorder::stop() {
   if (!handle_) return;
   at::removeCallback(*handle_);
   handle_.reset();
-  current = nullptr;
+  running = nullptr;
+}
+
+void Recorder::ask(const at::Tensor& tensor, std::int64_t what, Dims answer) {
+  const auto found = values_.find(tensor.unsafeGetTensorImpl());
+  if (found == values_.end() || constants_.contains(found->second)) return;
+  questions_.push_back({found->second, what, std::move(answer)});
+}
+
+std::vector<at::Tensor> Recorder::alive() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& weak : known_) {
+    if (auto strong = weak.lock()) tensors.emplace_back(std::move(strong));
+  }
+  return tensors;
+}
+
+void Recorder::restore() {
+  for (auto& [tensor, before] : written_) tensor.copy_(before);
+  written_.clear();
+}
+
+// Also what ops inside others write, and what is written after a refusal.
+void Recorder::save_written(const at::RecordFunction& function) {
+  const auto schema = function.operator_schema();
+  if (!schema || !schema->is_mutable()) return;
+  running = nullptr;  // the copies are not the forward's
+  const auto inputs = arguments_of(function);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const IValue& input = inputs[i];
+    if (!writes(schema->arguments()[i]) || !input.isTensor()) continue;
+    const at::Tensor& tensor = input.toTensor();
+    if (!tensor.defined() || !tensor.has_storage()) continue;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    if (state_.contains(storage)) written_.insert(written_.begin(), {tensor, tensor.clone()});
+  }
+  running = this;
 }
 
 void Recorder::refuse(const std::string& reason) {
@@ -78,9 +130,12 @@ void Recorder::refuse(const std::string& reason) {
 
 // Observers must not throw; what is not an op, as a Python function of autograd, calls ops.
 void Recorder::enter(const at::RecordFunction& function) {
-  if (!function.operator_name() || depth_++ > 0 || !refusal_.empty()) return;
+  has_script_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
+  if (!function.operator_name()) return;
+  const bool outermost = depth_++ == 0;
   try {
-    begin(function);
+    save_written(function);
+    if (outermost && refusal_.empty()) begin(function, arguments_of(function));
   } catch (const std::exception& error) {
     refuse(error.what());
   }
@@ -95,15 +150,15 @@ void Recorder::leave(const at::RecordFunction& function) {
   }
 }
 
-void Recorder::begin(const at::RecordFunction& function) {
+void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IValue> inputs) {
   const auto schema = *function.operator_schema();
   Node node{
       .name = schema.name(), .overload = schema.overload_name(), .arguments = {}, .outputs = {}};
   if (is_uninitialized(node.name)) refuse(text(node.name, " makes memory that is filled unseen"));
   if (at::autocast::is_autocast_enabled(at::kCPU)) refuse("autocast changes types unseen");
-  for (const IValue& input : function.inputs()) node.arguments.push_back(argument(input));
+  for (const IValue& input : inputs) node.arguments.push_back(argument(input));
   nodes_.push_back(std::move(node));
-  if (schema.is_mutable()) replace_in_place(schema, function.inputs());
+  if (schema.is_mutable()) replace_in_place(schema, inputs);
 }
 
 // The functional form gives the same where nobody else sees the memory that is written.
@@ -130,7 +185,9 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
 
 void Recorder::end(const at::RecordFunction& function) {
   Node& node = nodes_.back();
-  const auto& outputs = function.outputs();
+  const at::ArrayRef<IValue> all = function.outputs();
+  const std::size_t count = function.operator_schema()->returns().size();
+  const auto outputs = all.size() > count ? all.slice(all.size() - count) : all;
   std::vector<at::Tensor> tensors;
   if (outputs.size() == 1 && outputs[0].isTensorList()) {
     tensors = outputs[0].toTensorVector();
@@ -148,6 +205,7 @@ void Recorder::end(const at::RecordFunction& function) {
     }
     if (!tensor.has_storage()) return refuse(text(node.name, " returns no strided tensor"));
     node.outputs.push_back(new_value(tensor));
+    on_result_(tensor);
     computed_.insert(tensor.storage().unsafeGetStorageImpl());
   }
 }

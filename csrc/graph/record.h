@@ -19,10 +19,15 @@ struct RecordFunction;
 namespace torch_blocked::graph {
 
 // Values are numbered as they come: inputs, then constants and results by their first use. In-place
-// ops become functional ones.
+// ops become functional ones. Memory of `state` and of inputs that the forward writes is put back
+// by restore().
 class Recorder {
  public:
-  explicit Recorder(const std::vector<at::Tensor>& inputs);
+  // Hears of each tensor that an op has made, before anyone else does.
+  using OnResult = std::function<void(const at::Tensor&)>;
+
+  Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
+           OnResult on_result);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder() { stop(); }
@@ -34,8 +39,20 @@ class Recorder {
   // Tensors that were there before: parameters, buffers and others.
   const std::map<Value, at::Tensor>& constants() const { return constants_; }
   Value value_of(const at::Tensor& tensor);
+  // Notes that Python asked for sizes of a value (Question); constants always give the same answer.
+  void ask(const at::Tensor& tensor, std::int64_t what, Dims answer);
+  const std::vector<Question>& questions() const { return questions_; }
+  void restore();
+  // Results of ops that somebody still holds.
+  std::vector<at::Tensor> alive() const;
   // Why the nodes do not tell the whole forward; empty: they do.
   const std::string& refusal() const { return refusal_; }
+
+  // That of this thread; null if none is running.
+  static Recorder* current();
+
+  // Whether TorchScript ran a part: what it asks of sizes, nobody hears.
+  bool has_script() const { return has_script_; }
 
   // For the observer.
   void enter(const at::RecordFunction& function);
@@ -43,8 +60,9 @@ class Recorder {
 
  private:
   void refuse(const std::string& reason);
-  void begin(const at::RecordFunction& function);
+  void begin(const at::RecordFunction& function, at::ArrayRef<const c10::IValue> inputs);
   void end(const at::RecordFunction& function);
+  void save_written(const at::RecordFunction& function);
   void replace_in_place(const c10::FunctionSchema& schema, at::ArrayRef<const c10::IValue> inputs);
   Argument argument(const c10::IValue& value);
   Value new_value(const at::Tensor& tensor);
@@ -58,8 +76,13 @@ class Recorder {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
   std::unordered_set<const c10::TensorImpl*> given_;      // inputs and constants
   std::unordered_set<const c10::StorageImpl*> computed_;  // memory of inputs and results
+  std::vector<Question> questions_;
+  std::unordered_set<const c10::StorageImpl*> state_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // and what was there before
+  OnResult on_result_;
   Value count_ = 0;
   int depth_ = 0;
+  bool has_script_ = false;
   std::optional<std::uint64_t> handle_;
 };
 

@@ -48,6 +48,6 @@ std::optional<Activation> find_activation(const Node& node);
 // Whether `reader`, the only reader of `value`, can happen in the epilogue of what makes it; then
 // it is added there, with the value that joins a sum as residual.
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,
-                   const std::vector<Meta>& example, Epilogue& epilogue, Value& residual);
+                   const std::vector<Meta>& metas, Epilogue& epilogue, Value& residual);
 
 }  // namespace torch_blocked::graph

@@ -3,12 +3,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "format/errors.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
@@ -18,8 +18,18 @@ namespace torch_blocked::graph {
 namespace {
 
 bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
+bool is_plain(std::int64_t format) { return format == kPlain || format == kStrided; }
 
-// A tensor that an op of ATen has made, in the layout of its slot.
+// Neither autograd nor autocast has a say: types are those of the capture.
+struct Below {
+  at::AutoDispatchBelowADInplaceOrView autograd;
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+};
+
+// Conjugated and negated in memory, not by a promise.
+at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
+
+// A tensor that an op of ATen has made, in the format of its slot.
 at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot) {
   if (slot.format == kChannelsLast && tensor.dim() >= 3) {
     if (is_channels_last(tensor)) return tensor;
@@ -37,37 +47,31 @@ at::Tensor from_images(const at::Tensor& images, const SlotPlan& slot) {
   return images.movedim(1, -1).contiguous().view(physical_dims(slot.dims, slot.format));
 }
 
+// Whether an op's results are those that were planned: sizes may depend on values where no rule and
+// no meta kernel says so, and who reads them next reads raw memory.
+void check_results(const Node& node, std::size_t got, std::size_t wanted) {
+  if (got == wanted) return;
+  fail_value("optimize", text(wanted, " results of ", node.name), text(got),
+             "its results depend on values; call the model itself");
+}
+
+void check_result(const Node& node, const at::Tensor& result, const SlotPlan& slot) {
+  const bool blocked = is_blocked(slot);
+  const Dims wanted = blocked ? physical_dims(slot.dims, slot.format) : slot.dims;
+  if (result.sizes() == wanted && result.scalar_type() == slot.dtype) return;
+  fail_value("optimize", text(slot.dtype, " ", wanted, " of ", node.name),
+             text(result.scalar_type(), " ", result.sizes()),
+             "its results depend on values; call the model itself");
+}
+
 }  // namespace
 
-at::Tensor PackedStore::get(const Node& node, const std::string& format,
-                            const std::function<at::Tensor()>& pack) {
+at::Tensor PackedStore::get(const Node& node, const std::vector<at::Tensor>& weights,
+                            const std::string& format, const std::function<at::Tensor()>& pack) {
   const std::lock_guard lock(mutex_);
   at::Tensor& packed = packed_[{&node, format}];
-  if (!packed.defined()) packed = placed(pack());
+  if (!packed.defined()) packed = weights_.packed(weights, format, pack);
   return packed;
-}
-
-// What is not touched of a piece takes no memory.
-at::Tensor PackedStore::placed(const at::Tensor& packed) {
-  constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage;
-  const auto bytes = static_cast<std::int64_t>(packed.nbytes());
-  if (!piece_.defined() || filled_ + bytes > piece_.numel()) {
-    piece_ = at::empty({kPage + std::max(bytes, kPiece)}, at::kByte);
-    prefer_huge_pages(piece_.mutable_data_ptr(), piece_.nbytes());
-    const auto begin = reinterpret_cast<std::intptr_t>(piece_.const_data_ptr());
-    filled_ = (kPage - begin % kPage) % kPage;
-  }
-  const at::Tensor place = piece_.narrow(0, filled_, bytes).view(packed.scalar_type());
-  constexpr std::int64_t kAlign = 4096;
-  filled_ += (bytes + kAlign - 1) / kAlign * kAlign;
-  return place.view(packed.sizes()).copy_(packed);
-}
-
-std::int64_t PackedStore::bytes() {
-  const std::lock_guard lock(mutex_);
-  std::int64_t bytes = 0;
-  for (const auto& [key, packed] : packed_) bytes += static_cast<std::int64_t>(packed.nbytes());
-  return bytes;
 }
 
 Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
@@ -109,6 +113,8 @@ Run::Prepared Run::prepare(const Step& step, std::size_t index, PackedStore& wei
       return prepare_affine(step);
     case StepKind::kReorder:
       return prepare_reorder(step);
+    case StepKind::kDense:
+      return prepare_dense(step);
     case StepKind::kSqueezeExcite:
       return prepare_squeeze_excite(step, weights);
     case StepKind::kLinear:
@@ -131,8 +137,8 @@ Run::Prepared Run::prepare(const Step& step, std::size_t index, PackedStore& wei
 Run::Prepared Run::prepare_convolution(const Step& step, PackedStore& weights) {
   const Convolution& c = *step.node->convolution;
   auto plan = plan_convolution(step.problem, step.implementation)->plan;
-  const at::Tensor packed =
-      weights.get(*step.node, plan.weights_format, [&] { return pack_weights(plan, c.weight); });
+  const at::Tensor packed = weights.get(*step.node, {c.weight}, plan.weights_format,
+                                        [&] { return pack_weights(plan, c.weight); });
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const Slot src = step.reads.at(c.src), dst = step.writes[0];
   const Slot residual = c.residual == kNone ? src : step.reads.at(c.residual);
@@ -172,7 +178,7 @@ Run::Prepared Run::prepare_gathered(const Step& step, PackedStore& weights) {
   const std::vector<Slot> srcs = sources(step, *step.gather);
   auto plan = plan_direct_gathered(step.problem, step.gather->channels, channels(srcs));
   const at::Tensor packed =
-      weights.get(*step.node, plan.weights_format, [&] { return plan.pack(c.weight); });
+      weights.get(*step.node, {c.weight}, plan.weights_format, [&] { return plan.pack(c.weight); });
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const std::optional<Slot> residual =
       c.residual == kNone ? std::nullopt : std::optional(step.reads.at(c.residual));
@@ -244,8 +250,13 @@ Run::Prepared Run::prepare_squeeze_excite(const Step& step, PackedStore& weights
   const std::optional<Slot> residual =
       node.residual == kNone ? std::nullopt : std::optional(step.reads.at(node.residual));
   auto plan = plan_squeeze_excite(problem_of(node, plan_.slots[dst].dims, plan_.slots[dst].format));
+  std::vector<at::Tensor> layers;
+  for (const auto& [weight, bias, activation] : node.layers) {
+    layers.push_back(weight);
+    layers.push_back(bias);
+  }
   const at::Tensor packed =
-      weights.get(*step.node, plan.weights_format, [&] { return plan.pack(node.layers); });
+      weights.get(*step.node, layers, plan.weights_format, [&] { return plan.pack(node.layers); });
   return {[this, run = std::move(plan.run), packed, src, residual, dst] {
             run({.src = slots_[src].const_data_ptr<float>(),
                  .residual = residual ? slots_[*residual].const_data_ptr<float>() : nullptr,
@@ -264,13 +275,12 @@ Run::Prepared Run::prepare_linear(const Step& step, PackedStore& weights) {
                                  .outputs = linear.weight.size(0),
                                  .has_bias = linear.bias.defined(),
                                  .activation = linear.activation});
-  const at::Tensor packed = weights.get(*step.node, plan.weights_format,
+  const at::Tensor packed = weights.get(*step.node, {linear.weight}, plan.weights_format,
                                         [&] { return plan.pack(linear.weight.contiguous()); });
   const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
-  const bool loops_only = plan.loops_only && memory_.slots[src].in_arena;
+  const bool loops_only = plan.loops_only;
   const auto run = [this, plan = std::move(plan), packed, bias, src, dst] {
-    const at::Tensor rows = slots_[src].contiguous();  // what ATen made may be a view
-    plan.run(rows.const_data_ptr<float>(), packed.const_data_ptr(),
+    plan.run(slots_[src].const_data_ptr<float>(), packed.const_data_ptr(),
              bias.defined() ? bias.const_data_ptr<float>() : nullptr,
              slots_[dst].mutable_data_ptr<float>());
   };
@@ -297,9 +307,16 @@ Run::Prepared Run::prepare_reorder(const Step& step) {
   return {[this, from, to] {
     const auto side = [&](Slot slot) -> ReorderSide {
       const SlotPlan& s = plan_.slots[slot];
-      return {slots_[slot], is_blocked(s) ? s.format : 0};
+      return {s.format == kStrided ? resolved(slots_[slot]) : slots_[slot],
+              is_blocked(s) ? s.format : 0};
     };
     reorder("optimize", plan_.slots[to].dims, side(from), side(to));
+  }};
+}
+
+Run::Prepared Run::prepare_dense(const Step& step) {
+  return {[this, from = step.reads.begin()->second, to = step.writes[0]] {
+    slots_[to] = resolved(slots_[from]).contiguous();
   }};
 }
 
@@ -328,11 +345,14 @@ Run::Prepared Run::prepare_boxed(const Step& step) {
       const at::Tensor& tensor = slots_[step.reads.at(value)];
       return images ? as_images(tensor) : tensor;
     });
+    check_results(*step.node, results.size(), step.writes.size());
     for (std::size_t i = 0; i < step.writes.size(); ++i) {
       if (!results[i].isTensor()) continue;
       const at::Tensor& result = results[i].toTensor();
+      if (!images && result.defined())
+        check_result(*step.node, result, plan_.slots[step.writes[i]]);
       slots_[step.writes[i]] = images ? from_images(result, dst)
-                               : step.kind == StepKind::kBoxed && dst.format == kPlain ? result
+                               : step.kind == StepKind::kBoxed && is_plain(dst.format) ? result
                                : blocked ? result.contiguous()
                                          : in_format(result, dst);
     }
@@ -340,8 +360,8 @@ Run::Prepared Run::prepare_boxed(const Step& step) {
   }};
 }
 
-void Run::begin(const std::vector<at::Tensor>& inputs) {
-  for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].contiguous();
+void Run::begin(const std::vector<Given>& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].tensor;
 }
 
 // One step, or several that threads go through together.
@@ -362,14 +382,18 @@ void Run::end() {
   for (const Slot slot : plan_.inputs) slots_[slot] = at::Tensor();
 }
 
-std::map<Value, at::Tensor> Run::operator()(const std::vector<at::Tensor>& inputs) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
+  const Below below;
   begin(inputs);
   for (std::size_t i = 0; i + 1 < sections_.size(); ++i) run_steps(sections_[i], sections_[i + 1]);
   std::map<Value, at::Tensor> outputs;
   const auto* arena = static_cast<const char*>(arena_.const_data_ptr());
   for (const auto& [value, slot] : plan_.outputs) {
     const at::Tensor& tensor = slots_[slot];
+    if (!tensor.defined()) {
+      outputs[value] = tensor;
+      continue;
+    }
     const auto* data = static_cast<const char*>(tensor.const_data_ptr());
     const bool inside = data >= arena && data < arena + arena_.nbytes();
     outputs[value] = inside ? tensor.clone() : tensor;
@@ -382,8 +406,8 @@ std::map<Value, at::Tensor> Run::operator()(const std::vector<at::Tensor>& input
   return outputs;
 }
 
-std::vector<double> Run::timed(const std::vector<at::Tensor>& inputs) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+std::vector<double> Run::timed(const std::vector<Given>& inputs) {
+  const Below below;
   begin(inputs);
   std::vector<double> times;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -394,6 +418,24 @@ std::vector<double> Run::timed(const std::vector<at::Tensor>& inputs) {
   }
   end();
   return times;
+}
+
+void Run::watched(const std::vector<Given>& inputs, const Seen& seen) {
+  const Below below;
+  begin(inputs);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i].run();  // before memory of ATen's goes
+    const Step& step = plan_.steps[i];
+    for (std::size_t j = 0; step.node && j < step.writes.size(); ++j) {
+      const Slot slot = step.writes[j];
+      const SlotPlan& s = plan_.slots[slot];
+      const at::Tensor& tensor = slots_[slot];
+      if (!tensor.defined()) continue;
+      seen(i, step.node->outputs[j],
+           is_blocked(s) ? reorder_to_dense("optimize", {tensor, s.dims[1]}, false) : tensor);
+    }
+  }
+  end();
 }
 
 }  // namespace torch_blocked::graph

@@ -7,21 +7,18 @@
 
 namespace torch_blocked::graph {
 
-// Packed weights by node and format, shared by all runs of a graph. They lie one after the other in
-// large pieces of memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
+// Packed weights of one graph's nodes; graphs that share weights share them (Weights).
 class PackedStore {
  public:
-  at::Tensor get(const Node& node, const std::string& format,
-                 const std::function<at::Tensor()>& pack);
-  std::int64_t bytes();
+  explicit PackedStore(Weights& weights) : weights_(weights) {}
+
+  at::Tensor get(const Node& node, const std::vector<at::Tensor>& weights,
+                 const std::string& format, const std::function<at::Tensor()>& pack);
 
  private:
-  at::Tensor placed(const at::Tensor& packed);
-
+  Weights& weights_;
   std::mutex mutex_;
-  std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;
-  at::Tensor piece_;  // the one that is being filled, this far
-  std::int64_t filled_ = 0;
+  std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;  // dense ones may be gone
 };
 
 // Runs one call at a time.
@@ -31,10 +28,13 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Contiguous inputs of the plan's dims -> the values that the graph returns.
-  std::map<Value, at::Tensor> operator()(const std::vector<at::Tensor>& inputs);
+  // Inputs of the plan's dims and formats -> the values that the graph returns.
+  std::map<Value, at::Tensor> operator()(const std::vector<Given>& inputs);
   // The same with the time of each step in microseconds.
-  std::vector<double> timed(const std::vector<at::Tensor>& inputs);
+  std::vector<double> timed(const std::vector<Given>& inputs);
+  // Runs step by step and calls seen(step's index, value, its result as a plain tensor).
+  using Seen = std::function<void(std::size_t, Value, const at::Tensor&)>;
+  void watched(const std::vector<Given>& inputs, const Seen& seen);
   std::int64_t arena_bytes() const { return memory_.bytes; }
 
  private:
@@ -53,12 +53,13 @@ class Run {
   Prepared prepare_pooling(const Step& step);
   Prepared prepare_regroup(const Step& step);
   Prepared prepare_reorder(const Step& step);
+  Prepared prepare_dense(const Step& step);
   Prepared prepare_concat(const Step& step);
   Prepared prepare_boxed(const Step& step);
   std::vector<Slot> sources(const Step& step, const Gather& gather) const;
   std::vector<std::int64_t> channels(const std::vector<Slot>& slots) const;
   std::vector<const float*> data(const std::vector<Slot>& slots) const;
-  void begin(const std::vector<at::Tensor>& inputs);
+  void begin(const std::vector<Given>& inputs);
   void run_steps(std::size_t first, std::size_t end);
   void end();
 

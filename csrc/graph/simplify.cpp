@@ -1,5 +1,6 @@
 // From the ops of the capture to what the library has kernels for. One function a rule, in the
 // order of simplify() at the end.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -95,16 +96,35 @@ constexpr std::array kConvolutions{
     ConvolutionRow{"aten::conv_transpose3d", 3, 4, 7, 5, 6, true},
 };
 
-void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& example) {
+// Whether a bias, if there is one, is a vector of a weight's type and outputs.
+bool bias_fits(const at::Tensor* bias, at::ScalarType dtype, std::int64_t outputs) {
+  return !bias || (bias->scalar_type() == dtype && bias->dim() == 1 && bias->size(0) == outputs);
+}
+
+// Of a type that we have kernels for, and that ATen takes, too; what it refuses, it words best.
+bool convolution_fits(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
+                      std::int64_t groups, bool transposed) {
+  const bool known = src.dtype == at::kFloat || src.dtype == at::kBFloat16;
+  const bool ranks = std::ssize(src.dims) == weight.dim();  // not without a batch
+  if (!known || !ranks || weight.scalar_type() != src.dtype || groups < 1) return false;
+  const std::int64_t inputs = transposed ? weight.size(0) : weight.size(1) * groups;
+  const std::int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
+  return inputs == src.dims[1] && inputs % groups == 0 && outputs % groups == 0 &&
+         bias_fits(bias, src.dtype, outputs);
+}
+
+void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& metas) {
   const auto* row = std::ranges::find(kConvolutions, node.name, &ConvolutionRow::name);
   if (row == kConvolutions.end() || node.overload == "padding") return;
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();
-  const std::size_t ndims = example[static_cast<std::size_t>(src)].dims.size();
-  // Without a batch, or with computed weights, it stays an op of ATen.
-  if (!weight || ndims != static_cast<std::size_t>(weight->dim())) return;
+  const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
+  if (!weight || src == kNone || !groups.is_constant()) return;  // computed weights are ATen's
   if (!bias && !is_none(node.arguments[2])) return;
+  const Meta& meta = metas[Uses::at(src)];
+  if (!convolution_fits(meta, *weight, bias, groups.constant().toInt(), row->transposed)) return;
+  const std::size_t ndims = meta.dims.size();
   const auto list = [&](std::int64_t index) -> std::optional<Dims> {
     if (index < 0) return Dims(ndims - 2, 0);
     return integers(node.arguments[static_cast<std::size_t>(index)], ndims - 2);
@@ -113,37 +133,54 @@ void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& e
              dilation = list(row->dilation), output_padding = list(row->output_padding);
   if (!stride || !padding || !dilation || !output_padding) return;
   node.kind = Kind::kConvolution;
-  node.convolution = Convolution{
-      .src = src,
-      .weight = *weight,
-      .bias = bias ? *bias : at::Tensor(),
-      .stride = *stride,
-      .padding = *padding,
-      .dilation = *dilation,
-      .output_padding = *output_padding,
-      .padding_end = {},
-      .transposed = row->transposed,
-      .groups = node.arguments[static_cast<std::size_t>(row->groups)].constant().toInt()};
+  node.convolution = Convolution{.src = src,
+                                 .weight = *weight,
+                                 .bias = bias ? *bias : at::Tensor(),
+                                 .stride = *stride,
+                                 .padding = *padding,
+                                 .dilation = *dilation,
+                                 .output_padding = *output_padding,
+                                 .padding_end = {},
+                                 .transposed = row->transposed,
+                                 .groups = groups.constant().toInt()};
   node.arguments.clear();
 }
 
-// scale and shift of a batch norm in inference, in float64; nothing if it is none.
-std::optional<Affine> find_affine(const Graph& graph, const Node& node) {
+// A batch norm in inference: scale and shift in float64, and what they come from.
+struct BatchNorm {
+  Affine affine;
+  std::vector<at::Tensor> sources;
+  double eps;
+};
+
+// Nothing if the node is none.
+std::optional<BatchNorm> find_batch_norm(const Graph& graph, const Node& node,
+                                         const std::vector<Meta>& metas) {
   const bool full = node.name == "aten::batch_norm";
   if (!full && node.name != "aten::_native_batch_norm_legit_no_training") return std::nullopt;
   if (full && node.arguments[5].constant().toBool()) return std::nullopt;  // training
   const auto tensor = [&](std::size_t i) { return constant_of(graph, node.arguments[i]); };
-  if (!tensor(3) || !tensor(4)) return std::nullopt;
+  const Value src = node.arguments[0].value();
+  if (src == kNone || !tensor(3) || !tensor(4)) return std::nullopt;
+  const Meta& meta = metas[Uses::at(src)];
+  std::vector<at::Tensor> sources;
+  for (const std::size_t i : {1, 2, 3, 4}) {
+    if (!tensor(i) && !is_none(node.arguments[i])) return std::nullopt;
+    sources.push_back(tensor(i) ? *tensor(i) : at::Tensor());
+    const bool fits = !tensor(i) || (meta.dims.size() >= 2 && tensor(i)->dim() == 1 &&
+                                     tensor(i)->size(0) == meta.dims[1]);
+    if (!fits) return std::nullopt;
+  }
   const double eps = number(node.arguments[full ? 7 : 6], 1e-5);
   at::Tensor scale = tensor(4)->to(at::kDouble).add(eps).rsqrt();
   if (tensor(1)) scale = scale.mul(tensor(1)->to(at::kDouble));
   at::Tensor shift = tensor(3)->to(at::kDouble).neg().mul(scale);
   if (tensor(2)) shift = shift.add(tensor(2)->to(at::kDouble));
-  return Affine{node.arguments[0].value(), scale, shift};
+  return BatchNorm{{src, scale, shift}, std::move(sources), eps};
 }
 
 // Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
-void fold(Convolution& convolution, const Affine& affine) {
+Folded fold_after(const Convolution& convolution, const Affine& affine) {
   const at::ScalarType dtype = convolution.weight.scalar_type();
   Dims shape(static_cast<std::size_t>(convolution.weight.dim()), 1);
   at::Tensor weight = convolution.weight.to(at::kDouble);
@@ -161,55 +198,67 @@ void fold(Convolution& convolution, const Affine& affine) {
   if (convolution.bias.defined()) {
     bias = bias.add(convolution.bias.to(at::kDouble).mul(affine.scale));
   }
-  convolution.weight = weight.to(dtype);
-  convolution.bias = bias.to(dtype);
+  return {weight.to(dtype), bias.to(dtype)};
 }
 
 // The same where the channels are the last dim: of rows [N, I].
-void fold(Linear& linear, const Affine& affine) {
+Folded fold_after(const Linear& linear, const Affine& affine) {
   const at::ScalarType dtype = linear.weight.scalar_type();
   at::Tensor bias = affine.shift;
   if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
-  linear.weight = linear.weight.to(at::kDouble).mul(affine.scale.unsqueeze(1)).to(dtype);
-  linear.bias = bias.to(dtype);
+  return {linear.weight.to(at::kDouble).mul(affine.scale.unsqueeze(1)).to(dtype), bias.to(dtype)};
 }
 
 // Source: W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel; the bias then
 // has a share of every weight, so nothing may be padded.
-void fold_before(at::Tensor& weight, at::Tensor& bias, const Affine& affine) {
+Folded fold_before(const at::Tensor& weight, const at::Tensor& bias, const Affine& affine) {
   const at::ScalarType dtype = weight.scalar_type();
   Dims shape(static_cast<std::size_t>(weight.dim()), 1);
   shape[1] = weight.size(1);
   const at::Tensor wide = weight.to(at::kDouble);
   at::Tensor shift = wide.mul(affine.shift.view(shape)).flatten(1).sum(1);
   if (bias.defined()) shift = shift.add(bias.to(at::kDouble));
-  weight = wide.mul(affine.scale.view(shape)).to(dtype);
-  bias = shift.to(dtype);
+  return {wide.mul(affine.scale.view(shape)).to(dtype), shift.to(dtype)};
+}
+
+// The weights of a convolution or linear layer take a batch norm in, once for all plans.
+template <typename Layer, typename Fold>
+void fold_into(Layer& layer, const BatchNorm& norm, const std::string& how, Weights& weights,
+               const Fold& fold) {
+  std::vector<at::Tensor> sources{layer.weight, layer.bias};
+  sources.insert(sources.end(), norm.sources.begin(), norm.sources.end());
+  const Folded folded = weights.folded(sources, text(how, " ", norm.eps), fold);
+  layer.weight = folded.weight;
+  layer.bias = folded.bias;
 }
 
 // True if the only reader of a batch norm takes it into its weights.
-bool fold_into_reader(const Node& node, const Affine& affine, const Uses& uses, bool rows) {
+bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses, bool rows,
+                      Weights& weights) {
   Node* reader = uses.only_reader(node.output());
-  if (reader && reader->linear && rows) {
-    fold_before(reader->linear->weight, reader->linear->bias, affine);
-    reader->linear->src = affine.src;
+  const auto take = [&](auto& layer) {
+    fold_into(layer, norm, "before", weights,
+              [&] { return fold_before(layer.weight, layer.bias, norm.affine); });
+    layer.src = norm.affine.src;
     return true;
-  }
+  };
+  if (reader && reader->linear && rows) return take(*reader->linear);
   if (!reader || !reader->convolution) return false;
   Convolution& c = *reader->convolution;
   const bool pads = std::ranges::any_of(c.padding, [](std::int64_t pad) { return pad != 0; });
   if (c.transposed || c.groups != 1 || pads) return false;
-  fold_before(c.weight, c.bias, affine);
-  c.src = affine.src;
-  return true;
+  return take(c);
 }
 
 // True if what makes a batch norm's input takes it into its weights.
-bool fold_into_maker(Node* maker, const Affine& affine, bool rows) {
+bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& weights) {
   if (maker && maker->convolution) {
-    fold(*maker->convolution, affine);
+    Convolution& c = *maker->convolution;
+    fold_into(c, norm, text("after ", c.transposed, " ", c.groups), weights,
+              [&] { return fold_after(c, norm.affine); });
   } else if (maker && maker->linear && rows) {
-    fold(*maker->linear, affine);
+    fold_into(*maker->linear, norm, "after", weights,
+              [&] { return fold_after(*maker->linear, norm.affine); });
   } else {
     return false;
   }
@@ -218,26 +267,27 @@ bool fold_into_maker(Node* maker, const Affine& affine, bool rows) {
 }
 
 // Before zero padding and residuals join the convolutions: both would stand in the way.
-void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
+void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights) {
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
-    auto affine = find_affine(graph, node);
-    if (!affine) continue;
-    const bool rows = example[Uses::at(affine->src)].dims.size() == 2;
-    Node* maker = uses.maker[Uses::at(affine->src)];
-    if (uses.only_reader(affine->src) && fold_into_maker(maker, *affine, rows)) {
+    auto norm = find_batch_norm(graph, node, metas);
+    if (!norm) continue;
+    Affine& affine = norm->affine;
+    const Meta& meta = metas[Uses::at(affine.src)];
+    const bool rows = meta.dims.size() == 2;
+    Node* maker = uses.maker[Uses::at(affine.src)];
+    if (uses.only_reader(affine.src) && fold_into_maker(maker, *norm, rows, weights)) {
       maker->outputs = node.outputs;
       node.outputs.clear();
       continue;
     }
-    if (fold_into_reader(node, *affine, uses, rows)) {
+    if (fold_into_reader(node, *norm, uses, rows, weights)) {
       node.outputs.clear();
       continue;
     }
-    const Meta& meta = example[Uses::at(affine->src)];
-    if (meta.dims.size() < 3 || meta.dtype != at::kFloat) continue;
-    affine->scale = affine->scale.to(at::kFloat);
-    affine->shift = affine->shift.to(at::kFloat);
+    if (meta.dims.size() < 3 || meta.dims.size() > 5 || meta.dtype != at::kFloat) continue;
+    affine.scale = affine.scale.to(at::kFloat);
+    affine.shift = affine.shift.to(at::kFloat);
     node.kind = Kind::kAffine;
     node.affine = std::move(affine);
     node.arguments.clear();
@@ -246,20 +296,20 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& example) {
 }
 
 // x * scale where scale is a constant per channel.
-void find_scalings(Graph& graph, const std::vector<Meta>& example) {
+void find_scalings(Graph& graph, const std::vector<Meta>& metas) {
   for (Node& node : graph.nodes) {
     if (node.name != "aten::mul" || node.overload != "Tensor") continue;
     for (const std::size_t i : {0, 1}) {
       const at::Tensor* scale = constant_of(graph, node.arguments[i]);
       const Value src = node.arguments[1 - i].value();
       if (!scale || src == kNone || graph.constants.contains(src)) continue;
-      const Meta& meta = example[Uses::at(src)];
+      const Meta& meta = metas[Uses::at(src)];
       const auto rank = static_cast<std::int64_t>(meta.dims.size());
       const bool images = rank >= 3 && rank <= 5 && meta.dtype == at::kFloat;
       const std::int64_t own = scale->dim();  // [C, 1, 1] or [1, C, 1, 1]
       if (!images || scale->scalar_type() != at::kFloat || own < rank - 1 || own > rank) continue;
       if (scale->size(own - rank + 1) != meta.dims[1] || scale->numel() != meta.dims[1]) continue;
-      const at::Tensor flat = scale->flatten();
+      const at::Tensor flat = scale->flatten().clone();
       node.kind = Kind::kAffine;
       node.affine = Affine{src, flat, at::zeros_like(flat)};
       node.arguments.clear();
@@ -268,15 +318,17 @@ void find_scalings(Graph& graph, const std::vector<Meta>& example) {
   }
 }
 
-void find_linear(const Graph& graph, Node& node, const std::vector<Meta>& example) {
+void find_linear(const Graph& graph, Node& node, const std::vector<Meta>& metas) {
   if (node.name != "aten::linear") return;
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();
   if (!weight || weight->dim() != 2 || src == kNone || graph.constants.contains(src)) return;
   if (!bias && !is_none(node.arguments[2])) return;
-  const Meta& meta = example[Uses::at(src)];
-  if (meta.dims.size() < 2 || meta.dtype != at::kFloat) return;
+  const Meta& meta = metas[Uses::at(src)];
+  if (meta.dims.size() < 2 || meta.dtype != at::kFloat || weight->scalar_type() != at::kFloat)
+    return;
+  if (meta.dims.back() != weight->size(1) || !bias_fits(bias, at::kFloat, weight->size(0))) return;
   node.kind = Kind::kLinear;
   node.linear = Linear{src, *weight, bias ? *bias : at::Tensor()};
   node.arguments.clear();
@@ -334,11 +386,11 @@ void fuse_padding(Graph& graph) {
 
 // Adds what reads `node` to its epilogue; true if something did. The reader takes the
 // convolution's place, where the residual is known too.
-bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<Meta>& example) {
+bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<Meta>& metas) {
   Node* reader = uses.only_reader(node.output());
   if (!reader || reader->convolution || reader->affine) return false;
   Convolution fused = *node.convolution;
-  if (!join_epilogue(graph, *reader, node.output(), example, fused.epilogue, fused.residual)) {
+  if (!join_epilogue(graph, *reader, node.output(), metas, fused.epilogue, fused.residual)) {
     return false;
   }
   reader->kind = Kind::kConvolution;
@@ -349,7 +401,7 @@ bool fuse_reader(Graph& graph, Node& node, const Uses& uses, const std::vector<M
   return true;
 }
 
-void fuse_epilogues(Graph& graph, const std::vector<Meta>& example) {
+void fuse_epilogues(Graph& graph, const std::vector<Meta>& metas) {
   // From the end, so that of two summed convolutions the later takes the sum, and the earlier's
   // result, which is there by then, is its residual.
   for (bool changed = true; changed;) {
@@ -357,7 +409,7 @@ void fuse_epilogues(Graph& graph, const std::vector<Meta>& example) {
     const Uses uses(graph);
     for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend() && !changed; ++node) {
       if (node->convolution && !node->outputs.empty()) {
-        changed = fuse_reader(graph, *node, uses, example);
+        changed = fuse_reader(graph, *node, uses, metas);
       }
     }
     sweep(graph);
@@ -398,13 +450,13 @@ bool same_kind_of_image(const Dims& a, const Dims& b) {
 }
 
 // A permutation or a reshape that a format makes free; kBoxed if it is none.
-Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& example) {
+Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& metas) {
   if (node.arguments.empty() || node.arguments[0].value() == kNone) return Kind::kBoxed;
   const Value src = node.arguments[0].value();
-  const Dims &from = example[Uses::at(src)].dims, &to = example[Uses::at(node.output())].dims;
+  const Dims &from = metas[Uses::at(src)].dims, &to = metas[Uses::at(node.output())].dims;
   const std::size_t rank = from.size();
   if (rank < 3 || rank > 5) return Kind::kBoxed;
-  if (is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"})) {
+  if (is_reshape(node)) {
     const bool same = to.size() >= 3 && to.size() <= 5 && to[0] == from[0] && to[1] == from[1];
     return same ? Kind::kRegroup : Kind::kBoxed;
   }
@@ -423,18 +475,18 @@ Kind view_kind(const Node& node, const Uses& uses, const std::vector<Meta>& exam
 }
 
 Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
-             const std::vector<Meta>& example) {
+             const std::vector<Meta>& metas) {
   if (node.kind != Kind::kBoxed || node.outputs.size() != 1) return node.kind;
-  const Meta& result = example[Uses::at(node.output())];
+  const Meta& result = metas[Uses::at(node.output())];
   const bool image = result.dims.size() >= 3 && result.dims.size() <= 5 &&
                      (result.dtype == at::kFloat || result.dtype == at::kBFloat16);
   if (!image) return Kind::kBoxed;
-  if (const Kind kind = view_kind(node, uses, example); kind != Kind::kBoxed) {
+  if (const Kind kind = view_kind(node, uses, metas); kind != Kind::kBoxed) {
     return kind;
   }
   bool fits = true;
   for_reads(node, [&](Value value) {
-    const Meta& meta = example[Uses::at(value)];
+    const Meta& meta = metas[Uses::at(value)];
     fits &= !graph.constants.contains(value) && meta.dtype == result.dtype &&
             meta.dims.size() == result.dims.size();
   });
@@ -444,16 +496,26 @@ Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
   };
   if (listed(kPointwise)) {
     for_reads(node, [&](Value value) {
-      fits &= same_kind_of_image(example[Uses::at(value)].dims, result.dims);
+      fits &= same_kind_of_image(metas[Uses::at(value)].dims, result.dims);
     });
     return fits ? Kind::kPointwise : Kind::kBoxed;
   }
-  if (listed(kImages)) return Kind::kImages;
+  // "aten::max_pool2d" of three dims is that of one image without a batch.
+  if (listed(kImages)) {
+    const std::size_t spatial = static_cast<std::size_t>(node.name[node.name.size() - 2] - '0');
+    return result.dims.size() == spatial + 2 ? Kind::kImages : Kind::kBoxed;
+  }
   const bool channels =
       node.name == "aten::cat" && node.arguments[1].is_constant() &&
       (node.arguments[1].constant().toInt() == 1 ||
        node.arguments[1].constant().toInt() == 1 - static_cast<std::int64_t>(result.dims.size()));
   return channels ? Kind::kConcat : Kind::kBoxed;
+}
+
+// Whether the op draws numbers.
+bool is_random(const Node& node) {
+  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+  return !op || op->hasTag(at::Tag::nondeterministic_seeded);
 }
 
 void drop_dead(Graph& graph) {
@@ -488,6 +550,11 @@ std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
   }
   if (dims.size() == 1) dims.resize(spatial, dims[0]);
   return dims;
+}
+
+bool is_reshape(const Node& node) {
+  return is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"}) &&
+         node.overload != "dtype" && !node.arguments.empty() && node.arguments[0].value() != kNone;
 }
 
 Dims order_of(const Node& node, std::size_t rank) {
@@ -532,7 +599,7 @@ std::optional<Activation> find_activation(const Node& node) {
 }
 
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,
-                   const std::vector<Meta>& example, Epilogue& epilogue, Value& residual) {
+                   const std::vector<Meta>& metas, Epilogue& epilogue, Value& residual) {
   if (const auto activation = find_activation(reader)) {
     Activation& place = epilogue.residual ? epilogue.after : epilogue.before;
     if (place.kind != Activated::kNone) return false;
@@ -545,29 +612,51 @@ bool join_epilogue(const Graph& graph, const Node& reader, Value value,
   }
   const Value a = reader.arguments[0].value(), b = reader.arguments[1].value();
   const Value other = a == value ? b : a;
-  const auto& dims = [&](Value v) { return example[Uses::at(v)].dims; };
   if (a == b || other == kNone || graph.constants.contains(other)) return false;
-  if (dims(other) != dims(value)) return false;
+  if (metas[Uses::at(other)] != metas[Uses::at(value)]) return false;
   epilogue.residual = true;
   residual = other;
   return true;
 }
 
-void simplify(Graph& graph, std::vector<Meta> example) {
+void fold_constants(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    bool constant = !is_random(node), reads = false;
+    for_reads(node, [&](Value value) {
+      reads = true;
+      constant &= graph.constants.contains(value) && !graph.constants.at(value).is_meta();
+    });
+    if (!constant || !reads) continue;
+    const auto results =
+        call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
+    const bool tensors =
+        results.size() == node.outputs.size() && std::ranges::all_of(results, [](const auto& each) {
+          return each.isTensor() && each.toTensor().defined();
+        });
+    if (!tensors) continue;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      graph.constants[node.outputs[i]] = results[i].toTensor();
+    }
+    node.outputs.clear();
+  }
+  sweep(graph);
+}
+
+void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   drop_identities(graph);
-  find_means(graph, example);
-  for (Node& node : graph.nodes) find_convolution(graph, node, example);
-  for (Node& node : graph.nodes) find_linear(graph, node, example);
-  fold_batch_norms(graph, example);
-  find_scalings(graph, example);
+  find_means(graph, metas);
+  for (Node& node : graph.nodes) find_convolution(graph, node, metas);
+  for (Node& node : graph.nodes) find_linear(graph, node, metas);
+  fold_batch_norms(graph, metas, weights);
+  find_scalings(graph, metas);
   fuse_padding(graph);
-  fuse_epilogues(graph, example);
+  fuse_epilogues(graph, metas);
   fuse_into_affine(graph);
   fuse_into_linear(graph);
   const Uses uses(graph);
-  for (Node& node : graph.nodes) node.kind = kind_of(graph, node, uses, example);
-  find_squeeze_excites(graph, example);
-  find_gathers(graph, example);
+  for (Node& node : graph.nodes) node.kind = kind_of(graph, node, uses, metas);
+  find_squeeze_excites(graph, metas);
+  find_gathers(graph, metas);
   drop_dead(graph);
 }
 

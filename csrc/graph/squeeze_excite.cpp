@@ -57,8 +57,8 @@ bool is_mean(const Node& node) {
 // From a gate back to the mean: nodes whose result nobody else reads.
 class Chain {
  public:
-  Chain(const Uses& uses, const std::vector<Meta>& example, const Dims& image)
-      : uses_(uses), example_(example), image_(image) {}
+  Chain(const Uses& uses, const std::vector<Meta>& metas, const Dims& image)
+      : uses_(uses), metas_(metas), image_(image) {}
 
   // What the value `gate` comes from, as a node on `src`; nothing if it is no such chain.
   std::optional<SqueezeExcite> find(Value src, Value gate) {
@@ -122,13 +122,13 @@ class Chain {
   // Whether a value is [N, C'] and ones.
   bool is_pixel(Value value) const {
     if (value == kNone) return false;
-    const Dims& dims = example_[Uses::at(value)].dims;
+    const Dims& dims = metas_[Uses::at(value)].dims;
     return dims.size() >= 2 && dims[0] == image_[0] &&
            c10::multiply_integers(dims) == dims[0] * dims[1];
   }
 
   const Uses& uses_;
-  const std::vector<Meta>& example_;
+  const std::vector<Meta>& metas_;
   const Dims& image_;
   std::vector<Node*> nodes_;
 };
@@ -142,16 +142,16 @@ std::string name_of(const std::vector<Node*>& nodes, const Node& product) {
   return joined_name(name, product);
 }
 
-void find_one(Node& product, const Uses& uses, const std::vector<Meta>& example) {
+void find_one(Node& product, const Uses& uses, const std::vector<Meta>& metas) {
   if (product.name != "aten::mul" || product.overload != "Tensor") return;
-  const auto& [dims, dtype] = example[Uses::at(product.output())];
+  const auto& [dims, dtype] = metas[Uses::at(product.output())];
   if (dims.size() < 3 || dims.size() > 5 || dtype != at::kFloat) return;
   for (const std::size_t i : {0, 1}) {
     const Value src = product.arguments[i].value(), gate = product.arguments[1 - i].value();
-    if (src == kNone || gate == kNone || example[Uses::at(src)].dims != dims) continue;
-    const Dims& gate_dims = example[Uses::at(gate)].dims;
+    if (src == kNone || gate == kNone || metas[Uses::at(src)].dims != dims) continue;
+    const Dims& gate_dims = metas[Uses::at(gate)].dims;
     if (gate_dims.size() != dims.size() || gate_dims[1] != dims[1]) continue;
-    Chain chain(uses, example, dims);
+    Chain chain(uses, metas, dims);
     auto found = chain.find(src, gate);
     if (!found) continue;
     product.kind = Kind::kSqueezeExcite;
@@ -164,13 +164,13 @@ void find_one(Node& product, const Uses& uses, const std::vector<Meta>& example)
 }
 
 // Activations and a sum after the product; the last of these takes its place.
-void fuse_epilogues(Graph& graph, const Uses& uses, const std::vector<Meta>& example) {
+void fuse_epilogues(Graph& graph, const Uses& uses, const std::vector<Meta>& metas) {
   for (Node& node : graph.nodes) {
     if (!node.squeeze_excite || node.outputs.empty()) continue;
     Node* reader = uses.only_reader(node.output());
     if (!reader || reader->kind != Kind::kPointwise) continue;
     SqueezeExcite fused = *node.squeeze_excite;
-    if (!join_epilogue(graph, *reader, node.output(), example, fused.epilogue, fused.residual)) {
+    if (!join_epilogue(graph, *reader, node.output(), metas, fused.epilogue, fused.residual)) {
       continue;
     }
     reader->kind = Kind::kSqueezeExcite;
@@ -183,12 +183,12 @@ void fuse_epilogues(Graph& graph, const Uses& uses, const std::vector<Meta>& exa
 
 }  // namespace
 
-void find_squeeze_excites(Graph& graph, const std::vector<Meta>& example) {
+void find_squeeze_excites(Graph& graph, const std::vector<Meta>& metas) {
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
-    if (!node.outputs.empty()) find_one(node, uses, example);
+    if (!node.outputs.empty()) find_one(node, uses, metas);
   }
-  fuse_epilogues(graph, uses, example);
+  fuse_epilogues(graph, uses, metas);
   sweep(graph);
 }
 

@@ -1,0 +1,48 @@
+// For which inputs a graph is what the model computes.
+//
+// A run of the model told the nodes. What Python asked of sizes on the way is known, and so is what
+// it was told: for inputs that give the same answers it would have called the same ops.
+#include <algorithm>
+#include <exception>
+
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+Dims answer(const Question& question, const Dims& dims) {
+  switch (question.what) {
+    case Question::kSizes:
+      return dims;
+    case Question::kRank:
+      return {std::ssize(dims)};
+    case Question::kElements:
+      return {c10::multiply_integers(dims)};
+    default:
+      if (question.what >= std::ssize(dims)) return {};
+      return {dims[static_cast<std::size_t>(question.what)]};
+  }
+}
+
+bool same_kind(const Meta& a, const Meta& b) {
+  return a.dtype == b.dtype && a.dims.size() == b.dims.size();
+}
+
+}  // namespace
+
+bool covers(const Graph& graph, const std::vector<Meta>& inputs) {
+  if (inputs == graph.input_metas) return true;
+  if (!std::ranges::equal(inputs, graph.input_metas, same_kind) || graph.fixed_sizes) return false;
+  std::vector<Meta> metas;
+  try {
+    metas = infer(graph, inputs);
+  } catch (const std::exception&) {  // sizes that an op refuses, or that depend on values
+    return false;
+  }
+  return std::ranges::all_of(graph.questions, [&](const Question& question) {
+    const Meta& meta = metas[static_cast<std::size_t>(question.value)];
+    return answer(question, meta.dims) == question.answer;
+  });
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,110 @@
+#include "graph/inputs.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "format/errors.h"
+#include "ops/reorder.h"
+#include "runtime/primitive.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// What a tensor is instead of strided numbers in the CPU's memory; null if it is that.
+const char* oddity(const at::Tensor& tensor) {
+  using c10::DispatchKey;
+  if (!tensor.defined()) return "no tensor";
+  const c10::DispatchKeySet keys = tensor.key_set();
+  if (keys.has(DispatchKey::Functionalize)) return "a functionalized tensor";
+  if (keys.has(DispatchKey::FuncTorchBatched)) return "a tensor that torch.vmap batches";
+  if (keys.has(DispatchKey::FuncTorchGradWrapper)) return "a tensor inside torch.func.grad";
+  if (keys.has(DispatchKey::Python)) return "a tensor of a Python subclass";
+  if (tensor.is_meta()) return "a meta tensor";
+  if (!tensor.device().is_cpu()) return "a tensor of another device";
+  if (tensor.is_quantized()) return "a quantized tensor";
+  if (tensor.is_nested()) return "a nested tensor";
+  if (tensor.layout() != at::kStrided) return "a tensor of another layout";
+  if (!tensor.has_storage()) return "a tensor without memory";
+  return nullptr;
+}
+
+void check_plain(const at::Tensor& tensor) {
+  if (const char* what = oddity(tensor)) {
+    fail_type("optimize", "dense or blocked CPU tensors as inputs", what,
+              "convert it (to_dense(), dequantize(), cpu()), or call the model itself");
+  }
+  if (tensor.numel() == 0) return;
+  std::int64_t last = tensor.storage_offset();
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  const auto held = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.itemsize());
+  if (last >= held) {
+    fail_value("optimize", text("memory for the sizes ", tensor.sizes(), " of an input"),
+               text(held, " elements"), "its storage was resized; resize it back");
+  }
+}
+
+bool is_image(const at::Tensor& tensor) {
+  return tensor.dim() >= 3 && tensor.dim() <= 5 &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
+}
+
+at::Tensor converted(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
+}
+
+}  // namespace
+
+std::vector<Meta> metas_of(const std::vector<Given>& inputs) {
+  std::vector<Meta> metas;
+  for (const Given& input : inputs) metas.push_back(input.meta());
+  return metas;
+}
+
+Given given(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  check_plain(tensor);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor input = converted(tensor.resolve_conj().resolve_neg(), dtype);
+  const Dims dims = input.sizes().vec();
+  if (is_image(input) && !input.is_contiguous() && is_channels_last(input)) {
+    return {input, dims, kChannelsLast};
+  }
+  return {input.contiguous(), dims, kPlain};
+}
+
+Given given_blocked(const at::Tensor& physical, std::int64_t channels,
+                    std::optional<at::ScalarType> dtype) {
+  check_plain(physical);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Blocked blocked = blocked_argument("optimize", converted(physical, dtype), channels);
+  if (is_image(blocked.physical.select(-1, 0))) {
+    return {blocked.physical, blocked.dims(), blocked.block()};
+  }
+  return {reorder_to_dense("optimize", blocked, false), blocked.dims(), kPlain};
+}
+
+void check_inputs(const std::vector<Given>& inputs, const std::vector<Meta>& wanted) {
+  if (inputs.size() != wanted.size()) {
+    fail_value("optimize", text(wanted.size(), " tensors as inputs"), text(inputs.size()),
+               "call it with arguments like the example inputs");
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Meta got = inputs[i].meta();
+    if (got.dtype == wanted[i].dtype && got.dims.size() == wanted[i].dims.size()) continue;
+    fail_value("optimize",
+               text("an input of type ", wanted[i].dtype, " and ", wanted[i].dims.size(), " dims"),
+               text(got.dtype, " and ", got.dims),
+               "call it with arguments like the example inputs");
+  }
+}
+
+std::string key_of(const std::vector<Given>& inputs) {
+  Key key("plan");
+  for (const Given& input : inputs) {
+    key.add(input.dims).add(static_cast<std::int64_t>(input.tensor.scalar_type()));
+    key.add(input.format);
+  }
+  return std::move(key).finish();
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,57 @@
+// What becomes of a model's constants: folded, packed and copied once, however many graphs and
+// plans use them. Constants are told apart by where they lie, so the store keeps them alive.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace torch_blocked::graph {
+
+struct Folded {
+  at::Tensor weight, bias;
+};
+
+// Any thread may call.
+class Weights {
+ public:
+  // In the packed form named `format`. Packed weights lie one after the other in large pieces of
+  // memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
+  at::Tensor packed(const std::vector<at::Tensor>& weights, const std::string& format,
+                    const std::function<at::Tensor()>& pack);
+  // Weights and a bias that others were folded into; `how` says the rest of what decides them.
+  Folded folded(const std::vector<at::Tensor>& sources, const std::string& how,
+                const std::function<Folded()>& fold);
+  // A copy that later changes of the model do not reach.
+  at::Tensor own(const at::Tensor& constant);
+
+  // Notes the values of constants, or raises ValueError if they were noted before and are others.
+  void check_unchanged(const std::vector<at::Tensor>& constants);
+  // Lets go of all but the packed weights.
+  void release();
+  // Lets go of the packed weights: nothing runs that reads them.
+  void drop_packed();
+  std::int64_t packed_bytes();
+
+ private:
+  struct Noted {
+    at::Tensor constant;
+    std::uint64_t hash;
+  };
+  at::Tensor placed(const at::Tensor& packed);
+
+  std::mutex mutex_;
+  std::map<std::string, at::Tensor> packed_;
+  std::map<std::string, Folded> folded_;
+  std::map<std::string, at::Tensor> own_;
+  std::map<std::string, Noted> noted_;
+  std::vector<at::Tensor> kept_;  // so that no other constant comes to lie where one lay
+  at::Tensor piece_;              // the one that is being filled, this far
+  std::int64_t filled_ = 0;
+};
+
+}  // namespace torch_blocked::graph

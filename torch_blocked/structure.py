@@ -1,0 +1,59 @@
+"""Arguments and results as leaves and a spec: pytree's, with dataclasses as nodes, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+class _Fields:
+    """The fields of a dataclass instance, as a node of a tree that becomes an instance again."""
+
+    def __init__(self, kind: type, fields: dict[str, Any]) -> None:
+        self.kind, self.fields = kind, fields
+
+
+def _instance(children: list, context: tuple) -> Any:
+    kind, names = context
+    instance = object.__new__(kind)
+    for name, child in zip(names, children, strict=True):
+        object.__setattr__(instance, name, child)
+    return instance
+
+
+pytree.register_pytree_node(
+    _Fields,
+    lambda node: (list(node.fields.values()), (node.kind, tuple(node.fields))),
+    _instance,
+)
+
+
+def _opened(leaf: Any) -> Any:
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+        return leaf
+    values = {each.name: getattr(leaf, each.name) for each in dataclasses.fields(leaf)}
+    return _Fields(type(leaf), {name: pytree.tree_map(_opened, v) for name, v in values.items()})
+
+
+def flatten(value: Any) -> tuple[list, pytree.TreeSpec]:
+    """The leaves of `value`, and what unflatten() needs to make the like of it."""
+    return pytree.tree_flatten(pytree.tree_map(_opened, value))
+
+
+unflatten = pytree.tree_unflatten
+
+
+def dumps(spec: pytree.TreeSpec) -> str:
+    """For a file. Raises NotImplementedError for types that only their own program knows."""
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise NotImplementedError(
+            "torch_blocked::save: expected tuples, lists and dicts as arguments and results, got "
+            f"{str(error).splitlines()[0]}; return one of these to save the model"
+        ) from error
+
+
+loads = pytree.treespec_loads

@@ -1,0 +1,82 @@
+"""Whether two forms of a model agree, and inputs to ask them with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torch_blocked import structure
+from torch_blocked.tensor import BlockedTensor
+
+# Of the largest value of a result. Rounding differs between two right forms by 1e-5 at most on the
+# networks of the benchmark; a wrong one is off by 1e-2 and more.
+_TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.02, torch.float64: 1e-9}
+_TOLERANCE_FLOAT32 = 2e-3
+
+# Elements of integer and boolean results that may differ: where two scores are all but equal,
+# rounding decides.
+_UNDECIDED = 0.01
+
+
+def tolerance_of(dtype: torch.dtype | None) -> float:
+    return _TOLERANCE.get(dtype, _TOLERANCE_FLOAT32)
+
+
+def difference(expected, result, tolerance: float) -> str:
+    """How `result` differs from `expected`, both as a forward returns them; empty: it does not."""
+    (expected, wanted), (result, got) = structure.flatten(expected), structure.flatten(result)
+    if wanted != got:
+        return f"the structure is {got} instead of {wanted}"
+    for a, b in zip(expected, result, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            what = _of_tensors(_plain(a), _plain(b), tolerance)
+        else:
+            what = "" if type(a) is type(b) and a == b else f"{b} instead of {a}"
+        if what:
+            return what
+    return ""
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.to_dense() if isinstance(value, BlockedTensor) else value
+
+
+def _of_tensors(a: Tensor, b: Tensor, tolerance: float) -> str:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{b.dtype} {list(b.shape)} instead of {a.dtype} {list(a.shape)}"
+    if not a.numel():
+        return ""
+    if not a.is_floating_point() and not a.is_complex():
+        share = (a != b).double().mean().item()
+        return f"{share:.0%} of the elements" if share > _UNDECIDED else ""
+    if not torch.equal(a.isnan(), b.isnan()) or not torch.equal(_infinite(a), _infinite(b)):
+        return "other elements are NaN or infinite"
+    finite = a.isfinite()
+    a, b = a[finite], b[finite]
+    if not a.numel():
+        return ""
+    apart, scale = (a - b).abs().max().item(), a.abs().max().item()
+    return f"off by {apart:.2g} of {scale:.2g}" if apart > tolerance * scale else ""
+
+
+def _infinite(value: Tensor) -> Tensor:
+    return torch.where(value.isinf(), value.sign() if not value.is_complex() else 1, 0)
+
+
+def others_like(value):
+    """Tensors of other sizes, with values of these repeated: one more in the batch, and images of
+    other sizes. Names and numbers stay."""
+    return pytree.tree_map_only(Tensor, _of_other_sizes, value)
+
+
+def _of_other_sizes(value: Tensor) -> Tensor:
+    if isinstance(value, BlockedTensor):
+        return _of_other_sizes(value.to_dense()).to_blocked(value.format)
+    for dim, size in enumerate(value.shape):
+        is_batch, is_image = dim == 0 and value.dim() > 1, dim > 1 and value.dim() > 2
+        if size == 0 or not (is_batch or is_image):
+            continue
+        other = size + 1 if is_batch else size - 64 if size > 128 else size + 32
+        value = value.index_select(dim, torch.arange(other) % size)
+    return value

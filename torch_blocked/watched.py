@@ -1,0 +1,188 @@
+"""Tensors that tell a running capture what Python asks of them.
+
+While a model runs for its capture, every tensor that depends on its inputs has this class: C++
+changes the class of each result before Python sees it. A question about sizes is noted with its
+answer (csrc/graph/guards.cpp holds other inputs against it); a look at values or memory means that
+the ops alone do not tell the forward."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+# What a question asks for, where it is not the size of one dim; as in csrc/graph/graph.h.
+SIZES, RANK, ELEMENTS = -1, -2, -3
+
+_current = threading.local()
+
+
+class Watch:
+    """What Python asked of watched tensors. ask(tensor, what, answer) hears of sizes."""
+
+    def __init__(self, ask: Callable[[Tensor, int, list[int]], None]) -> None:
+        self.ask = ask
+        self.reads_values = False
+        self.asks_strides = False
+
+    def __enter__(self) -> Watch:
+        _current.watch = self
+        return self
+
+    def __exit__(self, *_error) -> None:
+        _current.watch = None
+
+
+@contextmanager
+def _unwatched():
+    watch, _current.watch = _watch(), None
+    try:
+        yield
+    finally:
+        _current.watch = watch
+
+
+def _watch() -> Watch | None:
+    return getattr(_current, "watch", None)
+
+
+def _sizes(tensor: Tensor) -> torch.Size:
+    with torch._C.DisableTorchFunction():  # FreeQuestions does not hear of it
+        return Tensor.shape.__get__(tensor)
+
+
+def _asked(tensor: Tensor, what: int, answer: list[int]) -> None:
+    watch = _watch()
+    if watch is not None:
+        watch.ask(tensor, what, answer)
+
+
+def _size(self: Tensor, dim: int | None = None):
+    sizes = _sizes(self)
+    if dim is None:
+        _asked(self, SIZES, list(sizes))
+        return sizes
+    if not -len(sizes) <= dim < len(sizes):
+        return Tensor.size(self, dim)  # raises in torch's words
+    _asked(self, dim % len(sizes), [sizes[dim]])
+    return sizes[dim]
+
+
+def _rank(self: Tensor) -> int:
+    rank = len(_sizes(self))
+    _asked(self, RANK, [rank])
+    return rank
+
+
+def _elements(self: Tensor) -> int:
+    count = _sizes(self).numel()
+    _asked(self, ELEMENTS, [count])
+    return count
+
+
+def _length(self: Tensor) -> int:
+    sizes = _sizes(self)
+    if not sizes:
+        raise TypeError("len() of a 0-d tensor")
+    _asked(self, 0, [sizes[0]])
+    return sizes[0]
+
+
+def _bytes(self: Tensor) -> int:
+    return _elements(self) * self.itemsize
+
+
+# What tells of strides or values, by name: methods and properties.
+_STRIDES = ("stride", "is_contiguous", "storage_offset", "dim_order", "is_set_to")
+_VALUES = ("numpy", "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage")
+_VALUES += ("__array__", "__dlpack__", "apply_", "map_", "share_memory_", "resize_", "set_")
+
+
+def _noting(name: str, field: str) -> Callable:
+    original = getattr(Tensor, name)
+
+    def method(self, *args, **kwargs):
+        watch = _watch()
+        if watch is not None:
+            setattr(watch, field, True)
+        return original(self, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _get_data(self: Tensor) -> Tensor:
+    watch = _watch()
+    if watch is not None:
+        watch.reads_values = True
+    return Tensor.data.__get__(self)
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    watch = _watch()
+    if watch is not None:
+        watch.reads_values = True
+    Tensor.data.__set__(self, value)
+
+
+class WatchedTensor(Tensor):
+    """A tensor that depends on the inputs of a capture."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    shape = property(_size)
+    ndim = property(_rank)
+    nbytes = property(_bytes)
+    data = property(_get_data, _set_data)
+    size = _size
+    dim = ndimension = _rank
+    numel = nelement = _elements
+    __len__ = _length
+
+
+for _name in _STRIDES:
+    setattr(WatchedTensor, _name, _noting(_name, "asks_strides"))
+for _name in _VALUES:
+    setattr(WatchedTensor, _name, _noting(_name, "reads_values"))
+
+# Functions that ask past the class, and what they ask.
+_FREE: dict[Callable, Callable] = {
+    torch.numel: _elements,
+    Tensor.numel: _elements,
+    Tensor.nelement: _elements,
+    Tensor.size: _size,
+    Tensor.shape.__get__: _size,
+    Tensor.dim: _rank,
+    Tensor.ndim.__get__: _rank,
+    Tensor.__len__: _length,
+}
+# Functions that ask for sizes to fill in what is None, which we can see beforehand.
+_FILLING = {
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
+    F.adaptive_max_pool2d,
+    F.adaptive_max_pool3d,
+}
+
+
+class FreeQuestions(TorchFunctionMode):
+    """Hears of questions that are asked by functions instead of methods."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        asks = _FREE.get(func)
+        if asks is not None and args and isinstance(args[0], WatchedTensor):
+            return asks(*args, **kwargs)
+        if func in _FILLING and len(args) > 1 and _is_filled(args[1]):
+            with _unwatched():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_filled(output_size) -> bool:
+    return isinstance(output_size, int) or all(isinstance(size, int) for size in output_size)
