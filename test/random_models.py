@@ -31,6 +31,7 @@ _NAMES = {"torch": torch, "F": F, "nn": nn, "Pair": Pair}
 _LARGEST = 20.0  # a value beyond this is scaled
 _MOST_ELEMENTS = 40_000
 _VALUE = re.compile(r"\b[vx]\d+\b")
+_WRITES = re.compile(r"[a-z]_\(|\] [*+]?= |^\w+ [*+]= |inplace=True|\.data\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ class Program:
             _input(kind, dims, generator)
             for (_, kind), dims in zip(self.inputs, self.shapes[size], strict=True)
         )
+
+    def writes(self) -> bool:
+        """Whether something in it looks as if it wrote in place."""
+        return any(_WRITES.search(each.code) for each in self.statements)
 
     def depth(self) -> int:
         return sum(each.code.count("\n") + 1 for each in self.statements)

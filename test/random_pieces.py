@@ -370,7 +370,7 @@ def loop(g):
     return f"t = [{layer}(t) for t in {parts}]\n{g.out} = t[0] * t[-1] + t[len(t) // 2]"
 
 
-@piece(4)
+@piece(3)
 def in_place(g):
     """A write to memory that others may see."""
     x = g.pick(rank=(2, 5))

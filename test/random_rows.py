@@ -42,7 +42,7 @@ F.alpha_dropout({x}, 0.5, False) | {x}.expand_as({x}) | {x}.reshape(-1).view_as(
 {x}.mul(2).sub(1) | torch.broadcast_to({x}.mean({d}, keepdim=True), {x}.shape)
 {x}.masked_fill(torch.tensor(False), 0) | {x}.flatten().reshape({x}.shape)
 {x}.index_select({d}, torch.arange({x}.shape[{d}]).flip(0))
-{x} + torch.randn({x}.shape[-1], generator=torch.Generator().manual_seed(3))
+{x} + torch.eye({x}.shape[-1])[0]
 """
 
 # Another shape, of any float value with at least two dims; {i} is an index into {d}.
