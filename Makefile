@@ -6,12 +6,14 @@ PIP := $(BIN)/python -m pip
 BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 
 MODELS ?= resnet50 mobilenet_v2
+FUZZ_MODELS ?= 10000
 
-.PHONY: help extension demo test bench lint clean
+.PHONY: help extension demo test fuzz bench lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
 	@echo "make test    run the test suite on every instruction set of this CPU"
+	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
 	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
 	@echo "make lint    run the formatters and linters"
 	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
@@ -38,6 +40,10 @@ demo: extension
 
 test: extension
 	$(BIN)/python test/run_isas.py
+
+fuzz: extension
+	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
+	$(BIN)/python test/random_inputs.py --models 20
 
 bench: extension
 	$(BIN)/python -m torch_blocked bench $(MODELS)

@@ -1,0 +1,59 @@
+"""Random models in every form against the dense model; `make fuzz` runs many more, of new seeds.
+
+They run in a command of their own: its processes are forked before libgomp has any threads."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import OTHER_SIZES, RandomModel, random_program, smaller
+
+MODELS = 300
+
+
+def command(script: str, *arguments: str) -> str:
+    """What the command prints; fails with it if that ends in an error."""
+    path = Path(__file__).parent / script
+    ended = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCH_BLOCKED_CHECK": "1"},
+    )
+    assert ended.returncode == 0, ended.stdout[-20000:] + ended.stderr[-5000:]
+    return ended.stdout
+
+
+def test_models():
+    command("fuzz_models.py", "--models", str(MODELS), "--seed", "1", "--compile-every", "16")
+
+
+@pytest.mark.any_isa
+def test_a_seed_is_a_model_of_six_sizes():
+    for seed in range(20):
+        model = RandomModel(seed)
+        with torch.no_grad():
+            for inputs in (model.example, *model.others):
+                model.model(*inputs)
+        assert len(model.others) == OTHER_SIZES
+        assert random_program(seed) == model.program
+
+
+@pytest.mark.any_isa
+def test_models_differ():
+    """No template: what they call, and in which order, hardly repeats."""
+    sources = [random_program(seed).forward_source() for seed in range(100)]
+    assert len(set(sources)) == len(sources)
+    words = Counter(word for each in sources for word in set(each.replace("(", " ").split()))
+    assert sum(count < 10 for count in words.values()) > 300
+
+
+@pytest.mark.any_isa
+def test_cut_down_programs_are_smaller():
+    program = random_program(4)
+    texts = [each.source() for each in smaller(program)]
+    assert texts and min(map(len, texts)) < len(program.source())
