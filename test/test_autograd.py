@@ -159,36 +159,6 @@ def test_reorders_inside_functions_of_functions():
         vmap(lambda image: image[None].to_blocked(TAG))(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_batch_norm_takes_the_gradient_of_a_transposed_matrix(dtype, training, batch):
-    """ATen misreads that of a single image: so the reference is written out."""
-    torch.manual_seed(0)
-    weight, bias, mean, var = torch.rand(4, 8, dtype=torch.float64)
-
-    def gradients(x, norm):
-        leaves = [each.detach().requires_grad_() for each in (x, weight.to(dtype), bias.to(dtype))]
-        matrix = norm(*leaves).flatten(2).transpose(1, 2)
-        factors = torch.arange(matrix.numel(), dtype=dtype).view(matrix.shape).sin()
-        (matrix * factors).sum().backward()
-        dense = torch_blocked.to_format(leaves[0].grad, "nchw")
-        return [each.double() for each in (dense, leaves[1].grad, leaves[2].grad)]
-
-    def ours(x, weight, bias):
-        return nn.functional.batch_norm(x, mean.to(dtype), var.to(dtype), weight, bias, training)
-
-    def written_out(x, weight, bias):
-        dims = (0, 2, 3)
-        mu = x.mean(dims) if training else mean.to(dtype)
-        sigma = ((x.var(dims, unbiased=False) if training else var.to(dtype)) + 1e-5).sqrt()
-        mu, sigma, weight, bias = (each.view(-1, 1, 1) for each in (mu, sigma, weight, bias))
-        return (x - mu) / sigma * weight + bias
-
-    x = torch.randn(batch, 8, 4, 5, dtype=dtype)
-    expected = gradients(x, written_out)
-    for got, wanted in zip(gradients(x.to_blocked(), ours), expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 class _AsSequence(nn.Module):
     """Pixels as a sequence, as transformers with a convolutional stem have them."""
 

@@ -124,12 +124,6 @@ def native_batch_norm_backward(
         return tuple(
             _narrow(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)
         )
-    statistics = (running_mean, running_var, save_mean, save_invstd)
-    if input.dtype != torch.float32 and not isinstance(grad_out, BlockedTensor):
-        # ATen runs this one. It misreads the gradient of a single image whose strides are those of
-        # a transposed matrix, [C, 1, W * C, C], where the image itself is contiguous.
-        grad_out = to_blocked_like(grad_out, input)
-        return func(grad_out, input, weight, *statistics, train, eps, output_mask)
     if train:
         mean, invstd = save_mean, save_invstd
     else:

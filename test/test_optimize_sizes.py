@@ -1,0 +1,195 @@
+"""An optimized model at sizes other than the example's: what Python computes from sizes."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch_blocked as tb
+
+
+@pytest.fixture(autouse=True)
+def seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.manual_seed(0)
+
+
+class Padded(nn.Module):
+    """Pads to whole windows of 32."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3, stride=2)
+
+    def forward(self, x):
+        h, w = x.shape[-2:]
+        return self.layer(F.pad(x, (0, -w % 32, 0, -h % 32)))
+
+
+class Same(Padded):
+    """TensorFlow's "same" padding."""
+
+    def forward(self, x):
+        pads = []
+        for size in reversed(x.shape[2:]):
+            more = max((-(-size // 2) - 1) * 2 + 3 - size, 0)
+            pads += [more // 2, more - more // 2]
+        return self.layer(F.pad(x, pads))
+
+
+class Skip(nn.Module):
+    """A U-Net of one step that pads what it scales up to the size of the skip."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(3, 8, 3, padding=1)
+        self.inner = nn.Conv2d(8, 16, 3, padding=1)
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.last = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x):
+        skip = self.down(x).relu()
+        y = self.up(self.inner(F.max_pool2d(skip, 2)).relu())
+        dy, dx = skip.size(2) - y.size(2), skip.size(3) - y.size(3)
+        y = F.pad(y, [dx // 2, dx - dx // 2, dy // 2, dy - dy // 2])
+        return self.last(torch.cat([skip, y], 1))
+
+
+class Resized(Skip):
+    """The same, resized."""
+
+    def forward(self, x):
+        skip = self.down(x).relu()
+        y = self.up(self.inner(F.max_pool2d(skip, 2)).relu())
+        return self.last(torch.cat([skip, F.interpolate(y, size=skip.shape[2:])], 1))
+
+
+class Branches(nn.Module):
+    """Decides by its input's sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 8, kernel) for kernel in (1, 3))
+
+    def forward(self, x):
+        y = self.layers[x.shape[-1] < 30](x)
+        if x.shape[0] > 2:
+            y = y * 2
+        return y.flatten(1).view(x.size(0), -1, 4) if y.numel() % 4 == 0 else y
+
+
+@pytest.mark.parametrize("form", ("optimized", "loaded"))
+@pytest.mark.parametrize("kind", (Padded, Same, Skip, Resized, Branches))
+def test_twenty_sizes(kind, form, tmp_path):
+    model = kind().eval()
+    fast = tb.optimize(model, torch.randn(1, 3, 32, 32), tune=False, verify=False)
+    sizes = [(1 + i % 4, 3, 20 + 3 * i % 25, 21 + 7 * i % 31) for i in range(20)]
+    if form == "loaded":
+        sizes = sizes[:6]  # as many as captures are kept
+        for size in sizes:
+            fast(torch.randn(size))
+        fast.save(tmp_path / "model.pt")
+        fast = tb.load(tmp_path / "model.pt")
+    with torch.no_grad():
+        for size in sizes:
+            x = torch.randn(size)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_asks_for_nothing_is_captured_once():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.GroupNorm(2, 8),
+        nn.InstanceNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    ).eval()
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    with pytest.warns(UserWarning, match="hooks"):
+        fast = tb.optimize(model, torch.randn(1, 3, 16, 16), tune=False, verify=False)
+    first = len(calls)
+    for size in (9, 12, 33):
+        x = torch.randn(2, 3, size, size + 1)
+        result = fast(x)
+        assert len(calls) == first
+        torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+        calls[first:] = []
+
+
+def test_efficientnet():
+    """Padding of TensorFlow's kind at every stride."""
+    from torch_blocked.bench import models
+
+    model = models.build_model("efficientnet_lite0")[0].eval()
+    fast = tb.optimize(model, torch.randn(1, 3, 224, 224), tune=False)
+    with torch.no_grad():
+        for size in (200, 225, 240, 263, 300):
+            x = torch.randn(1, 3, size, size)
+            torch.testing.assert_close(fast(x).softmax(1), model(x).softmax(1), rtol=0, atol=1e-5)
+
+
+class Draws(nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape)
+
+
+def test_a_capture_draws_no_numbers_of_the_callers():
+    fast = tb.optimize(Draws().eval(), torch.zeros(1, 3), tune=False)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        results.append(fast(torch.zeros(2, 3)))
+    torch.manual_seed(1)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], Draws()(torch.zeros(2, 3)))
+
+
+def test_results_whose_sizes_depend_on_values_run_in_parts():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y[y > 0], y.relu().nonzero()
+
+    model, x = Masked().eval(), torch.randn(1, 3, 8, 8)
+    fast = tb.optimize(model, x)
+    assert "values" in fast.plan()
+    for y in (x, -x, torch.randn(2, 3, 9, 9)):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(y), model(y), rtol=1e-4, atol=1e-5)
+
+
+def test_an_op_without_a_meta_kernel_has_the_sizes_of_the_run():
+    targets = torch.randint(1, 6, (2, 4))
+    lengths = torch.full((2,), 12), torch.full((2,), 4)
+
+    class Loss(nn.Module):
+        def forward(self, x):
+            return F.ctc_loss(x.log_softmax(-1), targets, *lengths)
+
+    x = torch.randn(12, 2, 6)
+    fast = tb.optimize(Loss().eval(), x)
+    torch.testing.assert_close(fast(2 * x), Loss()(2 * x))
+
+
+def test_one_weight_in_two_packed_forms():
+    """The number of rows decides the form in which a linear layer packs its weights."""
+    model = nn.Linear(32, 64).eval()
+    fast = tb.optimize(model, torch.randn(32, 32), tune=False)
+    for rows in (96, 1, 7, 300):
+        x = torch.randn(rows, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    model = nn.ConvTranspose2d(17, 9, 1, stride=3).eval()
+    fast = tb.optimize(model, torch.randn(2, 17, 20, 12), tune=False)
+    for width in (8, 12, 5):
+        x = torch.randn(2, 17, 20, width)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,132 @@
+"""What an optimized model reads may be a view, of its inputs, of constants and of its own results."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch_blocked as tb
+from torch_blocked.compile import backend
+
+
+class Forward(nn.Module):
+    def __init__(self, function, *layers):
+        super().__init__()
+        self.function = function
+        self.layers = nn.ModuleList(layers)
+        self.register_buffer("image", torch.randn(6, 9, 8, 2).permute(3, 0, 1, 2))
+
+    def forward(self, x):
+        return self.function(self, x, *self.layers)
+
+
+def conv(inputs, outputs=16, kernel=3):
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+
+
+# Each on x [2, 6, 9, 8].
+CASES = {
+    "channels": (lambda m, x, f: f(x[:, :3]), conv(3)),
+    "every other channel": (lambda m, x, f: f(x[:, ::2]), conv(3)),
+    "rows": (lambda m, x, f: f(x[:, :, 1:-1]), conv(6)),
+    "one image": (lambda m, x, f: f(x[1:]) + f(x[:1]), conv(6)),
+    "a dim less": (lambda m, x, f: f(x[..., None].expand(-1, -1, -1, -1, 4)[:, :, 1]), conv(6)),
+    "unbind": (
+        lambda m, x, f: (
+            f(torch.stack(x.unbind(1)[:3], 1)) + f(x.unbind(1)[4][:, None].expand(-1, 3, -1, -1))
+        ),
+        conv(3),
+    ),
+    "expand": (lambda m, x, f: f(x[:, :1].expand(-1, 6, -1, -1)), conv(6)),
+    "transposed": (lambda m, x, f: f(x.transpose(2, 3)), conv(6)),
+    "channels last": (lambda m, x, f: f(x.permute(0, 2, 3, 1).permute(0, 3, 1, 2)), conv(6)),
+    "reversed": (lambda m, x, f: f(x.flip(1)), conv(6)),
+    "imaginary": (lambda m, x, f: f(torch.complex(x, x).conj().imag), conv(6)),
+    "1-D": (lambda m, x, f: f(x[..., 1:-1].flatten(2)), nn.Conv1d(6, 8, 3)),
+    "1-D rows": (lambda m, x, f: f(x[:, :, 0]), nn.Conv1d(6, 8, 3)),
+    "residual": (lambda m, x, f: f(x) + x.flip(3)[:, :, :, :8], conv(6, 6)),
+    "residual of a result": (
+        lambda m, x, f, g: (lambda y: g(y.transpose(2, 3)) + y.transpose(2, 3))(f(x)),
+        conv(6),
+        conv(16),
+    ),
+    "residual that src is a view of": (
+        lambda m, x, f, g: (lambda y: g(y[:]) + y)(f(x)),
+        conv(6),
+        conv(16),
+    ),
+    "residual that src is rows of": (
+        lambda m, x, f, g: (lambda y: g(y.view(y.shape)) + y)(f(x)),
+        conv(6),
+        conv(16),
+    ),
+    "batch norm": (lambda m, x, f: f(x[:, ::2]), nn.BatchNorm2d(3)),
+    "batch norm, transposed": (lambda m, x, f: f(x.transpose(2, 3)).relu(), nn.BatchNorm2d(6)),
+    "pooling": (lambda m, x, f: f(F.max_pool2d(x[:, 1:], 2)), conv(5)),
+    "linear": (lambda m, x, f: f(x.transpose(1, 3)), nn.Linear(6, 5)),
+    "concat": (
+        lambda m, x, f: f(torch.cat([x[:, :2], x.transpose(2, 3).transpose(2, 3)], 1)),
+        conv(8),
+    ),
+    "a constant": (lambda m, x, f: f(m.image) + f(x), conv(6)),
+    "of a constant": (lambda m, x, f: f(x + m.image[:1]), conv(6)),
+    "squeeze and excitation": (
+        lambda m, x, f: x[:, 1:4] * torch.sigmoid(f(x[:, 1:4].mean((2, 3), keepdim=True))),
+        conv(3, 3, 1),
+    ),
+    "one image without a batch": (
+        lambda m, x, f: f(x[0]) + F.max_pool2d(x[1], 3, 1, 1)[:1],
+        conv(6, 4),
+    ),
+    "a sum of another type": (lambda m, x, f: f(x) + (x * 8).to(torch.int32), conv(6, 6)),
+}
+
+
+def example(batch=2):
+    return torch.randn(batch, 6, 9, 8)
+
+
+def assert_agrees(result, model, x):
+    with torch.no_grad():
+        dense = model(x)
+        exact = model.double()(x.double())
+        model.float()
+    assert result.shape == dense.shape and result.dtype == dense.dtype
+    scale = exact.abs().max()
+    assert (result - exact).abs().max() <= 4 * (dense - exact).abs().max() + 2e-6 * scale
+
+
+@pytest.fixture(autouse=True)
+def seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("tune", (False, True), ids=("estimated", "tuned"))
+@pytest.mark.parametrize("name", CASES)
+def test_views(name, tune, tmp_path):
+    function, *layers = CASES[name]
+    model = Forward(function, *layers).eval()
+    x = example()
+    optimized = tb.optimize(model, x, tune=tune, verify=False)
+    optimized.choice = "blocked"
+    optimized.save(tmp_path / "model.pt")
+    loaded = tb.load(tmp_path / "model.pt")
+    for y in (x, example(), x.to(memory_format=torch.channels_last), x[:, :, :, :].flip(0)):
+        for form in (optimized, loaded):
+            assert_agrees(form(y), model, y)
+            assert torch.equal(form(y), form(y))
+    assert_agrees(optimized(x.to_blocked("nChw8c")), model, x)
+
+
+@pytest.mark.parametrize("name", list(CASES)[::4])
+def test_views_under_the_backend(name):
+    function, *layers = CASES[name]
+    model = Forward(function, *layers).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    x = example()
+    with torch.no_grad():
+        assert_agrees(compiled(x), model, x)
+        if name != "imaginary":
+            assert_agrees(tb.to_dense(compiled(x.to_blocked())), model, x)
