@@ -19,7 +19,7 @@ from zoo.row import Inputs, Row, Size
 # A result may be this many times as far from the reference as the dense model in float32 is ...
 ERROR_FACTOR = 20.0
 # ... or this far, relative to the largest value, where that happens to be nearly exact.
-RELATIVE_FLOOR = 1e-4
+RELATIVE_FLOOR = 2e-5
 
 Call = Callable[[Inputs], Any]
 
