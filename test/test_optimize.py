@@ -423,7 +423,7 @@ def test_save_and_load(tmp_path):
     assert torch.equal(loaded(x), optimized(x))
     y = torch.randn(2, 3, 40, 40)
     assert torch.equal(loaded(y), optimized(y))
-    with pytest.raises(ValueError, match=r"like those of before .*got \[\[1, 4, 32, 32\]\]"):
+    with pytest.raises(ValueError, match=r"like those of before .*got float32 \[1, 4, 32, 32\]"):
         loaded(torch.randn(1, 4, 32, 32))
 
 

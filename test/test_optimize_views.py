@@ -1,4 +1,4 @@
-"""What an optimized model reads may be a view, of its inputs, of constants and of its own results."""
+"""Views that optimized models read: of inputs, of constants and of their own results."""
 
 import pytest
 import torch

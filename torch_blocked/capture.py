@@ -56,6 +56,8 @@ class Capture:
     inputs: list[int] = field(default_factory=list)
     outputs: list = field(default_factory=list)  # [VALUE, id] or constants
     constants: dict[int, Tensor] = field(default_factory=dict)
+    # Those that are neither parameters nor buffers.
+    lifted: list[int] = field(default_factory=list)
     # Sizes and types of the inputs that the forward ran with.
     input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
     # Those of other inputs, for which a run told the same.
@@ -79,18 +81,27 @@ class Capture:
             for node in self.nodes
         )
 
-    def same_as(self, other: Capture, lifted: set[int]) -> bool:
-        """Whether it calls the same ops with the same numbers.
-
-        lifted: the constants of `other` that are neither parameters nor buffers."""
+    def same_as(self, other: Capture) -> bool:
+        """Whether it calls the same ops with the same numbers: parameters and buffers must be the
+        same tensors, constants that the forward makes have the same values."""
         return (
             self.nodes == other.nodes
             and self.outputs == other.outputs
             and self.blocked == other.blocked
             and self.out_spec == other.out_spec
+            and self.lifted == other.lifted
             and self.constants.keys() == other.constants.keys()
-            and all(torch.equal(other.constants[each], self.constants[each]) for each in lifted)
+            and all(
+                torch.equal(each, other.constants[value])
+                if value in self.lifted
+                else _place(each) == _place(other.constants[value])
+                for value, each in self.constants.items()
+            )
         )
+
+
+def _place(tensor: Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _overload(node: Node):
@@ -128,10 +139,9 @@ def capture(
     return captured
 
 
-def lifted_of(model: nn.Module, captured: Capture) -> set[int]:
-    """The constants that are neither parameters nor buffers."""
+def _lifted(model: nn.Module, constants: dict[int, Tensor]) -> list[int]:
     own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
-    return {value for value, each in captured.constants.items() if each.data_ptr() not in own}
+    return [value for value, each in constants.items() if each.data_ptr() not in own]
 
 
 def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
@@ -149,11 +159,10 @@ def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         changes = state.changes()
         if first is None:
             return None
-        lifted = lifted_of(model, first)
-        if not changes and not lifted:
+        if not changes and not first.lifted:
             return first
         again = _record(model, *pytree.tree_map_only(Tensor, _other_values, (args, kwargs)))
-        if again is not None and again.same_as(first, lifted):
+        if again is not None and again.same_as(first):
             if changes.attributes:
                 first.notice = (
                     f"the forward sets {', '.join(sorted(changes.attributes)[:3])}, which its "
@@ -184,11 +193,13 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     if blocked or watch.reads_values or recorder.refusal():
         return None
     outputs = [_output(each, recorder) for each in results]
+    constants = {value: each.detach() for value, each in recorder.constants().items()}
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
         inputs=list(range(len(leaves))),
         outputs=outputs,
-        constants={value: each.detach() for value, each in recorder.constants().items()},
+        constants=constants,
+        lifted=_lifted(model, constants),
         input_metas=metas,
         metas=recorder.metas(),
         questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
@@ -257,6 +268,7 @@ def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     captured = _lower(program)
     captured.fixed_sizes = True
     captured.blocked, captured.out_spec = told.blocked, told.spec
+    captured.lifted = _lifted(model, captured.constants)
     return captured
 
 

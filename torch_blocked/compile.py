@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 
 import torch
 from torch import Tensor, fx, nn
@@ -42,7 +43,7 @@ class OptimizedParts(nn.Module):
     def __init__(self, model: nn.Module, reason: str) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
-        self._reason = reason
+        self._reason, self._compiles = reason, True
         self._parts: list[OptimizedModule] = []
         compiler = functools.partial(backend, parts=self._parts)
         object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
@@ -51,7 +52,21 @@ class OptimizedParts(nn.Module):
     def forward(self, *args, **kwargs):
         """As the model's."""
         with torch.no_grad():
-            return self._compiled(*args, **kwargs)
+            if self._compiles:
+                try:
+                    return self._compiled(*args, **kwargs)
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    result = self._model(*args, **kwargs)  # what it refuses, it says best
+                    self._give_up(error)
+                    return result
+            return self._model(*args, **kwargs)
+
+    def _give_up(self, error: Exception) -> None:
+        self._compiles = False
+        self._reason = f"torch.compile cannot trace it: {str(error).strip().splitlines()[0]}"
+        warnings.warn(
+            f"torch_blocked::optimize: the model itself runs, because {self._reason}", stacklevel=4
+        )
 
     def train(self, mode: bool = True) -> OptimizedParts:
         """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
@@ -61,6 +76,8 @@ class OptimizedParts(nn.Module):
 
     def plan(self) -> str:
         """The reason, and the plans of the parts that have run, in the order they first did."""
+        if not self._compiles:
+            return f"runs: the model itself, because {self._reason}"
         title = f"runs in {len(self._parts)} parts, because {self._reason}"
         return "\n\n".join([title, *(part.plan() for part in self._parts)])
 

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, structure
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture, lifted_of
+from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
 from torch_blocked.environment import env
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import State
@@ -64,12 +64,13 @@ class _Call:
 
 @dataclass
 class _Form:
-    """A capture and what runs it, for calls with this signature."""
+    """A capture and what runs it, for calls with this signature. Without a capture, the model runs
+    in parts, for `reason`."""
 
     signature: tuple
-    captured: Capture
-    lifted: set[int]
-    compiled: _C.Compiled
+    captured: Capture | None
+    compiled: _C.Compiled | None
+    reason: str = ""
 
 
 class OptimizedModule(nn.Module):
@@ -99,6 +100,7 @@ class OptimizedModule(nn.Module):
         self._served: OrderedDict[tuple, _Form] = OrderedDict()
         self._lock = threading.RLock()
         self._released = False
+        self._parts: nn.Module | None = None
         self._example: tuple[tuple, dict] | None = None
         self.choice, self.reason = "blocked", ""
         super().train(False)
@@ -114,6 +116,8 @@ class OptimizedModule(nn.Module):
         form = self._served.get((call.signature, call.inputs.key))
         if form is None:
             form = self._find(call)
+        if form.compiled is None:
+            return self._parts_for(form)(*args, **kwargs)
         by_ops = self.choice == "dense" or _C.Recorder.is_running()
         results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
         return self._results(form.captured, results)
@@ -168,37 +172,45 @@ class OptimizedModule(nn.Module):
         with torch.random.fork_rng(devices=[]):  # the numbers that it draws are the call's
             try:
                 captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
-            except CaptureError:
-                if self._forms:  # what the model itself refuses, it says best
-                    with torch.no_grad(), _unchanged(self._model):
-                        self._model(*call.args, **call.kwargs)
-                raise
+            except CaptureError as error:
+                if not self._forms or self._dtype is not None:
+                    raise
+                with torch.no_grad(), _unchanged(self._model):
+                    self._model(*call.args, **call.kwargs)  # what it refuses, it says best
+                return _Form(call.signature, None, None, str(error))
         if captured.notice:
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
-        lifted = lifted_of(self._model, captured)
         for form in self._forms:
-            if form.signature == call.signature and captured.same_as(form.captured, lifted):
+            if form.signature == call.signature and captured.same_as(form.captured):
                 form.compiled.add_covered(call.inputs)
-                form.captured.also.append(call.inputs.metas)
+                form.captured.also.append(captured.input_metas)
                 return form
-        return self._add(call.signature, captured, lifted)
+        return self._add(call.signature, captured)
 
-    def _add(self, signature: tuple, captured: Capture, lifted: set[int]) -> _Form:
-        if self._dtype is not None:
-            self._convert(captured)
+    def _parts_for(self, form: _Form) -> nn.Module:
+        """The model in parts, for inputs for which it cannot be captured whole."""
+        from torch_blocked.compile import OptimizedParts
+
+        with self._lock:
+            if self._parts is None:
+                self._parts = OptimizedParts(self._model, form.reason)
+            return self._parts
+
+    def _add(self, signature: tuple, captured: Capture) -> _Form:
         path = tuning_file()
         with contextlib.suppress(OSError):  # without a file each process measures anew
             path.parent.mkdir(parents=True, exist_ok=True)
         times = dict(self._times)
         for form in self._forms:
             times |= form.compiled.times()
-        compiled = _C.Compiled(captured, self._tune, str(path), times, self._weights)
+        computed = captured if self._dtype is None else self._converted_from(captured)
+        compiled = _C.Compiled(computed, self._tune, str(path), times, self._weights)
         try:
             compiled.check_sizes()
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise CaptureError(f"sizes depend on values: {reason[0]}") from error
-        form = _Form(signature, captured, lifted, compiled)
+        form = _Form(signature, captured, compiled)
         self._forms.append(form)
         if len(self._forms) > _FORMS:
             gone = self._forms.pop(0)
@@ -206,19 +218,29 @@ class OptimizedModule(nn.Module):
                 del self._served[key]
         return form
 
-    def _convert(self, captured: Capture) -> None:
-        """Floating-point constants in the dtype to compute in; each once, for all captures."""
+    def _converted_from(self, captured: Capture) -> Capture:
+        """With floating-point numbers in the dtype to compute in; each constant once, for all
+        captures."""
         self._weights.check_unchanged(list(captured.constants.values()))
-        for value, each in captured.constants.items():
-            if each.is_floating_point():
-                place = (each.data_ptr(), each.shape, each.stride())
-                if place not in self._converted:
-                    self._converted[place] = (each, each.to(self._dtype))
-                captured.constants[value] = self._converted[place][1]
-        captured.input_metas = [
-            (dims, self._dtype if dtype.is_floating_point else dtype)
-            for dims, dtype in captured.input_metas
-        ]
+
+        def converted(each: Tensor) -> Tensor:
+            if not each.is_floating_point():
+                return each
+            place = (each.data_ptr(), each.shape, each.stride())
+            if place not in self._converted:
+                self._converted[place] = (each, each.to(self._dtype))
+            return self._converted[place][1]
+
+        def named(metas: list) -> list:
+            return [(d, self._dtype if dtype.is_floating_point else dtype) for d, dtype in metas]
+
+        return replace(
+            captured,
+            constants={value: converted(each) for value, each in captured.constants.items()},
+            input_metas=named(captured.input_metas),
+            also=[named(each) for each in captured.also],
+            metas={},
+        )
 
     def _prepare(self, args: tuple, kwargs: dict) -> None:
         """Captures and plans for the example inputs."""
@@ -266,7 +288,10 @@ class OptimizedModule(nn.Module):
         if not args and not kwargs:
             args, kwargs = self._example
         call = self._call(args, kwargs)
-        compiled = self._find(call).compiled
+        form = self._find(call)
+        if form.compiled is None:
+            return self._parts_for(form).plan()
+        compiled = form.compiled
         rows = [("op", "output", "implementation", "us", "why")]
         for step in compiled.report(call.inputs):
             rows.append(
@@ -296,7 +321,9 @@ class OptimizedModule(nn.Module):
                 "is nothing to release, the model's own weights run"
             )
         object.__setattr__(self, "_model", None)
-        self._released = True
+        self._released, self._parts = True, None
+        for key in [key for key, form in self._served.items() if form.compiled is None]:
+            del self._served[key]
         self._converted = {}
         for form in self._forms:
             form.captured.constants = {}
@@ -520,10 +547,9 @@ def _hashable(constants: tuple) -> tuple:
 def _in_parts(model: nn.Module, args: tuple, kwargs: dict, error: CaptureError) -> nn.Module:
     from torch_blocked.compile import OptimizedParts
 
-    reason = str(error.__cause__ or error).strip().splitlines()[0]
     with torch.no_grad(), _unchanged(model):
         model(*args, **kwargs)  # what the model itself refuses, it says best
-    return OptimizedParts(model, reason)
+    return OptimizedParts(model, str(error))
 
 
 def refuse_training() -> NoReturn:
@@ -579,7 +605,7 @@ def load(path: str | os.PathLike | io.IOBase) -> OptimizedModule:
         times=data["times"] if data["cpu"] == env()["cpu"] else None,
     )
     for signature, captured in forms:
-        loaded._add(signature, captured, set())
+        loaded._add(signature, captured)
     if data["choice"] == "blocked":
         loaded._prepare(args, kwargs)
     else:

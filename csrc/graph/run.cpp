@@ -340,7 +340,8 @@ Run::Prepared Run::prepare_boxed(const Step& step) {
   const SlotPlan& dst = plan_.slots[step.writes[0]];
   const bool blocked = is_blocked(dst), images = blocked && step.kind == StepKind::kImages;
   const bool clears = blocked && step.kind == StepKind::kPointwise && dst.dims[1] % dst.format != 0;
-  return {[this, &step, &dst, images, clears, blocked] {
+  const auto index = static_cast<std::size_t>(&step - plan_.steps.data());
+  return {[this, &step, &dst, images, clears, blocked, index] {
     const auto results = call(*step.node, [&](Value value) -> c10::IValue {
       const at::Tensor& tensor = slots_[step.reads.at(value)];
       return images ? as_images(tensor) : tensor;
@@ -349,7 +350,8 @@ Run::Prepared Run::prepare_boxed(const Step& step) {
     for (std::size_t i = 0; i < step.writes.size(); ++i) {
       if (!results[i].isTensor()) continue;
       const at::Tensor& result = results[i].toTensor();
-      if (!images && result.defined())
+      const bool read = memory_.slots[step.writes[i]].last > index;
+      if (read && !images && result.defined())
         check_result(*step.node, result, plan_.slots[step.writes[i]]);
       slots_[step.writes[i]] = images ? from_images(result, dst)
                                : step.kind == StepKind::kBoxed && is_plain(dst.format) ? result

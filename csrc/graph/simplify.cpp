@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <ranges>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -266,12 +267,19 @@ bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& wei
   return true;
 }
 
+bool only_first_is_read(const Node& node, const Uses& uses) {
+  return std::ranges::all_of(node.outputs | std::views::drop(1), [&](Value value) {
+    return uses.readers[Uses::at(value)].empty() && !uses.is_output[Uses::at(value)];
+  });
+}
+
 // Before zero padding and residuals join the convolutions: both would stand in the way.
 void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights) {
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
     auto norm = find_batch_norm(graph, node, metas);
-    if (!norm) continue;
+    if (!norm || !only_first_is_read(node, uses)) continue;
+    node.outputs.resize(1);  // the statistics of training come along, empty
     Affine& affine = norm->affine;
     const Meta& meta = metas[Uses::at(affine.src)];
     const bool rows = meta.dims.size() == 2;
