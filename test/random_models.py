@@ -1,8 +1,8 @@
 """Small random models, as programs that can be printed, run at several sizes and cut down.
 
 `RandomModel(seed)` strings pieces (random_pieces.py) together. Each is tried with the dense model
-at all six sizes while the model grows, and dropped where that refuses it, so every model runs at all
-of them. Values stay near 1 in size, and no output jumps where an input changes by a rounding.
+at all six sizes while the model grows, and dropped where that refuses it, so every model runs at
+all of them. Values stay near 1, and no output jumps where an input changes by a rounding.
 """
 
 from __future__ import annotations
