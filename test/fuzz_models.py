@@ -7,12 +7,12 @@ Every model runs dense, in float32 and float64, at six sizes, and then
 
 - eager:     on blocked inputs,
 - optimized: by torch_blocked.optimize, called with dense or blocked inputs,
-- loaded:    saved after sizes that ran, and loaded,
+- loaded:    saved after sizes that ran, and loaded: every second model,
 - compiled:  by torch.compile(backend="torch_blocked"), which tracing makes slow: one model in
              `--compile-every`, at two sizes, one in four of them at all six.
 
 Three in four of the models that write in place, which torch.export captures anew for each size, run
-at three sizes instead of six.
+at two sizes instead of six. `--compile-every 1` runs every model in every form.
 
 Values, dims, dtypes and structure must agree, and inputs hold afterwards what the dense model
 leaves in them. A failure prints the seed, the form, the size and the model's source, cut down.
@@ -53,16 +53,9 @@ _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
 
 # What a form may refuse although the dense model gives a result: form, words, where that is said.
 REFUSALS = (
-    (
-        "loaded",
-        r"ValueError: torch_blocked::\w+: expected inputs like those of before",
-        "a new size",
-    ),
-    (
-        "loaded",
-        r"NotImplementedError: .*expected a model that is captured whole",
-        "save() of parts",
-    ),
+    ("loaded", r"ValueError: .*expected inputs like those of before", "a new size"),
+    ("loaded", r"NotImplementedError: .*expected a model that is captured whole", "parts"),
+    ("loaded", r"NotImplementedError: .*expected tuples, lists and dicts", "a namedtuple"),
 )
 
 
@@ -224,9 +217,14 @@ class Forms:
         return self._calls(self.program.build(), self.case.sizes, lambda size: True)
 
     def optimized(self) -> Failure | None:
+        """Some are called again, at the example's size, by another number of threads."""
         self.kept = self._optimize()
         mixed = self.seed % 3 == 0
-        return self._calls(self.kept, self.case.sizes, lambda size: mixed and size % 2 == 1)
+        failure = self._calls(self.kept, self.case.sizes, lambda size: mixed and size % 2 == 1)
+        if failure is None and self.seed % 7 == 0:
+            torch.set_num_threads(3 - torch.get_num_threads())
+            failure = self._call(self.kept, 0, False)
+        return failure
 
     def loaded(self) -> Failure | None:
         """Saved after all sizes ran, or for odd seeds after the example and the next one."""
@@ -271,11 +269,15 @@ def check(case: Case, note) -> list[Failure]:
 
 def case_of(seed: int, forms: tuple[str, ...], compile_every: int) -> Case:
     program = random_program(seed)
-    compiles = seed % compile_every == 0
-    sizes = 3 if program.writes() and seed % 4 else 1 + OTHER_SIZES
+    sizes = 2 if program.writes() and seed % 4 else 1 + OTHER_SIZES
+    skipped = {
+        form
+        for form, n, rest in (("compiled", compile_every, 1), ("loaded", 4, 2))
+        if (seed % n >= rest and compile_every > 1)
+    }
     return Case(
         program,
-        tuple(each for each in forms if each != "compiled" or compiles),
+        tuple(each for each in forms if each not in skipped),
         tuple(range(sizes)),
         6 if seed // compile_every % 4 == 0 else 2,
     )
@@ -339,7 +341,7 @@ def report(failure: Failure, shrink: bool) -> str:
 
 
 def run_seeds(
-    seeds, forms=FORMS, compile_every: int = 8, jobs: int = 1, shrink: int = 3, say=print
+    seeds, forms=FORMS, compile_every: int = 16, jobs: int = 1, shrink: int = 3, say=print
 ):
     """Runs the models of these seeds; the failures, each said when it comes. shrink: how many of a
     kind are cut down."""
@@ -370,7 +372,7 @@ def main() -> int:
     parser.add_argument("--seed-only", type=int, help="this model alone")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--compile-every", type=int, default=8)
+    parser.add_argument("--compile-every", type=int, default=16)
     parser.add_argument("--shrink", type=int, default=2, help="failures of a kind to cut down")
     options = parser.parse_args()
     forms = tuple(options.forms.split(","))

@@ -2,7 +2,7 @@
 
 `RandomModel(seed)` strings pieces (random_pieces.py) together. Each is tried with the dense model
 at all six sizes while the model grows, and dropped where that refuses it, so every model runs at
-all of them. Values stay near 1 in size, and no output jumps where an input changes by a rounding.
+all of them. Values stay near 1, and no output jumps where an input changes by a rounding.
 """
 
 from __future__ import annotations

@@ -208,8 +208,7 @@ def attention(g):
     end = g.rng.choice(("", f".transpose(1, 2).view_as({x})" if g.rank(x) == 4 else ""))
     return (
         f"t = {tokens}\n"
-        f"q, k, v = {layer}(t).view(*t.shape[:2], 3, {heads}, {width // heads})"
-        ".permute(2, 0, 3, 1, 4)\n"
+        f"q, k, v = {layer}(t).view(*t.shape[:2], 3, {heads}, -1).permute(2, 0, 3, 1, 4)\n"
         f"{g.out} = ({call}).transpose(1, 2).reshape(t.shape){end}"
     )
 
