@@ -78,6 +78,7 @@ class Capture:
         """Whether an op draws numbers: two runs give different results."""
         return any(
             torch.Tag.nondeterministic_seeded in getattr(_overload(node), "tags", ())
+            and not (node.name.endswith("dropout") and node.arguments[2] is False)
             for node in self.nodes
         )
 
@@ -189,6 +190,8 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         recorder.stop(WatchedTensor)
         recorder.restore()
     results, out_spec = structure.flatten(results)
+    if watch.takes_data:
+        raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
     blocked = any(isinstance(each, BlockedTensor) for each in results)  # torch.export sees inside
     if blocked or watch.reads_values or recorder.refusal():
         return None

@@ -89,6 +89,17 @@ class OptimizedParts(nn.Module):
         )
 
 
+def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
+    """Whether the graph takes .data of a tensor, through which it may write unseen; then it asks
+    the tensor, of which a blocked one takes note."""
+    taken = [n for n in graph.graph.nodes if n.target is torch._C._autograd._get_data_attr]
+    for node in taken:
+        node.target, node.args = getattr, (node.args[0], "data")
+    if taken:
+        graph.recompile()
+    return bool(taken)
+
+
 def backend(
     graph: fx.GraphModule, example_inputs: list, parts: list[OptimizedModule] | None = None
 ) -> object:
@@ -99,11 +110,14 @@ def backend(
         for i, value in enumerate(example_inputs)
         if isinstance(value, nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
     }
+    takes_data = _ask_tensors_for_data(graph)
     versions: tuple = ()
     optimized: OptimizedModule | None = None
     refused = False
 
     def build(args: tuple) -> OptimizedModule | None:
+        if takes_data:
+            return None
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(_WithParameters(graph, parameters, len(args)).eval())

@@ -29,7 +29,7 @@ from torch_blocked.environment import env
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
-from torch_blocked.verify import difference, others_like, tolerance_of
+from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
 from torch_blocked.watched import WatchedTensor
 
 # Captures kept, each with its plans; of inputs that were given, which capture serves them.
@@ -457,7 +457,7 @@ def _warn_of_hooks(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(not type(hook).__module__.startswith("torch.") for hook in hooks):
+        if any(not _is_of_torch(hook) for hook in hooks):
             warnings.warn(
                 f"torch_blocked::optimize: the forward hooks of {name or 'the model'} run in the "
                 "capture; their ops are part of the optimized model, what else they do is not",
@@ -466,13 +466,17 @@ def _warn_of_hooks(model: nn.Module) -> None:
             return
 
 
+def _is_of_torch(hook) -> bool:
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return module.startswith("torch.")
+
+
 def _verify(optimized: OptimizedModule) -> None:
     """Compares with the model on the example and at other sizes, if the model takes these."""
     model, (args, kwargs) = optimized._model, optimized._example
     form = optimized._forms[0]
     if form.captured.is_random():
         return
-    tolerance = tolerance_of(optimized._dtype)
     for case in ((args, kwargs), others_like((args, kwargs))):
         try:
             with torch.no_grad(), _unchanged(model):
@@ -485,6 +489,10 @@ def _verify(optimized: OptimizedModule) -> None:
             continue  # captured when it comes
         run = form.compiled if is_example else form.compiled.by_estimates
         result = optimized._results(form.captured, run(call.inputs))
+        tolerance = TOLERANCE
+        if optimized._dtype is not None:
+            by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
+            tolerance = tolerance_beside(expected, by_ops)
         what = difference(expected, result, tolerance)
         if what:
             step = form.compiled.first_difference(call.inputs, tolerance)

@@ -34,7 +34,7 @@ class Shadow:
         if isinstance(self.base, BlockedCopy):
             self.base._shadow.follow()
         version = _version(self.base)
-        if version is None or version != self.version:
+        if version is None or version != self.version or _gave_data(self.base):
             self.pull()
             self.version = version
 
@@ -257,6 +257,10 @@ def is_view_op(func) -> bool:
     """Whether the op's results alias its arguments without being written."""
     infos = [ret.alias_info for ret in func._schema.returns]
     return any(info is not None and not info.is_write for info in infos)
+
+
+def _gave_data(base: BlockedTensor) -> bool:
+    return getattr(base._physical, "gave_data", False)
 
 
 def _version(tensor: Tensor) -> int | None:

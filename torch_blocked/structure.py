@@ -52,7 +52,7 @@ def dumps(spec: pytree.TreeSpec) -> str:
     except (NotImplementedError, TypeError) as error:
         raise NotImplementedError(
             "torch_blocked::save: expected tuples, lists and dicts as arguments and results, got "
-            f"{str(error).splitlines()[0]}; return one of these to save the model"
+            "types of the program's own; take and return one of these to save the model"
         ) from error
 
 

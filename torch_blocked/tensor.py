@@ -117,6 +117,7 @@ class BlockedTensor(Tensor):
     @property
     def data(self) -> BlockedTensor:
         """The same memory without the graph."""
+        self._physical.gave_data = True  # writes through it count nowhere: views renew each time
         return Tensor.data.__get__(self)
 
     @data.setter

@@ -28,6 +28,7 @@ class Watch:
     def __init__(self, ask: Callable[[Tensor, int, list[int]], None]) -> None:
         self.ask = ask
         self.reads_values = False
+        self.takes_data = False
         self.asks_strides = False
 
     def __enter__(self) -> Watch:
@@ -119,14 +120,14 @@ def _noting(name: str, field: str) -> Callable:
 def _get_data(self: Tensor) -> Tensor:
     watch = _watch()
     if watch is not None:
-        watch.reads_values = True
+        watch.takes_data = True
     return Tensor.data.__get__(self)
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
     watch = _watch()
     if watch is not None:
-        watch.reads_values = True
+        watch.takes_data = True
     Tensor.data.__set__(self, value)
 
 

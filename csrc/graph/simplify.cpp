@@ -517,7 +517,8 @@ Kind kind_of(const Graph& graph, const Node& node, const Uses& uses,
       node.name == "aten::cat" && node.arguments[1].is_constant() &&
       (node.arguments[1].constant().toInt() == 1 ||
        node.arguments[1].constant().toInt() == 1 - static_cast<std::int64_t>(result.dims.size()));
-  return channels ? Kind::kConcat : Kind::kBoxed;
+  // Lanes are moved four bytes at a time.
+  return channels && result.dtype == at::kFloat ? Kind::kConcat : Kind::kBoxed;
 }
 
 // Whether the op draws numbers.
