@@ -249,7 +249,7 @@ void bind_graph(py::module_& m) {
       .def("has_script", &graph::Recorder::has_script)
       .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });
   py::class_<graph::Weights, std::shared_ptr<graph::Weights>>(m, "Weights")
-      .def(py::init<>())
+      .def(py::init([] { return std::make_shared<graph::Weights>(); }))
       .def("check_unchanged", &graph::Weights::check_unchanged)
       .def("packed_bytes", &graph::Weights::packed_bytes);
   py::class_<Inputs>(m, "Inputs")

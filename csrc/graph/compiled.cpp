@@ -167,7 +167,7 @@ Tuner::Known Compiled::times() {
 
 std::vector<at::Tensor> Compiled::by_estimates(const std::vector<Given>& inputs) {
   Tuner tuner(false, "", {});
-  Weights packed;
+  Weights packed(weights_.get());
   return run(*planned(inputs, true, tuner, packed), inputs);
 }
 
@@ -219,7 +219,7 @@ void Compiled::prepare(const std::vector<Given>& inputs) {
 
 std::string Compiled::first_difference(const std::vector<Given>& inputs, double tolerance) {
   Tuner tuner(false, "", {});
-  Weights packed;
+  Weights packed(weights_.get());
   const auto entry = planned(inputs, true, tuner, packed),
              ops = planned(inputs, false, tuner, packed);
   std::map<Value, at::Tensor> expected;

@@ -49,13 +49,23 @@ std::uint64_t hash_of(const at::Tensor& tensor) {
 
 at::Tensor Weights::packed(const std::vector<at::Tensor>& weights, const std::string& format,
                            const std::function<at::Tensor()>& pack) {
+  const std::string key = address_of(weights, format);
+  if (others_) {
+    if (const at::Tensor packed = others_->find_packed(key); packed.defined()) return packed;
+  }
   const std::lock_guard lock(mutex_);
-  at::Tensor& packed = packed_[address_of(weights, format)];
+  at::Tensor& packed = packed_[key];
   if (!packed.defined()) {
     packed = placed(pack());
     kept_.insert(kept_.end(), weights.begin(), weights.end());
   }
   return packed;
+}
+
+at::Tensor Weights::find_packed(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = packed_.find(key);
+  return found == packed_.end() ? at::Tensor() : found->second;
 }
 
 // What is not touched of a piece takes no memory.

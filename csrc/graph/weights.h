@@ -19,6 +19,9 @@ struct Folded {
 // Any thread may call.
 class Weights {
  public:
+  // What `others` have packed already is theirs; what more is packed goes with this store.
+  explicit Weights(Weights* others = nullptr) : others_(others) {}
+
   // In the packed form named `format`. Packed weights lie one after the other in large pieces of
   // memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
   at::Tensor packed(const std::vector<at::Tensor>& weights, const std::string& format,
@@ -43,7 +46,9 @@ class Weights {
     std::uint64_t hash;
   };
   at::Tensor placed(const at::Tensor& packed);
+  at::Tensor find_packed(const std::string& key);
 
+  Weights* others_;
   std::mutex mutex_;
   std::map<std::string, at::Tensor> packed_;
   std::map<std::string, Folded> folded_;
