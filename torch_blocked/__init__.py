@@ -25,7 +25,8 @@ from torch_blocked.formats import (  # noqa: E402
     to_format,
     zeros,
 )
-from torch_blocked.optimize import load, optimize  # noqa: E402
+from torch_blocked.optimize import optimize  # noqa: E402
+from torch_blocked.optimized import load  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor  # noqa: E402
 

@@ -1,385 +1,23 @@
 """`torch_blocked.optimize`: a trained model as one C++ call.
 
 The model is captured (capture.py) and handed to csrc/graph, which folds, fuses, chooses formats and
-kernels by measurement, plans memory and runs it.
+kernels by measurement, plans memory and runs it (optimized.py). The result is compared with the
+model (verify.py), and timed against it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import io
-import os
-import re
-import threading
 import time
 import warnings
-from collections import OrderedDict
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, structure
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
-from torch_blocked.environment import env
-from torch_blocked.shadow import DenseView
-from torch_blocked.state import State
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.capture import CaptureError
+from torch_blocked.optimized import OptimizedModule, check_dtype, dense, named
+from torch_blocked.state import unchanged
 from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
-from torch_blocked.watched import WatchedTensor
-
-# Captures kept, each with its plans; of inputs that were given, which capture serves them.
-_FORMS, _SERVED = 8, 4096
-
-_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
-
-
-def tuning_file() -> Path:
-    """Where measurements of kernels are kept, by version and CPU; safe to delete."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    environment = env()
-    name = "-".join(("tuning", environment["torch_blocked"], environment["cpu"]))
-    return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
-
-
-@dataclass
-class _Call:
-    """Arguments as a capture sees them: what is no tensor is part of what it was made for."""
-
-    args: tuple
-    kwargs: dict
-    leaves: list
-    constants: tuple
-    spec: Any
-    inputs: _C.Inputs
-
-    @property
-    def signature(self) -> tuple:
-        return self.spec, self.constants
-
-
-@dataclass
-class _Form:
-    """A capture and what runs it, for calls with this signature. Without a capture, the model runs
-    in parts, for `reason`."""
-
-    signature: tuple
-    captured: Capture | None
-    compiled: _C.Compiled | None
-    reason: str = ""
-
-
-class OptimizedModule(nn.Module):
-    """The forward of a model in evaluation mode, for inference: results need no gradients.
-
-    It takes and returns what the model does, blocked tensors too; inputs of other sizes are planned
-    when they first come. `choice` says what runs: "blocked"; "dense" if the model's own ops were
-    measured to be faster; "model" if the two did not agree, which is a defect to report. The
-    weights are those the model had; calls from several threads run side by side."""
-
-    def __init__(
-        self,
-        model: nn.Module | None,
-        *,
-        dynamic: bool = True,
-        tune: bool = True,
-        dtype: torch.dtype | None = None,
-        times: dict[str, tuple[str, float]] | None = None,
-    ) -> None:
-        super().__init__()
-        object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
-        self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
-        self._times = times or {}
-        self._weights = _C.Weights()
-        self._converted: dict[tuple, tuple[Tensor, Tensor]] = {}
-        self._forms: list[_Form] = []
-        self._served: OrderedDict[tuple, _Form] = OrderedDict()
-        self._lock = threading.RLock()
-        self._released = False
-        self._parts: nn.Module | None = None
-        self._example: tuple[tuple, dict] | None = None
-        self.choice, self.reason = "blocked", ""
-        super().train(False)
-
-    def forward(self, *args, **kwargs):
-        """As the model's. Raises what the model raises for arguments that it does not take, and
-        TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
-        if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
-            with torch.no_grad():
-                return self._model(*args, **kwargs)
-        _refuse_tracing()
-        call = self._call(args, kwargs)
-        form = self._served.get((call.signature, call.inputs.key))
-        if form is None:
-            form = self._find(call)
-        if form.compiled is None:
-            return self._parts_for(form)(*args, **kwargs)
-        by_ops = self.choice == "dense" or _C.Recorder.is_running()
-        results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
-        return self._results(form.captured, results)
-
-    forward._torchdynamo_disable = True  # it is compiled already
-
-    def _call(self, args: tuple, kwargs: dict) -> _Call:
-        if kwargs or not all(isinstance(each, Tensor) for each in args):
-            leaves, spec = structure.flatten((args, kwargs))
-        else:
-            leaves, spec = list(args), len(args)
-        constants = tuple((type(each), each) for each in leaves if not isinstance(each, Tensor))
-        inputs = _C.Inputs(leaves, self._dtype, BlockedTensor, DenseView, WatchedTensor)
-        return _Call(args, kwargs, leaves, _hashable(constants), spec, inputs)
-
-    def _results(self, captured: Capture, results: list[Tensor]):
-        values = iter(results)
-        outputs = [next(values) if _is_value(each) else each for each in captured.outputs]
-        if self._dtype is not None:
-            outputs = [
-                each.float() if isinstance(each, Tensor) and each.dtype == self._dtype else each
-                for each in outputs
-            ]
-        for place, channels in captured.blocked.items():
-            outputs[place] = BlockedTensor(outputs[place], channels)
-        return structure.unflatten(outputs, captured.out_spec)
-
-    def _find(self, call: _Call) -> _Form:
-        """The form for a call like none before: one that was shown to hold for it, or a new one."""
-        with self._lock:
-            form = next(
-                (
-                    each
-                    for each in self._forms
-                    if each.signature == call.signature and each.compiled.covers(call.inputs)
-                ),
-                None,
-            ) or self._captured(call)
-            self._served[call.signature, call.inputs.key] = form
-            if len(self._served) > _SERVED:
-                self._served.popitem(last=False)
-            return form
-
-    def _captured(self, call: _Call) -> _Form:
-        if self._model is None:
-            known = [_named(form.captured.input_metas, form.signature) for form in self._forms]
-            raise ValueError(
-                f"torch_blocked::optimize: expected inputs like those of before "
-                f"({'; '.join(known)}), got {_named(call.inputs.metas, call.signature)}; optimize "
-                "the model for them"
-            )
-        with torch.random.fork_rng(devices=[]):  # the numbers that it draws are the call's
-            try:
-                captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
-            except CaptureError as error:
-                if not self._forms or self._dtype is not None:
-                    raise
-                with torch.no_grad(), _unchanged(self._model):
-                    self._model(*call.args, **call.kwargs)  # what it refuses, it says best
-                return _Form(call.signature, None, None, str(error))
-        if captured.notice:
-            warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
-        for form in self._forms:
-            if form.signature == call.signature and captured.same_as(form.captured):
-                form.compiled.add_covered(call.inputs)
-                form.captured.also.append(captured.input_metas)
-                return form
-        return self._add(call.signature, captured)
-
-    def _parts_for(self, form: _Form) -> nn.Module:
-        """The model in parts, for inputs for which it cannot be captured whole."""
-        from torch_blocked.compile import OptimizedParts
-
-        with self._lock:
-            if self._parts is None:
-                self._parts = OptimizedParts(self._model, form.reason)
-            return self._parts
-
-    def _add(self, signature: tuple, captured: Capture) -> _Form:
-        path = tuning_file()
-        with contextlib.suppress(OSError):  # without a file each process measures anew
-            path.parent.mkdir(parents=True, exist_ok=True)
-        times = dict(self._times)
-        for form in self._forms:
-            times |= form.compiled.times()
-        computed = captured if self._dtype is None else self._converted_from(captured)
-        compiled = _C.Compiled(computed, self._tune, str(path), times, self._weights)
-        try:
-            compiled.check_sizes()
-        except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise CaptureError(f"sizes depend on values: {reason[0]}") from error
-        form = _Form(signature, captured, compiled)
-        self._forms.append(form)
-        if len(self._forms) > _FORMS:
-            gone = self._forms.pop(0)
-            for key in [key for key, each in self._served.items() if each is gone]:
-                del self._served[key]
-        return form
-
-    def _converted_from(self, captured: Capture) -> Capture:
-        """With floating-point numbers in the dtype to compute in; each constant once, for all
-        captures."""
-        self._weights.check_unchanged(list(captured.constants.values()))
-
-        def converted(each: Tensor) -> Tensor:
-            if not each.is_floating_point():
-                return each
-            place = (each.data_ptr(), each.shape, each.stride())
-            if place not in self._converted:
-                self._converted[place] = (each, each.to(self._dtype))
-            return self._converted[place][1]
-
-        def named(metas: list) -> list:
-            return [(d, self._dtype if dtype.is_floating_point else dtype) for d, dtype in metas]
-
-        return replace(
-            captured,
-            constants={value: converted(each) for value, each in captured.constants.items()},
-            input_metas=named(captured.input_metas),
-            also=[named(each) for each in captured.also],
-            metas={},
-        )
-
-    def _prepare(self, args: tuple, kwargs: dict) -> None:
-        """Captures and plans for the example inputs."""
-        example = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))
-        self._example = example
-        call = self._call(args, kwargs)
-        self._find(call).compiled.prepare(call.inputs)
-
-    def _choose(self, choice: str, reason: str) -> None:
-        self.choice, self.reason = choice, reason
-        if choice != "blocked":
-            for form in self._forms:
-                form.compiled.forget_plans()
-
-    def train(self, mode: bool = True) -> OptimizedModule:
-        """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
-        if mode:
-            refuse_training()
-        return self
-
-    def _apply(self, fn, recurse: bool = True) -> OptimizedModule:
-        """Only what changes nothing. Raises NotImplementedError for other types and devices."""
-        probe = fn(torch.zeros(1))
-        if probe.dtype != torch.float32 or probe.device.type != "cpu":
-            raise NotImplementedError(
-                f"torch_blocked::optimize: expected float32 on the CPU, got {probe.dtype} on "
-                f"{probe.device}; convert the model and optimize it again"
-            )
-        return self
-
-    def state_dict(self, *args, **kwargs) -> NoReturn:
-        """Raises NotImplementedError: the weights are folded and packed."""
-        raise NotImplementedError(
-            "torch_blocked::state_dict: expected a model with parameters, got an optimized one, "
-            "whose weights are folded and packed; use the model's state_dict(), or save(path)"
-        )
-
-    def load_state_dict(self, *args, **kwargs) -> NoReturn:
-        """Raises NotImplementedError, as state_dict()."""
-        self.state_dict()
-
-    def plan(self, *args, **kwargs) -> str:
-        """A table of what runs for inputs like these (none: the example): each step with its
-        output, format, implementation, time in microseconds and why."""
-        if not args and not kwargs:
-            args, kwargs = self._example
-        call = self._call(args, kwargs)
-        form = self._find(call)
-        if form.compiled is None:
-            return self._parts_for(form).plan()
-        compiled = form.compiled
-        rows = [("op", "output", "implementation", "us", "why")]
-        for step in compiled.report(call.inputs):
-            rows.append(
-                (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
-            ).rstrip()
-            for row in rows
-        ]
-        packed = self._weights.packed_bytes() / 2**20
-        arena = compiled.arena_bytes(call.inputs) / 2**20
-        memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
-        why = f" ({self.reason})" if self.reason else ""
-        return "\n".join([f"runs: {self.choice}{why}; {memory}", *lines])
-
-    def release(self) -> None:
-        """Lets go of the dense weights and of the model; packed weights stay. From now on only
-        inputs of sizes that ran before are taken, others raise ValueError, as does save().
-
-        Raises ValueError if it is the model or its own ops that run."""
-        if self.choice != "blocked":
-            raise ValueError(
-                f"torch_blocked::optimize: expected choice 'blocked', got '{self.choice}'; there "
-                "is nothing to release, the model's own weights run"
-            )
-        object.__setattr__(self, "_model", None)
-        self._released, self._parts = True, None
-        for key in [key for key, form in self._served.items() if form.compiled is None]:
-            del self._served[key]
-        self._converted = {}
-        for form in self._forms:
-            form.captured.constants = {}
-        gc.collect()  # torch.export leaves cycles that hold the parameters
-        for form in self._forms:
-            form.compiled.release()
-
-    def save(self, path: str | os.PathLike | io.IOBase) -> None:
-        """Writes the graphs, their dense weights and what was measured; load() reads them, on any
-        CPU. Sizes that ran before will run then, and all others that the captures hold for.
-
-        Raises ValueError after release(), NotImplementedError where the model itself runs or
-        arguments and results have types of their own."""
-        if self._released:
-            raise ValueError(
-                "torch_blocked::optimize: expected dense weights to save, got a module after "
-                "release(); save it before"
-            )
-        if self.choice == "model":
-            raise NotImplementedError(
-                f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
-                f"({self.reason}); save the model"
-            )
-        self._weights.check_unchanged(
-            [each for form in self._forms for each in form.captured.constants.values()]
-        )
-        times = {}
-        for form in self._forms:
-            times |= form.compiled.times()
-        example = pytree.tree_map_only(Tensor, torch.empty_like, _dense(self._example))
-        leaves, spec = structure.flatten(example)
-        torch.save(
-            {
-                "kind": _FILE_KIND,
-                "version": _FILE_VERSION,
-                "forms": [_form_to_data(form) for form in self._forms],
-                "example": leaves,
-                "example_spec": structure.dumps(spec),
-                "tune": self._tune,
-                "dtype": self._dtype,
-                "choice": self.choice,
-                "cpu": env()["cpu"],
-                "times": times,
-            },
-            path,
-        )
-
-    def __reduce_ex__(self, protocol):
-        """Copied and pickled as save() and load() do it."""
-        file = io.BytesIO()
-        self.save(file)
-        return _from_bytes, (file.getvalue(),)
-
-
-def _from_bytes(content: bytes) -> OptimizedModule:
-    return load(io.BytesIO(content))
 
 
 def optimize(
@@ -411,7 +49,7 @@ def optimize(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
             "call eval()"
         )
-    _check_dtype(dtype)
+    check_dtype(dtype)
     if not isinstance(example_inputs, Tensor | tuple):
         raise TypeError(
             "torch_blocked::optimize: expected example_inputs as a tensor or a tuple of arguments, "
@@ -482,9 +120,9 @@ def _verify(optimized: OptimizedModule) -> None:
         try:
             with (
                 torch.no_grad(),
-                _unchanged(model) if form.captured.notice else contextlib.nullcontext(),
+                unchanged(model) if form.captured.notice else contextlib.nullcontext(),
             ):
-                expected = model(*_dense(case)[0], **_dense(case)[1])
+                expected = model(*dense(case)[0], **dense(case)[1])
         except Exception:
             continue  # no such size for this model
         call = optimized._call(*case)
@@ -503,7 +141,7 @@ def _verify(optimized: OptimizedModule) -> None:
             optimized._choose("model", f"results differed: {what}")
             warnings.warn(
                 f"torch_blocked::optimize: the optimized model differed from the model for "
-                f"{_named(call.inputs.metas, call.signature)}: {what}; first at "
+                f"{named(call.inputs.metas, call.signature)}: {what}; first at "
                 f"{step or 'the capture'}. The model itself runs on. Please report this with the "
                 "model, it is a defect of torch_blocked",
                 stacklevel=3,
@@ -511,136 +149,12 @@ def _verify(optimized: OptimizedModule) -> None:
             return
 
 
-@contextlib.contextmanager
-def _unchanged(model: nn.Module):
-    """Puts back what a run of the model changes in it."""
-    state = State(model)
-    try:
-        yield
-    finally:
-        state.restore()
-
-
-def _dense(value):
-    return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
-
-
-def _refuse_tracing() -> None:
-    """Our kernels pass tracers by: they would take the results for constants."""
-    keys = torch._C._TorchDispatchModeKey
-    modes = (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
-    if torch._C._get_tracing_state() is None and not (
-        torch._C._len_torch_dispatch_stack()
-        and any(torch._C._get_dispatch_mode(each) is not None for each in modes)
-    ):
-        return
-    raise NotImplementedError(
-        "torch_blocked::optimize: expected a call, got one that torch.export, make_fx or "
-        "torch.jit.trace records; trace the model that was optimized"
-    )
-
-
-def _named(metas: list, signature: tuple) -> str:
-    """Tensors and other arguments in words: "float32 [1, 3, 8, 8], 2, by name or nested"."""
-    tensors = [f"{str(dtype).removeprefix('torch.')} {list(dims)}" for dims, dtype in metas]
-    spec, constants = signature
-    more = [] if isinstance(spec, int) else ["by name or nested"]
-    return ", ".join([*tensors, *(repr(each)[:40] for _, each in constants), *more]) or "none"
-
-
-def _hashable(constants: tuple) -> tuple:
-    try:
-        hash(constants)
-    except TypeError:
-        return tuple((kind, repr(each)) for kind, each in constants)
-    return constants
-
-
 def _in_parts(model: nn.Module, args: tuple, kwargs: dict, error: CaptureError) -> nn.Module:
     from torch_blocked.compile import OptimizedParts
 
-    with torch.no_grad(), _unchanged(model):
+    with torch.no_grad(), unchanged(model):
         model(*args, **kwargs)  # what the model itself refuses, it says best
     return OptimizedParts(model, str(error))
-
-
-def refuse_training() -> NoReturn:
-    raise NotImplementedError(
-        "torch_blocked::optimize: expected inference, got train(); train the model that was "
-        "optimized, on x.to_blocked(), and optimize it again"
-    )
-
-
-def _form_to_data(form: _Form) -> dict:
-    data = {each.name: getattr(form.captured, each.name) for each in fields(Capture)}
-    data["nodes"] = [vars(node) for node in form.captured.nodes]
-    data["out_spec"] = structure.dumps(form.captured.out_spec)
-    spec, constants = form.signature
-    return {
-        "capture": data,
-        "spec": spec if isinstance(spec, int) else structure.dumps(spec),
-        "constants": [each for _, each in constants],
-    }
-
-
-def _form_of_data(data: dict) -> tuple[tuple, Capture]:
-    spec = data["spec"] if isinstance(data["spec"], int) else structure.loads(data["spec"])
-    constants = tuple((type(each), each) for each in data["constants"])
-    fields = dict(data["capture"])
-    fields["nodes"] = [Node(**node) for node in fields["nodes"]]
-    fields["out_spec"] = structure.loads(fields["out_spec"])
-    return (spec, _hashable(constants)), Capture(**fields)
-
-
-def load(path: str | os.PathLike | io.IOBase) -> OptimizedModule:
-    """What OptimizedModule.save wrote, planned for this CPU. Nothing in the file is executed.
-
-    Raises ValueError if the file is none of ours, or broken."""
-    try:
-        data = torch.load(path, weights_only=True)
-        if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:
-            raise ValueError(f"kind {data['kind']}, version {data['version']}")
-        forms = [_form_of_data(each) for each in data["forms"]]
-        args, kwargs = structure.unflatten(data["example"], structure.loads(data["example_spec"]))
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"torch_blocked::load: expected a file written by save(), got {path} "
-            f"({str(error).splitlines()[0]}); save the optimized module again"
-        ) from error
-    _check_dtype(data["dtype"])
-    loaded = OptimizedModule(
-        None,
-        tune=data["tune"],
-        dtype=data["dtype"],
-        times=data["times"] if data["cpu"] == env()["cpu"] else None,
-    )
-    for signature, captured in forms:
-        loaded._add(signature, captured)
-    if data["choice"] == "blocked":
-        loaded._prepare(args, kwargs)
-    else:
-        loaded._example = (args, kwargs)
-        loaded._choose(data["choice"], "faster where it was saved")
-    return loaded
-
-
-def _check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype not in (None, torch.float32, torch.bfloat16):
-        raise NotImplementedError(
-            f"torch_blocked::optimize: expected dtype float32 or bfloat16, got {dtype}"
-        )
-    if dtype == torch.bfloat16 and not has_bfloat16():
-        raise NotImplementedError(
-            "torch_blocked::optimize: expected a CPU with avx512_bf16 for bfloat16, got one "
-            "without; leave dtype out"
-        )
-
-
-def has_bfloat16() -> bool:
-    """True if the CPU, within its limits (TORCH_BLOCKED_MAX_ISA), multiplies bfloat16."""
-    return _C.isa() == "avx512" and torch.cpu._is_avx512_bf16_supported()
 
 
 # Two rounds in which one takes so many times as long as the other tell as much as seven.
@@ -678,7 +192,3 @@ def _seconds(model: nn.Module, args: tuple, kwargs: dict) -> float:
     start = time.perf_counter()
     model(*args, **kwargs)
     return time.perf_counter() - start
-
-
-def _is_value(entry) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and entry[0] == VALUE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +60,16 @@ class State:
         for _, now, before in self._buffers:
             if not _equal(now, before):
                 now.copy_(before)
+
+
+@contextmanager
+def unchanged(model: nn.Module):
+    """Puts back what a run of the model changes in it."""
+    state = State(model)
+    try:
+        yield
+    finally:
+        state.restore()
 
 
 def _python_modules(model: nn.Module) -> list[nn.Module]:

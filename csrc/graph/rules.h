@@ -1,6 +1,10 @@
 // What the passes over a graph share.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
+#include <string_view>
+
 #include "graph/graph.h"
 
 namespace torch_blocked::graph {
@@ -32,6 +36,24 @@ struct Uses {
   }
 };
 
+inline bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
+  return std::ranges::find(names, std::string_view(node.name)) != names.end();
+}
+
+inline const at::Tensor* constant_of(const Graph& graph, const Argument& argument) {
+  const auto found = graph.constants.find(argument.value());
+  return found == graph.constants.end() ? nullptr : &found->second;
+}
+
+inline bool is_none(const Argument& argument) {
+  return argument.is_constant() && argument.constant().isNone();
+}
+
+inline double number(const Argument& argument, double missing) {
+  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
+  return argument.constant().toScalar().toDouble();
+}
+
 // Takes out nodes marked by having no outputs.
 inline void sweep(Graph& graph) {
   std::erase_if(graph.nodes, [](const Node& node) { return node.outputs.empty(); });
@@ -41,6 +63,10 @@ inline void sweep(Graph& graph) {
 inline std::string joined_name(const std::string& name, const Node& more) {
   return name + " + " + more.name.substr(std::string_view("aten::").size());
 }
+
+// batch_norm.cpp: before zero padding and residuals join the convolutions, which would stand in the
+// way.
+void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights);
 
 // The activation that a node is of its first argument; nothing if kernels have none such.
 std::optional<Activation> find_activation(const Node& node);

@@ -21,10 +21,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
-  return std::ranges::find(names, std::string_view(node.name)) != names.end();
-}
-
 void replace(std::vector<Argument>& arguments, Value from, Value to) {
   for (Argument& argument : arguments) {
     if (argument.value() == from) argument.held = ValueRef{to};
@@ -43,20 +39,6 @@ void replace(Graph& graph, Value from, Value to) {
     if (node.convolution->residual == from) node.convolution->residual = to;
   }
   replace(graph.outputs, from, to);
-}
-
-const at::Tensor* constant_of(const Graph& graph, const Argument& argument) {
-  const auto found = graph.constants.find(argument.value());
-  return found == graph.constants.end() ? nullptr : &found->second;
-}
-
-bool is_none(const Argument& argument) {
-  return argument.is_constant() && argument.constant().isNone();
-}
-
-double number(const Argument& argument, double missing) {
-  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
-  return argument.constant().toScalar().toDouble();
 }
 
 // A dropout (input, p, train) that is on draws in inference, too, as its model means it to.
@@ -145,162 +127,6 @@ void find_convolution(const Graph& graph, Node& node, const std::vector<Meta>& m
                                  .transposed = row->transposed,
                                  .groups = groups.constant().toInt()};
   node.arguments.clear();
-}
-
-// A batch norm in inference: scale and shift in float64, and what they come from.
-struct BatchNorm {
-  Affine affine;
-  std::vector<at::Tensor> sources;
-  double eps;
-};
-
-// Nothing if the node is none.
-std::optional<BatchNorm> find_batch_norm(const Graph& graph, const Node& node,
-                                         const std::vector<Meta>& metas) {
-  const bool full = node.name == "aten::batch_norm";
-  if (!full && node.name != "aten::_native_batch_norm_legit_no_training") return std::nullopt;
-  if (full && node.arguments[5].constant().toBool()) return std::nullopt;  // training
-  const auto tensor = [&](std::size_t i) { return constant_of(graph, node.arguments[i]); };
-  const Value src = node.arguments[0].value();
-  if (src == kNone || !tensor(3) || !tensor(4)) return std::nullopt;
-  const Meta& meta = metas[Uses::at(src)];
-  std::vector<at::Tensor> sources;
-  for (const std::size_t i : {1, 2, 3, 4}) {
-    if (!tensor(i) && !is_none(node.arguments[i])) return std::nullopt;
-    sources.push_back(tensor(i) ? *tensor(i) : at::Tensor());
-    const bool fits = !tensor(i) || (meta.dims.size() >= 2 && tensor(i)->dim() == 1 &&
-                                     tensor(i)->size(0) == meta.dims[1]);
-    if (!fits) return std::nullopt;
-  }
-  const double eps = number(node.arguments[full ? 7 : 6], 1e-5);
-  at::Tensor scale = tensor(4)->to(at::kDouble).add(eps).rsqrt();
-  if (tensor(1)) scale = scale.mul(tensor(1)->to(at::kDouble));
-  at::Tensor shift = tensor(3)->to(at::kDouble).neg().mul(scale);
-  if (tensor(2)) shift = shift.add(tensor(2)->to(at::kDouble));
-  return BatchNorm{{src, scale, shift}, std::move(sources), eps};
-}
-
-// Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
-Folded fold_after(const Convolution& convolution, const Affine& affine) {
-  const at::ScalarType dtype = convolution.weight.scalar_type();
-  Dims shape(static_cast<std::size_t>(convolution.weight.dim()), 1);
-  at::Tensor weight = convolution.weight.to(at::kDouble);
-  if (convolution.transposed) {  // [IC, OC / groups, ...]: the channels of group g with its rows
-    shape[0] = convolution.groups;
-    shape.insert(shape.begin() + 1, 1);
-    shape[2] = weight.size(1);
-    weight = weight.unflatten(0, {convolution.groups, -1}).mul(affine.scale.view(shape));
-    weight = weight.flatten(0, 1);
-  } else {
-    shape[0] = weight.size(0);
-    weight = weight.mul(affine.scale.view(shape));
-  }
-  at::Tensor bias = affine.shift;
-  if (convolution.bias.defined()) {
-    bias = bias.add(convolution.bias.to(at::kDouble).mul(affine.scale));
-  }
-  return {weight.to(dtype), bias.to(dtype)};
-}
-
-// The same where the channels are the last dim: of rows [N, I].
-Folded fold_after(const Linear& linear, const Affine& affine) {
-  const at::ScalarType dtype = linear.weight.scalar_type();
-  at::Tensor bias = affine.shift;
-  if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
-  return {linear.weight.to(at::kDouble).mul(affine.scale.unsqueeze(1)).to(dtype), bias.to(dtype)};
-}
-
-// Source: W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel; the bias then
-// has a share of every weight, so nothing may be padded.
-Folded fold_before(const at::Tensor& weight, const at::Tensor& bias, const Affine& affine) {
-  const at::ScalarType dtype = weight.scalar_type();
-  Dims shape(static_cast<std::size_t>(weight.dim()), 1);
-  shape[1] = weight.size(1);
-  const at::Tensor wide = weight.to(at::kDouble);
-  at::Tensor shift = wide.mul(affine.shift.view(shape)).flatten(1).sum(1);
-  if (bias.defined()) shift = shift.add(bias.to(at::kDouble));
-  return {wide.mul(affine.scale.view(shape)).to(dtype), shift.to(dtype)};
-}
-
-// The weights of a convolution or linear layer take a batch norm in, once for all plans.
-template <typename Layer, typename Fold>
-void fold_into(Layer& layer, const BatchNorm& norm, const std::string& how, Weights& weights,
-               const Fold& fold) {
-  std::vector<at::Tensor> sources{layer.weight, layer.bias};
-  sources.insert(sources.end(), norm.sources.begin(), norm.sources.end());
-  const Folded folded = weights.folded(sources, text(how, " ", norm.eps), fold);
-  layer.weight = folded.weight;
-  layer.bias = folded.bias;
-}
-
-// True if the only reader of a batch norm takes it into its weights.
-bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses, bool rows,
-                      Weights& weights) {
-  Node* reader = uses.only_reader(node.output());
-  const auto take = [&](auto& layer) {
-    fold_into(layer, norm, "before", weights,
-              [&] { return fold_before(layer.weight, layer.bias, norm.affine); });
-    layer.src = norm.affine.src;
-    return true;
-  };
-  if (reader && reader->linear && rows) return take(*reader->linear);
-  if (!reader || !reader->convolution) return false;
-  Convolution& c = *reader->convolution;
-  const bool pads = std::ranges::any_of(c.padding, [](std::int64_t pad) { return pad != 0; });
-  if (c.transposed || c.groups != 1 || pads) return false;
-  return take(c);
-}
-
-// True if what makes a batch norm's input takes it into its weights.
-bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& weights) {
-  if (maker && maker->convolution) {
-    Convolution& c = *maker->convolution;
-    fold_into(c, norm, text("after ", c.transposed, " ", c.groups), weights,
-              [&] { return fold_after(c, norm.affine); });
-  } else if (maker && maker->linear && rows) {
-    fold_into(*maker->linear, norm, "after", weights,
-              [&] { return fold_after(*maker->linear, norm.affine); });
-  } else {
-    return false;
-  }
-  maker->name += " + batch_norm";
-  return true;
-}
-
-bool only_first_is_read(const Node& node, const Uses& uses) {
-  return std::ranges::all_of(node.outputs | std::views::drop(1), [&](Value value) {
-    return uses.readers[Uses::at(value)].empty() && !uses.is_output[Uses::at(value)];
-  });
-}
-
-// Before zero padding and residuals join the convolutions: both would stand in the way.
-void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights) {
-  const Uses uses(graph);
-  for (Node& node : graph.nodes) {
-    auto norm = find_batch_norm(graph, node, metas);
-    if (!norm || !only_first_is_read(node, uses)) continue;
-    node.outputs.resize(1);  // the statistics of training come along, empty
-    Affine& affine = norm->affine;
-    const Meta& meta = metas[Uses::at(affine.src)];
-    const bool rows = meta.dims.size() == 2;
-    Node* maker = uses.maker[Uses::at(affine.src)];
-    if (uses.only_reader(affine.src) && fold_into_maker(maker, *norm, rows, weights)) {
-      maker->outputs = node.outputs;
-      node.outputs.clear();
-      continue;
-    }
-    if (fold_into_reader(node, *norm, uses, rows, weights)) {
-      node.outputs.clear();
-      continue;
-    }
-    if (meta.dims.size() < 3 || meta.dims.size() > 5 || meta.dtype != at::kFloat) continue;
-    affine.scale = affine.scale.to(at::kFloat);
-    affine.shift = affine.shift.to(at::kFloat);
-    node.kind = Kind::kAffine;
-    node.affine = std::move(affine);
-    node.arguments.clear();
-  }
-  sweep(graph);
 }
 
 // x * scale where scale is a constant per channel.

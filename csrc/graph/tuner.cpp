@@ -28,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 // percent of the truth, and one model has up to a hundred problems.
 constexpr std::chrono::microseconds kTime{1500};
 constexpr int kLeastRounds = 3;
+// A run that takes this long tells enough; huge images would be timed for minutes.
+constexpr std::chrono::milliseconds kLong{200};
 // When others use the cores too: how long to wait for rounds without them.
 constexpr std::chrono::milliseconds kPatience{25};
 // An implementation that threads do not go through together with its neighbours has to be better
@@ -74,6 +76,7 @@ Measurement measure(const ConvolutionPlan& plan, const ConvolutionBuffers& buffe
       alone = {std::min(alone.microseconds, time.count()), false};
       spent += time;
       ++rounds;
+      if (spent > kLong) break;
     } else if (Clock::now() - begin > kPatience) {
       break;
     }
