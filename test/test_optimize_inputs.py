@@ -311,6 +311,26 @@ def test_results_are_verified(monkeypatch):
     assert tb.optimize(model, x, tune=False, verify=False).choice == "blocked"
 
 
+@pytest.mark.parametrize("rank", (2, 3, 4))
+def test_batch_norms_beside_writes_to_memory(rank):
+    """torch.export traces these, with the batch norm of three results."""
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            norms = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}
+            self.norm, self.layer = norms[rank](4), nn.Linear(6, 6)
+
+        def forward(self, x):
+            y = x.new_zeros(x.shape[0], 4, *x.shape[2:])
+            y[:, 1:] = x
+            return self.norm(y), self.norm(self.layer(y)) if rank > 2 else y
+
+    model, x = Writes().eval(), torch.randn(2, 3, *(5, 6)[4 - rank :])
+    fast = tb.optimize(model, x, tune=False, verify=False)
+    torch.testing.assert_close(fast(2 * x), model(2 * x), rtol=1e-4, atol=1e-5)
+
+
 def test_copies_and_pickles():
     model, x = network(), torch.randn(1, 3, 8, 8)
     fast = tb.optimize(model, x, tune=False)

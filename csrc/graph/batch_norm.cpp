@@ -143,13 +143,12 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& wei
   for (Node& node : graph.nodes) {
     auto norm = find_batch_norm(graph, node, metas);
     if (!norm || !only_first_is_read(node, uses)) continue;
-    node.outputs.resize(1);  // the statistics of training come along, empty
     Affine& affine = norm->affine;
     const Meta& meta = metas[Uses::at(affine.src)];
     const bool rows = meta.dims.size() == 2;
     Node* maker = uses.maker[Uses::at(affine.src)];
     if (uses.only_reader(affine.src) && fold_into_maker(maker, *norm, rows, weights)) {
-      maker->outputs = node.outputs;
+      maker->outputs = {node.output()};
       node.outputs.clear();
       continue;
     }
@@ -160,6 +159,7 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& wei
     if (meta.dims.size() < 3 || meta.dims.size() > 5 || meta.dtype != at::kFloat) continue;
     affine.scale = affine.scale.to(at::kFloat);
     affine.shift = affine.shift.to(at::kFloat);
+    node.outputs.resize(1);  // the statistics of training come along, empty
     node.kind = Kind::kAffine;
     node.affine = std::move(affine);
     node.arguments.clear();
