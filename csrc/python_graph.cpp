@@ -246,7 +246,7 @@ void bind_graph(py::module_& m) {
              return questions;
            })
       .def("refusal", &graph::Recorder::refusal)
-      .def("has_script", &graph::Recorder::has_script)
+      .def("has_fixed_sizes", &graph::Recorder::has_fixed_sizes)
       .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });
   py::class_<graph::Weights, std::shared_ptr<graph::Weights>>(m, "Weights")
       .def(py::init([] { return std::make_shared<graph::Weights>(); }))

@@ -104,9 +104,8 @@ def takes_two(self, x, y):
         (lambda self, x: x.add_(1), None),
         (lambda self, x: x.detach().mul_(2), None),
         (lambda self, x: self.weight.detach().mul_(1), None),
-        (lambda self, x: convolved(self, x)[:, 0].mul_(2), None),
         (lambda self, x: torch.add(x, 1, out=torch.zeros(1, 4, 8, 8)), None),
-        (lambda self, x: torch.empty(3).fill_(2) * x.sum(), None),
+        (lambda self, x: torch.empty(3).fill_(2) * x.sum(), "empty fill sum mul"),
         (lambda self, x: torch.zeros(4).add_(torch.ones(4, dtype=torch.float64)), None),
     ],
 )
@@ -131,17 +130,6 @@ def test_writes_through_data_count():
     for blocked in (False, True):
         given = x.to_blocked() if blocked else x.clone()
         assert torch.equal(torch.as_tensor(fast(given).tolist()), 0.5 * x[:, :1])
-
-
-@pytest.mark.parametrize("returned", ["view", "base"])
-def test_a_view_that_lives_refuses_writes(returned):
-    def forward(self, x):
-        base = convolved(self, x)
-        view = base.view(-1)
-        base.mul_(2)
-        return view if returned == "view" else base
-
-    assert recorded(forward, torch.randn(1, 4, 8, 8)) is None
 
 
 def test_autocast_is_left_to_export():

@@ -206,7 +206,7 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         input_metas=metas,
         metas=recorder.metas(),
         questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
-        fixed_sizes=watch.asks_strides or recorder.has_script(),
+        fixed_sizes=watch.asks_strides or recorder.has_fixed_sizes(),
         out_spec=out_spec,
     )
 

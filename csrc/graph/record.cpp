@@ -49,9 +49,21 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Memory that an op leaves as it was: somebody else fills it, unseen.
-bool is_uninitialized(std::string_view name) {
-  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+// Ops that tell nothing: what torch.tensor([...]) makes and fills unseen, with dispatch to Python
+// off, counts as there before.
+bool is_silent(std::string_view name) {
+  return name == "aten::detach_" ||
+         (name.starts_with("aten::empty") &&
+          c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
+}
+
+bool shows_otherwise(const c10::OperatorName& name) {
+  const auto op = c10::Dispatcher::singleton().findSchema(name);
+  return op && op->hasTag(at::Tag::inplace_view);
+}
+
+const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
 }  // namespace
@@ -62,7 +74,7 @@ Recorder::Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::
   for (const at::Tensor& input : inputs) {
     new_value(input);
     given_.insert(input.unsafeGetTensorImpl());
-    computed_.insert(input.storage().unsafeGetStorageImpl());
+    computed_.emplace(memory_of(input), input.storage().getWeakStorageImpl());
     state_.insert(input.storage().unsafeGetStorageImpl());
   }
   for (const at::Tensor& tensor : state) {
@@ -90,8 +102,8 @@ void Recorder::stop() {
 
 void Recorder::ask(const at::Tensor& tensor, std::int64_t what, Dims answer) {
   const auto found = values_.find(tensor.unsafeGetTensorImpl());
-  if (found == values_.end() || constants_.contains(found->second)) return;
-  questions_.push_back({found->second, what, std::move(answer)});
+  if (found == values_.end() || constants_.contains(found->second.value)) return;
+  questions_.push_back({found->second.value, what, std::move(answer)});
 }
 
 std::vector<at::Tensor> Recorder::alive() const {
@@ -130,19 +142,20 @@ void Recorder::refuse(const std::string& reason) {
 
 // Observers must not throw; what is not an op, as a Python function of autograd, calls ops.
 void Recorder::enter(const at::RecordFunction& function) {
-  has_script_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
+  has_fixed_sizes_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
   if (!function.operator_name()) return;
   const bool outermost = depth_++ == 0;
   try {
     save_written(function);
-    if (outermost && refusal_.empty()) begin(function, arguments_of(function));
+    if (outermost) running_ = {.is_noted = !is_silent(function.operator_name()->name)};
+    if (outermost && running_.is_noted && refusal_.empty()) begin(function, arguments_of(function));
   } catch (const std::exception& error) {
     refuse(error.what());
   }
 }
 
 void Recorder::leave(const at::RecordFunction& function) {
-  if (!function.operator_name() || --depth_ > 0 || !refusal_.empty()) return;
+  if (!function.operator_name() || --depth_ > 0 || !refusal_.empty() || !running_.is_noted) return;
   try {
     end(function);
   } catch (const std::exception& error) {
@@ -154,14 +167,20 @@ void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IVal
   const auto schema = *function.operator_schema();
   Node node{
       .name = schema.name(), .overload = schema.overload_name(), .arguments = {}, .outputs = {}};
-  if (is_uninitialized(node.name)) refuse(text(node.name, " makes memory that is filled unseen"));
   if (at::autocast::is_autocast_enabled(at::kCPU)) refuse("autocast changes types unseen");
-  for (const IValue& input : inputs) node.arguments.push_back(argument(input));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    node.arguments.push_back(argument(inputs[i]));
+    if (inputs[i].isTensor()) running_.tensors.emplace_back(i, inputs[i].toTensor());
+    if (!inputs[i].isTensorList()) continue;
+    for (const at::Tensor& tensor : inputs[i].toTensorVector()) {
+      running_.tensors.emplace_back(i, tensor);
+    }
+  }
   nodes_.push_back(std::move(node));
   if (schema.is_mutable()) replace_in_place(schema, inputs);
 }
 
-// The functional form gives the same where nobody else sees the memory that is written.
+// The functional form gives the same; end() tells others of the memory.
 void Recorder::replace_in_place(const c10::FunctionSchema& schema,
                                 at::ArrayRef<const IValue> inputs) {
   Node& node = nodes_.back();
@@ -172,43 +191,150 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
   }
   node.name.pop_back();
   const at::Tensor& self = inputs[0].toTensor();
-  const bool mixed = std::ranges::any_of(inputs, [&](const IValue& input) {
-    return input.isTensor() && input.toTensor().defined() &&
-           input.toTensor().scalar_type() != self.scalar_type() &&
-           !input.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
-  });
+  const bool mixed =
+      node.name != "aten::copy" && std::ranges::any_of(inputs, [&](const IValue& input) {
+        return input.isTensor() && input.toTensor().defined() &&
+               input.toTensor().scalar_type() != self.scalar_type() &&
+               !input.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+      });
+  const auto memory = memories_.find(memory_of(self));
+  running_.writes = true;
+  running_.reaches_others = self.storage().use_count() != 1;
   if (!c10::Dispatcher::singleton().findSchema({node.name, node.overload}) || mixed ||
-      given_.contains(self.unsafeGetTensorImpl()) || self.storage().use_count() != 1) {
-    refuse(text(node.name, "_ writes what others may see"));
+      given_.contains(self.unsafeGetTensorImpl()) ||
+      (running_.reaches_others &&
+       (memory == memories_.end() || shows_otherwise(schema.operator_name())))) {
+    return refuse(text(node.name, "_ writes what others may see"));
   }
+  if (memory != memories_.end()) has_fixed_sizes_ |= memory->second.may_be_copied;
 }
 
 void Recorder::end(const at::RecordFunction& function) {
-  Node& node = nodes_.back();
   const at::ArrayRef<IValue> all = function.outputs();
   const std::size_t count = function.operator_schema()->returns().size();
   const auto outputs = all.size() > count ? all.slice(all.size() - count) : all;
+  const std::string& name = nodes_.back().name;
   std::vector<at::Tensor> tensors;
   if (outputs.size() == 1 && outputs[0].isTensorList()) {
     tensors = outputs[0].toTensorVector();
   } else {
     for (const IValue& output : outputs) {
-      if (!output.isTensor()) return refuse(text(node.name, " returns no tensor"));
+      if (!output.isTensor()) return refuse(text(name, " returns no tensor"));
       tensors.push_back(output.toTensor());
     }
   }
-  if (tensors.empty()) return refuse(text(node.name, " returns nothing"));
+  if (tensors.empty()) return refuse(text(name, " returns nothing"));
+  std::vector<Meta> results;
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) {
-      node.outputs.push_back(count_++);
-      continue;
+    if (tensor.defined() && !tensor.has_storage()) {
+      return refuse(text(name, " returns no strided tensor"));
     }
-    if (!tensor.has_storage()) return refuse(text(node.name, " returns no strided tensor"));
-    node.outputs.push_back(new_value(tensor));
-    metas_[node.outputs.back()] = {tensor.sizes().vec(), tensor.scalar_type()};
-    on_result_(tensor);
-    computed_.insert(tensor.storage().unsafeGetStorageImpl());
+    results.push_back(tensor.defined() ? Meta{tensor.sizes().vec(), tensor.scalar_type()} : Meta{});
   }
+  note_results(tensors, results);
+  running_ = {};
+}
+
+void Recorder::note_results(const std::vector<at::Tensor>& tensors,
+                            const std::vector<Meta>& results) {
+  std::vector<Value>& outputs = nodes_.back().outputs;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    outputs.push_back(count_++);
+    if (tensors[i].defined()) metas_[outputs.back()] = results[i];
+  }
+  const Node node = nodes_.back();
+  if (running_.writes) return note_write(tensors[0], node.output());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    Shown shown = shown_by(tensors[i], node, i, results);
+    known_.emplace_back(tensors[i].getIntrusivePtr());
+    values_[tensors[i].unsafeGetTensorImpl()] = std::move(shown);
+    on_result_(tensors[i]);
+  }
+  if (!may_copy(node) || running_.tensors.empty()) return;
+  for (const at::Tensor& tensor : {tensors[0], running_.tensors[0].second}) {
+    const auto memory = memories_.find(memory_of(tensor));
+    if (memory != memories_.end()) memory->second.may_be_copied = true;
+  }
+}
+
+// Memory of no argument is the op's own.
+Recorder::Shown Recorder::shown_by(const at::Tensor& result, const Node& node, std::size_t output,
+                                   const std::vector<Meta>& results) {
+  const c10::StorageImpl* memory = memory_of(result);
+  const Value value = node.outputs[output];
+  const auto source = std::ranges::find_if(running_.tensors, [&](const auto& argument) {
+    return argument.second.defined() && memory_of(argument.second) == memory;
+  });
+  if (source == running_.tensors.end()) {
+    computed_.emplace(memory, result.storage().getWeakStorageImpl());
+    const bool is_new = running_.made.insert(memory).second;
+    if (!is_new) {  // several results in one piece, none of which is the whole
+      memories_.erase(memory);
+      return {value};
+    }
+    memories_[memory] = {value};
+    return {value, memory};
+  }
+  Shown shown = values_.at(source->second.unsafeGetTensorImpl());
+  shown.value = value;
+  if (shown.memory && !source->second.is_same(result)) {
+    shown.views.push_back({node, source->first, output, results});
+  }
+  return shown;
+}
+
+void Recorder::note_write(const at::Tensor& tensor, Value written) {
+  Shown& self = values_.at(tensor.unsafeGetTensorImpl());
+  if (!running_.reaches_others) {
+    memories_[memory_of(tensor)] = {written};
+    self = {written, memory_of(tensor)};
+    return;
+  }
+  Memory& memory = memories_.at(self.memory);
+  std::vector<Value> sources = {memory.value};
+  for (std::size_t i = 0; i + 1 < self.views.size(); ++i) {
+    sources.push_back(show(self.views[i], sources.back()));
+  }
+  self.value = written;
+  for (std::size_t i = self.views.size(); i-- > 0;) {
+    const ViewStep& step = self.views[i];
+    std::optional<Node> node = written_back(step, sources[i], written);
+    if (!node) return refuse(text("a write into what ", step.node.name, " shows"));
+    has_fixed_sizes_ |= depends_on_sizes(step);
+    written = emit(std::move(*node), {metas_.at(sources[i])});
+  }
+  memory.value = written;
+  self.writes = ++memory.writes;
+}
+
+// The value of the first result.
+Value Recorder::emit(Node node, const std::vector<Meta>& results) {
+  const Value first = count_;
+  for (const Meta& result : results) {
+    node.outputs.push_back(count_);
+    metas_[count_++] = result;
+  }
+  nodes_.push_back(std::move(node));
+  return first;
+}
+
+Value Recorder::show(const ViewStep& step, Value source) {
+  if (step.node.arguments[step.argument].value() == kNone) {
+    refuse(text(step.node.name, " shows several tensors"));
+  }
+  return emit(shown(step, source), step.results) + static_cast<Value>(step.output);
+}
+
+// Made anew if its memory was written through another tensor since.
+Value Recorder::current(Shown& self) {
+  const auto found = memories_.find(self.memory);
+  if (found == memories_.end() || self.writes == found->second.writes) return self.value;
+  const Memory& memory = found->second;
+  self.value = memory.value;
+  for (const ViewStep& step : self.views) self.value = show(step, self.value);
+  self.writes = memory.writes;
+  return self.value;
 }
 
 Argument Recorder::argument(const IValue& value) {
@@ -235,7 +361,7 @@ Argument Recorder::argument(const IValue& value) {
 // What no op has made was there before, unless it shares memory with what one has.
 Value Recorder::value_of(const at::Tensor& tensor) {
   const auto found = values_.find(tensor.unsafeGetTensorImpl());
-  if (found != values_.end()) return found->second;
+  if (found != values_.end()) return current(found->second);
   if (!tensor.has_storage() || computed_.contains(tensor.storage().unsafeGetStorageImpl())) {
     refuse("a tensor comes from a result by no op");
   }
@@ -247,7 +373,8 @@ Value Recorder::value_of(const at::Tensor& tensor) {
 
 Value Recorder::new_value(const at::Tensor& tensor) {
   known_.emplace_back(tensor.getIntrusivePtr());
-  return values_[tensor.unsafeGetTensorImpl()] = count_++;
+  values_[tensor.unsafeGetTensorImpl()] = {count_};
+  return count_++;
 }
 
 }  // namespace torch_blocked::graph

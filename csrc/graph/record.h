@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "graph/graph.h"
+#include "graph/view_step.h"
 
 namespace at {
 struct RecordFunction;
@@ -19,8 +20,9 @@ struct RecordFunction;
 namespace torch_blocked::graph {
 
 // Values are numbered as they come: inputs, then constants and results by their first use. In-place
-// ops become functional ones. Memory of `state` and of inputs that the forward writes is put back
-// by restore().
+// ops become functional ones; after a write into memory that several tensors show, each of them is
+// made anew where it is used next. Memory of `state` and of inputs that the forward writes is put
+// back by restore().
 class Recorder {
  public:
   // Hears of each tensor that an op has made, before anyone else does.
@@ -52,14 +54,36 @@ class Recorder {
   // That of this thread; null if none is running.
   static Recorder* current();
 
-  // Whether TorchScript ran a part: what it asks of sizes, nobody hears.
-  bool has_script() const { return has_script_; }
+  // Whether the nodes hold for these sizes only: TorchScript ran a part, whose questions nobody
+  // hears, or a write reached others by a view that is a copy at other sizes.
+  bool has_fixed_sizes() const { return has_fixed_sizes_; }
 
   // For the observer.
   void enter(const at::RecordFunction& function);
   void leave(const at::RecordFunction& function);
 
  private:
+  // What an op's tensors show: `views`, from the memory's first tensor on.
+  struct Shown {
+    Value value;
+    const c10::StorageImpl* memory = nullptr;  // null: nothing that an op made
+    int writes = 0;                            // how many the value has seen
+    std::vector<ViewStep> views = {};
+  };
+  struct Memory {
+    Value value;  // of its first tensor, as it is now
+    int writes = 0;
+    bool may_be_copied = false;  // some op's result shows it at some sizes
+  };
+  // The outermost op that runs: its tensors, by the place of the argument, the memory that it has
+  // made, and whether its write reaches others.
+  struct Running {
+    bool is_noted = true;
+    std::vector<std::pair<std::size_t, at::Tensor>> tensors = {};
+    std::unordered_set<const c10::StorageImpl*> made = {};
+    bool writes = false, reaches_others = false;
+  };
+
   void refuse(const std::string& reason);
   void begin(const at::RecordFunction& function, at::ArrayRef<const c10::IValue> inputs);
   void end(const at::RecordFunction& function);
@@ -67,16 +91,26 @@ class Recorder {
   void replace_in_place(const c10::FunctionSchema& schema, at::ArrayRef<const c10::IValue> inputs);
   Argument argument(const c10::IValue& value);
   Value new_value(const at::Tensor& tensor);
+  Value emit(Node node, const std::vector<Meta>& results);
+  Value show(const ViewStep& step, Value source);
+  Value current(Shown& self);
+  void note_results(const std::vector<at::Tensor>& tensors, const std::vector<Meta>& results);
+  Shown shown_by(const at::Tensor& result, const Node& node, std::size_t output,
+                 const std::vector<Meta>& results);
+  void note_write(const at::Tensor& tensor, Value written);
 
   std::vector<Node> nodes_;
   std::map<Value, at::Tensor> constants_;
   std::string refusal_;
-  // Tensors are told apart by their addresses, which weak references keep from being reused while
-  // the memory of dead ones goes.
-  std::unordered_map<const c10::TensorImpl*, Value> values_;
+  // Tensors and storages are told apart by their addresses, which weak references keep from being
+  // reused while the memory of dead ones goes.
+  std::unordered_map<const c10::TensorImpl*, Shown> values_;
+  std::unordered_map<const c10::StorageImpl*, Memory> memories_;  // that ops have made
+  Running running_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> known_;
-  std::unordered_set<const c10::TensorImpl*> given_;      // inputs and constants
-  std::unordered_set<const c10::StorageImpl*> computed_;  // memory of inputs and results
+  std::unordered_set<const c10::TensorImpl*> given_;  // inputs and constants
+  // Memory of inputs and results.
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> computed_;
   std::vector<Question> questions_;
   std::map<Value, Meta> metas_;
   std::unordered_set<const c10::StorageImpl*> state_;
@@ -84,7 +118,7 @@ class Recorder {
   OnResult on_result_;
   Value count_ = 0;
   int depth_ = 0;
-  bool has_script_ = false;
+  bool has_fixed_sizes_ = false;
   std::optional<std::uint64_t> handle_;
 };
 

@@ -1,0 +1,157 @@
+"""Writes into memory that several tensors show: what a run tells of them, at other sizes too."""
+
+import pytest
+import torch
+from torch import nn
+
+import torch_blocked as tb
+from torch_blocked import capture as captures
+
+
+def rows(x):
+    x[:, 0] = 1
+    return x
+
+
+def chunks(x):
+    a, b = x.chunk(2, 1)
+    a.mul_(2)
+    return x + 1, b, a
+
+
+def permuted(x):
+    y = x.permute(0, 2, 3, 1)
+    y[..., 2:4].add_(1)
+    return x, y
+
+
+def strided(x):
+    y = x[:, :, 1::2].transpose(2, 3)
+    y.relu_()
+    return x * 2, y
+
+
+def groups(x):
+    v = x.view(x.shape[0], 2, 4, *x.shape[2:])
+    v[:, 1] = v[:, 0]
+    return x
+
+
+def mask(x):
+    x[x > 0] = 0
+    y = x[:, 1]
+    y.clamp_(-1, -0.5)
+    x.mul_(3)
+    return y, x
+
+
+def filled(x):
+    out = torch.empty(x.shape)
+    for i in range(8):
+        out[:, i] = x[:, 7 - i]
+    return out
+
+
+def like(x):
+    y = torch.empty_like(x)
+    y.copy_(x)
+    y[0] = 0
+    return y, x
+
+
+def parts(x):
+    x.diagonal(0, 2, 3).fill_(3.0)
+    x.unbind(1)[3].neg_()
+    x.split([3, 5], 1)[1].sqrt_()
+    x.split(3, 1)[2].add_(1)
+    return x.nan_to_num()
+
+
+def shown_before(x):
+    y = x.unsqueeze(0).squeeze(0)
+    y.narrow(2, 1, 2).zero_()
+    z = y.expand(2, *y.shape)
+    x.add_(1)
+    return z
+
+
+def moved(x):
+    y = x.movedim(1, -1)
+    y.select(-1, 0).copy_(torch.ones(1, dtype=torch.double))
+    return x.relu_(), y, x.mT.mul_(2), x
+
+
+def sometimes_copied(x):
+    y = x[..., :8].flatten(1)
+    y.clamp_(-0.1, 0.1)
+    return x, y
+
+
+def constants(x):
+    return x[:, [-1, 0, 2]] * torch.tensor([0.5, 2.0]).sum() + torch.tensor(x.shape[-1])
+
+
+FORWARDS = (
+    rows, chunks, permuted, strided, groups, mask, filled, like, parts, shown_before, moved,
+    sometimes_copied, constants,
+)  # fmt: skip
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.conv(x))
+
+
+def close(results, wanted):
+    torch.testing.assert_close(results, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", FORWARDS)
+@torch.no_grad()
+def test_writes_reach_what_shows_the_memory(function):
+    model = Model(function).eval()
+    run = captures._recorded(model, (torch.randn(2, 3, 8, 8),), {})
+    assert run is not None
+    fast = tb.optimize(model, torch.randn(2, 3, 8, 8), verify=False, tune=False)
+    for size in (8, 9, 12):
+        x = torch.randn(2, 3, size, size)
+        close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_what_is_a_copy_at_some_sizes_holds_for_these():
+    captured = [
+        captures._recorded(Model(function).eval(), (torch.randn(2, 3, 8, 8),), {})
+        for function in (sometimes_copied, chunks, rows, permuted)
+    ]
+    assert [each.fixed_sizes for each in captured] == [True, True, False, False]
+
+
+def overlapping(x):
+    x.unfold(2, 3, 1).add_(1)
+    return x
+
+
+def made_and_written(x):
+    y = torch.tensor([0.0, 0, 0])
+    y[1] = 2
+    return x * y.sum()
+
+
+def shown_by_no_rule(x):
+    x.view(torch.int32).bitwise_and_(0x7FFFFFFF)
+    return x
+
+
+@pytest.mark.parametrize("function", [overlapping, made_and_written, shown_by_no_rule])
+@torch.no_grad()
+def test_what_no_rule_tells_is_left_to_export(function):
+    model, x = Model(function).eval(), torch.randn(2, 3, 8, 8)
+    assert captures._recorded(model, (x,), {}) is None
+    if function is not overlapping:  # of which torch says that its result is not defined
+        close(tb.optimize(model, x, verify=False, tune=False)(x), model(x))
