@@ -286,3 +286,39 @@ def test_out_takes_the_dims_of_the_result(name):
     torch.testing.assert_close(
         ours.to_dense() if torch_blocked.is_blocked(ours) else ours, expected
     )
+
+
+SLICES = {
+    "spatial": lambda x: x[:, :, 1::2, ::2],
+    "batch": lambda x: x[::2],
+    "rows": lambda x: x[:, :, 2:],
+    "channels": lambda x: x[:, 8:16],
+    "some channels of some rows": lambda x: x[:, :, 1::2][:, 3:9],
+    "turned": lambda x: x.transpose(2, 3),
+    "whole": lambda x: x[:],
+}
+RESHAPES = {
+    "flatten": lambda x: x.flatten(1),
+    "flatten spatial": lambda x: x.flatten(2),
+    "flatten all": lambda x: x.flatten(),
+    "permuted": lambda x: x.permute(1, 0, 2, 3).flatten(2),
+    "split channels": lambda x: x.reshape(x.shape[0], 2, x.shape[1] // 2, *x.shape[2:]),
+    "one of the batch": lambda x: x[0].flatten(1),
+}
+
+
+@pytest.mark.parametrize("reshape", RESHAPES)
+@pytest.mark.parametrize("slice_", SLICES)
+@pytest.mark.parametrize("block", [8, 16])
+def test_a_reshape_copies_where_dense_copies(slice_, reshape, block):
+    """And is a view where that of a dense tensor is one: a write tells."""
+    dense = torch.randn(4, 24, 6, 6)
+    blocked = dense.to_blocked(f"nChw{block}c")
+    for x in (dense, blocked):
+        part = SLICES[slice_](x)
+        shown = RESHAPES[reshape](part)
+        shown.clamp_(-0.1, 0.1)
+    torch.testing.assert_close(blocked.to_dense(), dense)
+    torch.testing.assert_close(
+        torch.as_tensor(shown.tolist()), RESHAPES[reshape](SLICES[slice_](dense)).clamp(-0.1, 0.1)
+    )

@@ -134,6 +134,8 @@ class BlockedCopy(BlockedTensor):
     views of it share its memory and its tie."""
 
     _shadow: Shadow
+    # Those that the dense tensor would have, where its memory has gaps that the copy's has not.
+    _strides: list[int] | None = None
 
     def _read(self) -> Tensor:
         self._shadow.follow()
@@ -147,7 +149,7 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
         return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
     if isinstance(input, BlockedCopy):
-        same._shadow = input._shadow
+        same._shadow, same._strides = input._shadow, input._strides
     _C.share_version(same, input)
     return same
 
@@ -162,9 +164,15 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
         return _tb.to_dense(input._physical, input._channels, channels_last=channels_last)
 
     dense = copy()
-    out = func(dense, *args, **kwargs)
     if not _is_eager(input):
-        return out  # tracing has made in-place ops functional already
+        return func(dense, *args, **kwargs)  # tracing has made in-place ops functional already
+    dense = _laid_as(dense, _dense_strides(input))
+    try:
+        out = func(dense, *args, **kwargs)
+    except RuntimeError:
+        if func is not aten.view.default:
+            raise
+        return dense.reshape(*args)  # dims that a slice does not join: ATen's reshape copies
 
     def pull() -> None:
         dense.copy_(copy())
@@ -176,6 +184,37 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
     return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow), out)
 
 
+def _has_gaps(physical: Tensor) -> bool:
+    """Whether it is a slice of a larger tensor, with each element in a place of its own."""
+    overlaps = any(s == 0 and n > 1 for n, s in zip(physical.shape, physical.stride(), strict=True))
+    return not physical.is_contiguous() and not overlaps and physical.stride(-1) == 1
+
+
+def _dense_strides(input: BlockedTensor) -> list[int] | None:
+    """Strides of a dense tensor that is the same slice as `input` is, which say what dims a view of
+    it can join; None if all."""
+    if isinstance(input, BlockedCopy) and input._strides:
+        return input._strides
+    if not _has_gaps(input._physical):
+        return None
+    batch, channel, *spatial = (stride // input.block for stride in input._physical.stride()[:-1])
+    blocks = input._physical.shape[1]
+    whole = batch == blocks * channel
+    channels = input._channels if whole else batch // max(channel, 1) * input.block
+    return [channels * channel, channel, *spatial]
+
+
+def _contiguous_strides(shape: torch.Size) -> list[int]:
+    return [shape[d + 1 :].numel() for d in range(len(shape))]
+
+
+def _laid_as(tensor: Tensor, strides: list[int] | tuple[int, ...] | None) -> Tensor:
+    """The same values with these strides."""
+    if strides is None:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
 def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input` as a copy tied to it."""
     input = anchor(input)
@@ -185,7 +224,9 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 
     if not _is_eager(input):
         return BlockedTensor(copy(), length)
-    view = BlockedCopy(copy(), length)
+    strides = input._physical.stride() if _has_gaps(input._physical) else None
+    view = BlockedCopy(_laid_as(copy(), strides), length)
+    view._strides = _dense_strides(input) or _contiguous_strides(input.shape)
 
     def pull() -> None:
         view._physical.copy_(copy())
@@ -222,7 +263,7 @@ IN_PLACE_VIEWS = {
     aten.resize_.default: None,  # of a dense view: it may be larger
 }
 
-_OURS = ("_physical", "_channels", "_dense", "_shadow")
+_OURS = ("_physical", "_channels", "_dense", "_shadow", "_strides")
 
 
 def become(self: Tensor, other: Tensor) -> None:
