@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "format/errors.h"
+#include "ops/blocked.h"
 #include "ops/reorder.h"
 #include "runtime/primitive.h"
 
@@ -32,16 +33,7 @@ void check_plain(const at::Tensor& tensor) {
     fail_type("optimize", "dense or blocked CPU tensors as inputs", what,
               "convert it (to_dense(), dequantize(), cpu()), or call the model itself");
   }
-  if (tensor.numel() == 0) return;
-  std::int64_t last = tensor.storage_offset();
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  const auto held = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.itemsize());
-  if (last >= held) {
-    fail_value("optimize", text("memory for the sizes ", tensor.sizes(), " of an input"),
-               text(held, " elements"), "its storage was resized; resize it back");
-  }
+  check_memory("optimize", tensor);
 }
 
 bool is_image(const at::Tensor& tensor) {

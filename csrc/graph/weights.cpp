@@ -3,10 +3,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "format/errors.h"
+#include "runtime/content.h"
 #include "runtime/huge_pages.h"
 #include "runtime/primitive.h"
 
@@ -25,24 +24,6 @@ std::string address_of(const std::vector<at::Tensor>& tensors, const std::string
     key.add(tensor.sizes()).add(tensor.strides());
   }
   return std::move(key).text() + more;  // which may hold any bytes
-}
-
-// FNV-1a over 8-byte words in eight lanes: 100 MB take some 15 ms.
-std::uint64_t hash_of(const at::Tensor& tensor) {
-  constexpr std::uint64_t kPrime = 0x100000001b3;
-  std::array<std::uint64_t, 8> lanes{1, 2, 3, 4, 5, 6, 7, 8};
-  const at::Tensor dense = tensor.contiguous();
-  const auto* data = static_cast<const char*>(dense.const_data_ptr());
-  const std::size_t bytes = dense.nbytes();
-  std::array<std::uint64_t, 8> words{};
-  for (std::size_t at = 0; at < bytes; at += sizeof words) {
-    words.fill(0);
-    std::memcpy(words.data(), data + at, std::min(sizeof words, bytes - at));
-    for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i] = (lanes[i] ^ words[i]) * kPrime;
-  }
-  std::uint64_t hash = bytes;
-  for (const std::uint64_t lane : lanes) hash = (hash ^ lane ^ (lane >> 32)) * kPrime;
-  return hash;
 }
 
 }  // namespace
@@ -114,7 +95,7 @@ void Weights::check_unchanged(const std::vector<at::Tensor>& constants) {
   const std::lock_guard lock(mutex_);
   for (const at::Tensor& constant : constants) {
     if (constant.layout() != at::kStrided || constant.is_meta()) continue;
-    const std::uint64_t hash = hash_of(constant);
+    const std::uint64_t hash = content_of(constant.contiguous());
     const auto [noted, is_new] =
         noted_.try_emplace(address_of({constant}, ""), Noted{constant, hash});
     if (!is_new && noted->second.hash != hash) {
