@@ -31,7 +31,7 @@ _NAMES = {"torch": torch, "F": F, "nn": nn, "Pair": Pair}
 _LARGEST = 20.0  # a value beyond this is scaled
 _MOST_ELEMENTS = 40_000
 _VALUE = re.compile(r"\b[vx]\d+\b")
-_WRITES = re.compile(r"[a-z]_\(|\] [*+]?= |^\w+ [*+]= |inplace=True|\.data\b", re.MULTILINE)
+_CUT = re.compile(r"\.data\b|to_blocked\(")
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Program:
             for (_, kind), dims in zip(self.inputs, self.shapes[size], strict=True)
         )
 
-    def writes(self) -> bool:
-        """Whether something in it looks as if it wrote in place."""
-        return any(_WRITES.search(each.code) for each in self.statements)
+    def is_cut(self) -> bool:
+        """Whether it runs in parts, or is captured by torch.export, for each size anew."""
+        return any(_CUT.search(each.code) for each in self.statements)
 
     def depth(self) -> int:
         return sum(each.code.count("\n") + 1 for each in self.statements)
