@@ -26,8 +26,9 @@ struct Fixed {
   std::int64_t reads, writes;
 };
 std::optional<Fixed> fixed_formats(const Node& node) {
+  if (node.kind == Kind::kLinear) return Fixed{kPlain, kPlain};
   // Other dims over memory that is in order are in order, too.
-  if (is_reshape(node) || node.kind == Kind::kLinear) return Fixed{kPlain, kPlain};
+  if (node.kind == Kind::kBoxed && is_reshape(node)) return Fixed{kPlain, kPlain};
   if (node.kind == Kind::kBoxed) return Fixed{kStrided, kStrided};
   if (node.kind == Kind::kToLast) return Fixed{kChannelsLast, kPlain};
   if (node.kind == Kind::kFromLast) return Fixed{kPlain, kChannelsLast};
