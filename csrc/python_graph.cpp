@@ -245,6 +245,7 @@ void bind_graph(py::module_& m) {
              }
              return questions;
            })
+      .def("wrote_state", &graph::Recorder::wrote_state)
       .def("refusal", &graph::Recorder::refusal)
       .def("has_fixed_sizes", &graph::Recorder::has_fixed_sizes)
       .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });

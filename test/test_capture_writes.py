@@ -132,6 +132,26 @@ def test_what_is_a_copy_at_some_sizes_holds_for_these():
     assert [each.fixed_sizes for each in captured] == [True, True, False, False]
 
 
+def unsafely_chunked(self, x):
+    part = x[..., None].unsafe_chunk(2, -3)[0]
+    part[:, 0] = 0.25
+    return part
+
+
+@torch.no_grad()
+def test_a_write_into_an_input_by_what_is_called_no_view():
+    class Writes(nn.Module):
+        forward = unsafely_chunked
+
+    model, x = Writes().eval(), torch.randn(1, 40)
+    with pytest.raises(captures.CaptureError, match="its buffers or inputs"):
+        captures.capture(model, (x,))
+    fast = tb.optimize(model, x.clone(), verify=False, tune=False)
+    given, wanted = x.clone(), x.clone()
+    close(fast(given), model(wanted))
+    assert torch.equal(given, wanted)
+
+
 def overlapping(x):
     x.unfold(2, 3, 1).add_(1)
     return x

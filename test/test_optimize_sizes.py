@@ -193,3 +193,23 @@ def test_one_weight_in_two_packed_forms():
         x = torch.randn(2, 17, 20, width)
         with torch.no_grad():
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pads", [(1, 0), (2, 0, 1, 0), (0, 2)])
+@torch.no_grad()
+def test_padding_of_one_pixel(pads):
+    """More on the near side than there is of the image."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 12, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            return self.conv(F.pad(x, pads))
+
+    model = Padded().eval()
+    fast = tb.optimize(model, torch.randn(2, 8, 9, 8), tune=False)
+    for size in ((9, 8), (9, 1), (1, 1), (1, 5), (2, 2)):
+        x = torch.randn(2, 8, *size)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

@@ -192,6 +192,8 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     results, out_spec = structure.flatten(results)
     if watch.takes_data:
         raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
+    if recorder.refusal() and recorder.wrote_state():
+        raise CaptureError("the model writes into its buffers or inputs")
     blocked = any(isinstance(each, BlockedTensor) for each in results)  # torch.export sees inside
     if blocked or watch.reads_values or recorder.refusal():
         return None

@@ -131,7 +131,9 @@ void Recorder::save_written(const at::RecordFunction& function) {
     const at::Tensor& tensor = input.toTensor();
     if (!tensor.defined() || !tensor.has_storage()) continue;
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    if (state_.contains(storage)) written_.insert(written_.begin(), {tensor, tensor.clone()});
+    if (!state_.contains(storage)) continue;
+    written_.insert(written_.begin(), {tensor, tensor.clone()});
+    wrote_state_ = true;
   }
   running = this;
 }

@@ -46,6 +46,9 @@ class Recorder {
   const std::vector<Question>& questions() const { return questions_; }
   const std::map<Value, Meta>& metas() const { return metas_; }
   void restore();
+  // Whether the forward wrote memory of `state` or of inputs, even by results that ATen does not
+  // call views, as those of unsafe_chunk.
+  bool wrote_state() const { return wrote_state_; }
   // Results of ops that somebody still holds.
   std::vector<at::Tensor> alive() const;
   // Why the nodes do not tell the whole forward; empty: they do.
@@ -118,7 +121,7 @@ class Recorder {
   OnResult on_result_;
   Value count_ = 0;
   int depth_ = 0;
-  bool has_fixed_sizes_ = false;
+  bool has_fixed_sizes_ = false, wrote_state_ = false;
   std::optional<std::uint64_t> handle_;
 };
 

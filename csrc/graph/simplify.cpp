@@ -192,8 +192,9 @@ void fuse_into_linear(Graph& graph) {
   sweep(graph);
 }
 
-// Zero padding in front of a convolution joins the convolution's own.
-void fuse_padding(Graph& graph) {
+// Zero padding in front of a convolution joins the convolution's own. More at the near end than at
+// the far one counts as a smaller image, of which something must be left.
+void fuse_padding(Graph& graph, const std::vector<Meta>& metas) {
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
     if (!is_any(node, {"aten::pad", "aten::constant_pad_nd"})) continue;
@@ -207,6 +208,12 @@ void fuse_padding(Graph& graph) {
     const auto pads = integers(node.arguments[1], 2 * spatial);  // last dim first, begin and end
     if (!pads || pads->size() > 2 * spatial || convolution.residual == node.output()) continue;
     if (std::ranges::any_of(*pads, [](std::int64_t pad) { return pad < 0; })) continue;
+    const Dims& dims = metas[static_cast<std::size_t>(node.arguments[0].value())].dims;
+    bool is_left = true;
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      is_left &= dims[dims.size() - 1 - i] + (*pads)[2 * i + 1] > (*pads)[2 * i];
+    }
+    if (!is_left) continue;
     if (convolution.padding_end.empty()) convolution.padding_end.resize(spatial, 0);
     for (std::size_t i = 0; i < pads->size() / 2; ++i) {
       convolution.padding[spatial - 1 - i] += (*pads)[2 * i];
@@ -484,7 +491,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   for (Node& node : graph.nodes) find_linear(graph, node, metas);
   fold_batch_norms(graph, metas, weights);
   find_scalings(graph, metas);
-  fuse_padding(graph);
+  fuse_padding(graph, metas);
   fuse_epilogues(graph, metas);
   fuse_into_affine(graph);
   fuse_into_linear(graph);
