@@ -101,9 +101,6 @@ def takes_two(self, x, y):
         (lambda self, x: x + x.max().tolist(), None),
         (lambda self, x: x + torch.from_numpy(x.numpy()), None),
         (lambda self, x: x.nonzero()[:1] if torch.equal(x, x) else x, None),
-        (lambda self, x: x.add_(1), None),
-        (lambda self, x: x.detach().mul_(2), None),
-        (lambda self, x: self.weight.detach().mul_(1), None),
         (lambda self, x: torch.add(x, 1, out=torch.zeros(1, 4, 8, 8)), None),
         (lambda self, x: torch.empty(3).fill_(2) * x.sum(), "empty fill sum mul"),
         (lambda self, x: torch.zeros(4).add_(torch.ones(4, dtype=torch.float64)), None),
@@ -115,6 +112,22 @@ def test_runs(function, ops):
         assert run is None
     else:
         assert [each.name for each in run.nodes] == ["aten::" + each for each in ops.split()]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x: x.add_(1),
+        lambda self, x: x.detach().mul_(2),
+        lambda self, x: self.weight.detach().mul_(1),
+    ],
+)
+def test_writes_into_what_was_there_before(function):
+    model, x = Forward(function).eval(), torch.randn(1, 4, 8, 8)
+    before = x.clone(), model.weight.detach().clone()
+    with pytest.raises(CaptureError, match="its buffers or inputs"):
+        capture(model, (x,))
+    assert torch.equal(x, before[0]) and torch.equal(model.weight, before[1])
 
 
 def test_writes_through_data_count():

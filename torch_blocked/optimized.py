@@ -329,8 +329,8 @@ class OptimizedModule(nn.Module):
         """Writes the graphs, their dense weights and what was measured; load() reads them, on any
         CPU. Sizes that ran before will run then, and all others that the captures hold for.
 
-        Raises ValueError after release(), NotImplementedError where the model itself runs or
-        arguments and results have types of their own."""
+        Raises ValueError after release(), NotImplementedError where the model itself or a part of
+        it runs, for any sizes so far, or arguments and results have types of their own."""
         if self._released:
             raise ValueError(
                 "torch_blocked::optimize: expected dense weights to save, got a module after "
@@ -340,6 +340,12 @@ class OptimizedModule(nn.Module):
             raise NotImplementedError(
                 f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
                 f"({self.reason}); save the model"
+            )
+        parts = next((form for form in self._served.values() if form.compiled is None), None)
+        if parts is not None:
+            raise NotImplementedError(
+                "torch_blocked::optimize: expected a model that is captured whole, got one that "
+                f"runs in parts for inputs that it has seen ({parts.reason}); save the model"
             )
         self._weights.check_unchanged(
             [each for form in self._forms for each in form.captured.constants.values()]

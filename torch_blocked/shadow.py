@@ -184,24 +184,25 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
     return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow), out)
 
 
-def _has_gaps(physical: Tensor) -> bool:
-    """Whether it is a slice of a larger tensor, with each element in a place of its own."""
-    overlaps = any(s == 0 and n > 1 for n, s in zip(physical.shape, physical.stride(), strict=True))
-    return not physical.is_contiguous() and not overlaps and physical.stride(-1) == 1
-
-
 def _dense_strides(input: BlockedTensor) -> list[int] | None:
     """Strides of a dense tensor that is the same slice as `input` is, which say what dims a view of
-    it can join; None if all."""
+    it can join; None if all, or if elements of it share their place."""
     if isinstance(input, BlockedCopy) and input._strides:
         return input._strides
-    if not _has_gaps(input._physical):
+    physical, block = input._physical, input.block
+    sizes, strides = physical.shape, physical.stride()
+    if strides[-1] != 1 or any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True)):
         return None
-    batch, channel, *spatial = (stride // input.block for stride in input._physical.stride()[:-1])
-    blocks = input._physical.shape[1]
-    whole = batch == blocks * channel
-    channels = input._channels if whole else batch // max(channel, 1) * input.block
-    return [channels * channel, channel, *spatial]
+    batch, channel, *spatial = (stride // block for stride in strides[:-1])
+    images, blocks, *pixels = sizes[:-1]
+    reach = 1 + sum((n - 1) * s for n, s in zip(pixels, spatial, strict=True))
+    if blocks == 1 and channel < reach:  # the stride of a dim of size 1 may mean nothing
+        channel = batch if images > 1 else reach
+    whole = images == 1 or batch == blocks * channel
+    channels = input._channels if whole else batch // channel * block
+    found = [channels * channel, channel, *spatial]
+    joined = zip(input.shape, found, _contiguous_strides(input.shape), strict=True)
+    return None if all(n == 1 or s == c for n, s, c in joined) else found
 
 
 def _contiguous_strides(shape: torch.Size) -> list[int]:
@@ -224,9 +225,9 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 
     if not _is_eager(input):
         return BlockedTensor(copy(), length)
-    strides = input._physical.stride() if _has_gaps(input._physical) else None
-    view = BlockedCopy(_laid_as(copy(), strides), length)
-    view._strides = _dense_strides(input) or _contiguous_strides(input.shape)
+    strides = _dense_strides(input)
+    view = BlockedCopy(_laid_as(copy(), strides and input._physical.stride()), length)
+    view._strides = strides or _contiguous_strides(input.shape)
 
     def pull() -> None:
         view._physical.copy_(copy())

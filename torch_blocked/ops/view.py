@@ -30,7 +30,7 @@ def flat_channels(input: BlockedTensor) -> Tensor | None:
         return None
     try:
         rows = input._physical.view(input.shape[0], -1 if input._channels else 0)
-    except RuntimeError:  # blocks of a slice lie apart
+    except (RuntimeError, ValueError):  # blocks of a slice lie apart; traced, a ValueError
         return None
     return rows[:, : input._channels]
 
@@ -53,7 +53,7 @@ def view(func, input, size, *_strides):
     if flat is not None:
         try:
             return flat.view(size)
-        except RuntimeError:  # rows are padded to whole blocks, and `size` joins them
+        except (RuntimeError, ValueError):  # rows are padded to whole blocks, and `size` joins them
             pass
     same_channels = _with_spatial(input, size)
     if same_channels is not None:
@@ -69,7 +69,7 @@ def _with_spatial(input: BlockedTensor, size) -> BlockedTensor | None:
         return None
     try:
         physical = input._physical.view(*input._physical.shape[:2], *size[2:], input.block)
-    except RuntimeError:  # ATen has the error to name, or a copy to make
+    except (RuntimeError, ValueError):  # ATen has the error to name, or a copy to make
         return None
     return BlockedTensor(physical, input._channels)
 
