@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _C
-from torch_blocked.descriptor import canonical_tag, checked_tag
+from torch_blocked.descriptor import blocked_dims, canonical_tag, checked_tag
 from torch_blocked.export import ExportedTensor
 from torch_blocked.tensor import BlockedTensor, default_block, format_name, known_when_traced
 
@@ -115,9 +115,8 @@ def zeros(*size, format: str | None = None, dtype=None, requires_grad: bool = Fa
     """Like torch.zeros, blocked."""
     dims = _dims(size)
     block = default_block() if format is None else _block_of(format, len(dims))
-    n, c, *spatial = dims
-    physical = torch.zeros(n, -(-c // block), *spatial, block, dtype=dtype)
-    return _wrapper()(physical, c).requires_grad_(requires_grad)
+    physical = torch.zeros(blocked_dims(dims, block), dtype=dtype)
+    return _wrapper()(physical, dims[1]).requires_grad_(requires_grad)
 
 
 def ones(*size, format: str | None = None, dtype=None, requires_grad: bool = False):

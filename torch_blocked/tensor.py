@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _C
+from torch_blocked.descriptor import blocks_of
 
 # TORCH_BLOCKED_CHECK=1: verify the zero tail of every blocked result.
 CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
@@ -236,12 +237,13 @@ def _check_traced(physical: Tensor, channels: int) -> None:
             "torch_blocked::BlockedTensor: expected a physical tensor [N, ceil(C/b), *spatial, b] "
             f"of 4 to 6 dims with b = 4, 8, 16 or 32, got {list(sizes)}; make it with to_blocked"
         )
-    known = all(type(size) is int for size in (channels, sizes[1], sizes[-1]))
-    if known and (channels < 0 or sizes[1] != -(-channels // sizes[-1])):
+    if not all(type(size) is int for size in (channels, sizes[1], sizes[-1])):
+        return
+    blocks = blocks_of(channels, sizes[-1])
+    if channels < 0 or sizes[1] != blocks:
         raise ValueError(
-            f"torch_blocked::BlockedTensor: expected ceil(C/b) = {-(-channels // sizes[-1])} "
-            f"blocks for C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel "
-            "count"
+            f"torch_blocked::BlockedTensor: expected ceil(C/b) = {blocks} blocks for "
+            f"C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel count"
         )
 
 

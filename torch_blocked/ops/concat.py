@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from torch_blocked.descriptor import blocked_dims, blocks_of
 from torch_blocked.ops.table import implements, to_blocked_like
 from torch_blocked.shadow import channel_view
 from torch_blocked.tensor import BlockedTensor
@@ -51,8 +52,8 @@ def stack(func, tensors, dim=0):
 
 @torch.library.register_fake("torch_blocked::concat_channels")
 def _(inputs, channels):
-    n, _, *rest = inputs[0].shape
-    return inputs[0].new_empty(n, -(-sum(channels) // rest[-1]), *rest)
+    n, _, *spatial, block = inputs[0].shape
+    return inputs[0].new_empty(blocked_dims((n, sum(channels), *spatial), block))
 
 
 @implements(aten.slice.Tensor)
@@ -93,7 +94,7 @@ def _channels(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input`."""
     block = input.block
     if start % block == 0 and (length % block == 0 or start + length == input._channels):
-        physical = input._physical.narrow(1, start // block, -(-length // block))
+        physical = input._physical.narrow(1, start // block, blocks_of(length, block))
         return BlockedTensor(physical, length)
     return channel_view(input, start, length)
 
@@ -113,8 +114,8 @@ def slice_backward(func, grad_output, input_sizes, dim, start, end, step):
         return NotImplemented
     first, _, _ = slice(start, end).indices(input_sizes[1])
     counts = [first, channels, input_sizes[1] - first - channels]
-    n, _, *rest = physical.shape
-    parts = [physical.new_zeros(n, -(-count // rest[-1]), *rest) for count in counts]
+    n, _, *spatial, block = physical.shape
+    parts = [physical.new_zeros(blocked_dims((n, count, *spatial), block)) for count in counts]
     parts[1] = physical
     return BlockedTensor(_tb.concat_channels(parts, counts), input_sizes[1])
 
@@ -144,5 +145,5 @@ def slice_scatter(func, input, src, dim=0, start=None, end=None, step=1):
 
 @torch.library.register_fake("torch_blocked::slice_channels")
 def _(input, channels, start, length):
-    n, _, *rest = input.shape
-    return input.new_empty(n, -(-length // rest[-1]), *rest)
+    n, _, *spatial, block = input.shape
+    return input.new_empty(blocked_dims((n, length, *spatial), block))

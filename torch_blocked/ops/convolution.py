@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.descriptor import blocked_dims
 from torch_blocked.ops.table import asked_for, gradient_like, implements
 from torch_blocked.tensor import BlockedTensor
 
@@ -53,7 +54,7 @@ def _(input, channels, weight, bias, stride, padding, dilation, transposed, outp
         _transposed_extent(i, k, *rest) if transposed else _extent(i, k, *rest)
         for i, k, *rest in zip(spatial, weight.shape[2:], *per_dim, strict=True)
     ]
-    return input.new_empty(n, -(-out_channels // block), *out, block)
+    return input.new_empty(blocked_dims((n, out_channels, *out), block))
 
 
 def _extent(size, kernel, stride, padding, dilation, _output_padding):

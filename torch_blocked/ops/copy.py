@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.descriptor import blocked_dims
 from torch_blocked.ops.table import (
     DIRECT,
     DIRECT_BYTES,
@@ -116,11 +117,10 @@ def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_mem
         return NotImplemented
     if len(size) != input.dim():
         return func(input._physical, size, *value, dtype=dtype)
-    n, c, *spatial = size
-    physical_shape = [n, -(-c // input.block), *spatial, input.block]
+    physical_shape = blocked_dims(size, input.block)
     if func in (aten.new_empty.default, aten.new_zeros.default):
-        return BlockedTensor(input._physical.new_zeros(physical_shape, dtype=dtype), c)
-    return clear_tail(func(input._physical, physical_shape, *value, dtype=dtype), c)
+        return BlockedTensor(input._physical.new_zeros(physical_shape, dtype=dtype), size[1])
+    return clear_tail(func(input._physical, physical_shape, *value, dtype=dtype), size[1])
 
 
 @implements(aten.new_empty_strided.default)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.descriptor import blocked_dims
 from torch_blocked.ops.shuffle import channel_list, gather_channels
 from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
@@ -186,4 +187,4 @@ def _(input, channels, index):
 @torch.library.register_fake("torch_blocked::place_channels")
 def _(values, index, channels, block):
     n, *spatial = values.shape
-    return values.new_empty(n, -(-channels // block), *spatial, block)
+    return values.new_empty(blocked_dims((n, channels, *spatial), block))

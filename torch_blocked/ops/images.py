@@ -11,6 +11,7 @@ from functools import cache
 
 from torch import Tensor
 
+from torch_blocked.descriptor import blocks_of
 from torch_blocked.ops.table import clear_tail, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
@@ -22,7 +23,7 @@ def as_images(physical: Tensor) -> Tensor:
 
 def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
     """[N * C/b, b, *spatial] -> blocked; no copy if the images are channels-last."""
-    blocks = -(-channels // images.shape[1])
+    blocks = blocks_of(channels, images.shape[1])
     physical = images.movedim(1, -1).contiguous().unflatten(0, (batch, blocks))
     if images.dtype.is_floating_point:
         return BlockedTensor(physical, channels)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torch_blocked.descriptor import blocked_dims
 from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
@@ -110,19 +111,19 @@ def pixel_unshuffle(func, input, downscale_factor):
 
 @torch.library.register_fake("torch_blocked::gather_channels")
 def _(input, channels, index):
-    n, _, *rest = input.shape
-    return input.new_empty(n, -(-len(index) // rest[-1]), *rest)
+    n, _, *spatial, block = input.shape
+    return input.new_empty(blocked_dims((n, len(index), *spatial), block))
 
 
 @torch.library.register_fake("torch_blocked::pixel_shuffle")
 def _(input, channels, factor):
     n, _, h, w, block = input.shape
-    blocks = -(-(channels // factor**2) // block)
-    return input.new_empty(n, blocks, h * factor, w * factor, block)
+    dims = (n, channels // factor**2, h * factor, w * factor)
+    return input.new_empty(blocked_dims(dims, block))
 
 
 @torch.library.register_fake("torch_blocked::pixel_unshuffle")
 def _(input, channels, factor):
     n, _, h, w, block = input.shape
-    blocks = -(-(channels * factor**2) // block)
-    return input.new_empty(n, blocks, h // factor, w // factor, block)
+    dims = (n, channels * factor**2, h // factor, w // factor)
+    return input.new_empty(blocked_dims(dims, block))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.descriptor import blocks_of
 from torch_blocked.ops.table import implements, to_blocked_like
 from torch_blocked.shadow import (
     IN_PLACE_VIEWS,
@@ -112,7 +113,7 @@ def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
     """The physical tensor of `input` with N * C shared out to `batch` images of `new` channels."""
     n, blocks, *rest = input._physical.shape
     block, old = input.block, input._channels
-    padded = -(-new // block) * block
+    padded = blocks_of(new, block) * block
     index = [
         at // old * blocks * block + at % old if channel < new else -1
         for image in range(batch)
