@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
-from torch_blocked.descriptor import blocks_of
+from torch_blocked.descriptor import blocks_of, checked_tag
+from torch_blocked.dispatch import dispatch
+from torch_blocked.export import modes_seen
 
-# TORCH_BLOCKED_CHECK=1: verify the zero tail of every blocked result.
-CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
-
-# Set by torch_blocked.ops.table, which needs BlockedTensor first.
-dispatch: Callable[..., Any] = NotImplemented
+_ops = torch.ops.torch_blocked
 
 _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: False,
+    torch.channels_last: True,
+    torch.channels_last_3d: True,
+}
 
 
 class _BlockedStorage(torch.UntypedStorage):
@@ -92,6 +96,14 @@ class BlockedTensor(Tensor):
         """The physical tensor for a reader outside the dispatcher; views may renew it first."""
         return self._physical
 
+    def _check_tail(self, op: str) -> None:
+        """Raises RuntimeError if `op` left something in the tail: a defect of this library."""
+        if not tail_is_zero(self):
+            raise RuntimeError(
+                f"torch_blocked::{op}: expected a zero tail beyond channel {self._channels}, "
+                f"got other values in {self.format}; report this as a bug"
+            )
+
     @property
     def physical_shape(self) -> torch.Size:
         """Sizes in memory: [N, ceil(C/block), *spatial, block]."""
@@ -104,8 +116,6 @@ class BlockedTensor(Tensor):
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
         """The same values as an ordinary tensor, contiguous or channels-last. Differentiable."""
-        from torch_blocked.formats import to_dense
-
         return to_dense(self, dtype, memory_format=memory_format)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
@@ -212,7 +222,7 @@ class BlockedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
-        return dispatch(func, types, args, kwargs or {})
+        return dispatch(BlockedTensor, func, types, args, kwargs or {})
 
     # What torch.compile needs: the inner tensors by name, and the way back.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -221,6 +231,29 @@ class BlockedTensor(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner, _context, outer_size, _outer_stride) -> BlockedTensor:
         return BlockedTensor(inner["_physical"], outer_size[1])
+
+
+class ExportedTensor(BlockedTensor):
+    """A blocked tensor while torch.export traces. Ops on one give another."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass(), modes_seen(False):
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+        types = [BlockedTensor if t is ExportedTensor else t for t in types]
+        with modes_seen(torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0):
+            result = dispatch(BlockedTensor, func, types, args, kwargs or {})
+        return pytree.tree_map_only(BlockedTensor, exported, result)
+
+
+def exported(value: BlockedTensor) -> ExportedTensor:
+    """`value`, as torch.export can trace it."""
+    if isinstance(value, ExportedTensor):
+        return value
+    return ExportedTensor(value._physical, value._channels)
 
 
 def _check_traced(physical: Tensor, channels: int) -> None:
@@ -247,16 +280,22 @@ def _check_traced(physical: Tensor, channels: int) -> None:
         )
 
 
-def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
-    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
-
-    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
-    from torch_blocked.formats import to_blocked
-
-    return to_blocked(dense, format).requires_grad_(requires_grad)
+def format_name(ndim: int, block: int) -> str:
+    return f"nC{_SPATIAL[ndim]}{block}c"
 
 
-torch.serialization.add_safe_globals([_rebuild])
+def _values_text(tensor: BlockedTensor) -> str:
+    with torch.no_grad():
+        dense = _ops.to_dense(tensor._read(), tensor._channels)
+    text = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
+    if tensor.requires_grad:
+        text += f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True"
+    return text
+
+
+def tail_is_zero(tensor: BlockedTensor) -> bool:
+    """Whether the lanes beyond C are all 0, as they must be."""
+    return _ops.tail_is_zero(tensor._physical, tensor._channels)
 
 
 def known_when_traced(function: Callable) -> Callable:
@@ -267,34 +306,164 @@ def known_when_traced(function: Callable) -> Callable:
     return function
 
 
-def format_name(ndim: int, block: int) -> str:
-    return f"nC{_SPATIAL[ndim]}{block}c"
-
-
-def _values_text(tensor: BlockedTensor) -> str:
-    with torch.no_grad():
-        dense = torch.ops.torch_blocked.to_dense(tensor._read(), tensor._channels)
-    text = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
-    if tensor.requires_grad:
-        text += f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True"
-    return text
-
-
-def tail_is_zero(tensor: BlockedTensor) -> bool:
-    """Whether the lanes beyond C are all 0, as they must be."""
-    return torch.ops.torch_blocked.tail_is_zero(tensor._physical, tensor._channels)
-
-
-def check_tail(op: str, tensor: BlockedTensor) -> None:
-    """Raises RuntimeError if an op left something in the tail: a defect of this library."""
-    if not tail_is_zero(tensor):
-        raise RuntimeError(
-            f"torch_blocked::{op}: expected a zero tail beyond channel {tensor._channels}, "
-            f"got other values in {tensor.format}; report this as a bug"
-        )
-
-
 @known_when_traced
 def default_block() -> int:
     """The block that runs fastest on this CPU: 16 with AVX-512, else 8."""
     return _C.native_blocks()[0]
+
+
+@known_when_traced
+def block_of(tag: str, ndim: int) -> int:
+    return _parsed_block(checked_tag(tag), ndim)
+
+
+@lru_cache(maxsize=256)
+def _parsed_block(tag: str, ndim: int) -> int:
+    block = _C.activation_block(tag)
+    if block is None or ndim not in _SPATIAL or _rank(tag) != ndim:
+        wanted = f" such as {format_name(ndim, 16)}" if ndim in _SPATIAL else " and 3 to 5 dims"
+        raise ValueError(
+            f"torch_blocked::to_blocked: expected a tag blocked over the channels{wanted}, got "
+            f"{_C.shortened(tag)} for {ndim} dims; use to_format for plain formats"
+        )
+    return block
+
+
+def _rank(tag: str) -> int:
+    return len({letter.lower() for letter in _C.canonical_tag(tag) if letter.isalpha()})
+
+
+def to_blocked(
+    input: Tensor, format: str | None = None, dtype: torch.dtype | None = None
+) -> BlockedTensor:
+    """`input` [N, C, *spatial] in a blocked format. Differentiable.
+
+    input: dense with any strides, or blocked; 3 to 5 dims; any dtype.
+    format: a tag such as "nChw16c" or "aBcd8b" (blocks of 4, 8, 16 or 32); None takes the block
+        that is fastest on this CPU, 16 with AVX-512 and else 8.
+    dtype: of the result; conversion follows `Tensor.to`.
+    Returns a BlockedTensor of physical shape [N, ceil(C/b), *spatial, b], or `input` itself if it
+    has that format and dtype already.
+    Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
+    for a sparse or mkldnn tensor.
+    Source: oneDNN, "Understanding Memory Formats"."""
+    block = default_block() if format is None else block_of(format, input.dim())
+    dtype = dtype or input.dtype
+    if isinstance(input, BlockedTensor) and input.block == block and input.dtype == dtype:
+        return input
+    if input.layout != torch.strided:
+        raise TypeError(
+            f"torch_blocked::to_blocked: expected a strided tensor, got layout {input.layout}; "
+            "call .to_dense() first"
+        )
+    return ToBlocked.apply(input, block, dtype)
+
+
+def to_dense(
+    input: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """`input` as an ordinary strided tensor. Differentiable.
+
+    memory_format: torch.contiguous_format, torch.channels_last (4 dims) or torch.channels_last_3d
+        (5 dims); channels-last comes straight from the blocked format.
+    A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged."""
+    if not isinstance(input, BlockedTensor):
+        return input.to(dtype=dtype or input.dtype, memory_format=memory_format)
+    channels_last = _MEMORY_FORMATS.get(memory_format)
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, input.dim())
+    if channels_last is None or rank != input.dim():
+        raise ValueError(
+            "torch_blocked::to_dense: expected torch.contiguous_format, or the channels-last "
+            f"format of {input.dim()} dims, got {memory_format}; use to_format for nwc"
+        )
+    return ToDense.apply(input, channels_last, dtype or input.dtype)
+
+
+def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
+    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
+
+    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
+    return to_blocked(dense, format).requires_grad_(requires_grad)
+
+
+torch.serialization.add_safe_globals([_rebuild])
+
+
+def wrapper_class() -> type[BlockedTensor]:
+    return ExportedTensor if torch.compiler.is_exporting() else BlockedTensor
+
+
+_NO_VMAP = (
+    "torch_blocked::{0}: expected a tensor outside torch.vmap, got one that it batches; "
+    "call {0} before torch.vmap or after it"
+)
+
+
+def _tangent_by(reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple):
+    """The tangent in the format of its primal. Tangents that vmap batches, as jacfwd and hessian
+    make them, stay dense: they have a dim more than any blocked format."""
+    inner = tangent
+    while inner is not None and torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        if torch._C._functorch.is_batchedtensor(inner):
+            return tangent.to(arguments[-1])
+        inner = torch._C._functorch.get_unwrapped(inner)
+    return None if tangent is None else reorder.apply(tangent, *arguments)
+
+
+class ToBlocked(torch.autograd.Function):
+    @staticmethod
+    def forward(input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
+        if isinstance(input, BlockedTensor):
+            physical = _ops.reblock(input._read(), input._channels, block, dtype=dtype)
+        else:
+            physical = _ops.to_blocked(input, block, dtype=dtype)
+        return wrapper_class()(physical, input.shape[1])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        input = inputs[0]
+        ctx.dtype = input.dtype
+        ctx.block = input.block if isinstance(input, BlockedTensor) else None
+        ctx.result = inputs[1:]  # its block and dtype
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor | None, *_):
+        return _tangent_by(ToBlocked, tangent, ctx.result)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        raise NotImplementedError(_NO_VMAP.format("to_blocked"))
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if ctx.block is None:
+            return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.fallback.regular
+        return to_blocked(grad, format_name(grad.dim(), ctx.block), ctx.dtype), None, None
+
+
+class ToDense(torch.autograd.Function):
+    @staticmethod
+    def forward(input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
+        return _ops.to_dense(
+            input._read(), input._channels, channels_last=channels_last, dtype=dtype
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.format, ctx.dtype = inputs[0].format, inputs[0].dtype
+        ctx.result = inputs[1:]  # whether channels-last, and its dtype
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor | None, *_):
+        return _tangent_by(ToDense, tangent, ctx.result)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        raise NotImplementedError(_NO_VMAP.format("to_dense"))
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return to_blocked(grad, ctx.format, ctx.dtype), None, None

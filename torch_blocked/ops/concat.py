@@ -7,7 +7,8 @@ import itertools
 import torch
 
 from torch_blocked.descriptor import blocked_dims, blocks_of
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.ops.operands import to_blocked_like
+from torch_blocked.ops.table import implements
 from torch_blocked.shadow import channel_view
 from torch_blocked.tensor import BlockedTensor
 

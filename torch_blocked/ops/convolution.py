@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torch_blocked.descriptor import blocked_dims
-from torch_blocked.ops.table import asked_for, gradient_like, implements
+from torch_blocked.ops.operands import asked_for, gradient_like
+from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten

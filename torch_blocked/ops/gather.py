@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torch_blocked.descriptor import blocked_dims
+from torch_blocked.ops.operands import clear_tail, to_blocked_like
 from torch_blocked.ops.shuffle import channel_list, gather_channels
-from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
+from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import gradient_like, implements
+from torch_blocked.ops.operands import gradient_like
+from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import asked_for, clear_tail, gradient_like, implements
+from torch_blocked.ops.operands import asked_for, clear_tail, gradient_like
+from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten

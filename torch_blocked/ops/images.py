@@ -12,7 +12,7 @@ from functools import cache
 from torch import Tensor
 
 from torch_blocked.descriptor import blocks_of
-from torch_blocked.ops.table import clear_tail, to_blocked_like
+from torch_blocked.ops.operands import clear_tail, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from torch_blocked.ops.images import per_image
+from torch_blocked.ops.operands import clear_tail
 from torch_blocked.ops.shuffle import gather_channels
-from torch_blocked.ops.table import clear_tail, implements
+from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten

@@ -8,15 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import (
-    DIRECT,
-    DIRECT_BYTES,
-    Handler,
-    clear_tail,
-    implements,
-    to_blocked_like,
-    wants_dense_gradient,
-)
+from torch_blocked.dispatch import DIRECT, DIRECT_BYTES, RULES, Handler
+from torch_blocked.ops.operands import clear_tail, to_blocked_like, wants_dense_gradient
+from torch_blocked.ops.table import implements
+from torch_blocked.schema import has_out
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -156,6 +151,18 @@ def pointwise_handler(func) -> Handler:
 
 for _op in _UNTAGGED:
     implements(_op)(pointwise_handler(_op))
+
+
+def _tagged_handler(func) -> Handler | None:
+    """PyTorch tags its pointwise ops, so that a whole family is one rule. What is written into
+    `out` goes the way of the fallback."""
+    returns_tensors = all(isinstance(ret.type, torch.TensorType) for ret in func._schema.returns)
+    if torch.Tag.pointwise in func.tags and returns_tensors and not has_out(func):
+        return pointwise_handler(func)
+    return None
+
+
+RULES.append(_tagged_handler)
 
 
 def _are_alike(args) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import clear_tail, implements
+from torch_blocked.ops.operands import clear_tail
+from torch_blocked.ops.table import implements
 from torch_blocked.ops.view import without_dims
 from torch_blocked.tensor import BlockedTensor
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import clear_tail, implements
+from torch_blocked.ops.operands import clear_tail
+from torch_blocked.ops.table import implements
 
 aten = torch.ops.aten
 

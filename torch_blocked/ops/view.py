@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_blocked.descriptor import blocks_of
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.ops.operands import to_blocked_like
+from torch_blocked.ops.table import implements
 from torch_blocked.shadow import (
     IN_PLACE_VIEWS,
     BlockedCopy,
