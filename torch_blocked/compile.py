@@ -120,7 +120,9 @@ def backend(
             return None
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
-        optimized = OptimizedModule(_WithParameters(graph, parameters, len(args)).eval())
+        optimized = OptimizedModule(
+            _WithParameters(graph, parameters, len(args)).eval(), OptimizedParts
+        )
         try:
             optimized._prepare(inputs, {})
         except CaptureError:

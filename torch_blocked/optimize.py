@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked.capture import CaptureError
+from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized import OptimizedModule, check_dtype, dense, named
 from torch_blocked.state import unchanged
 from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
@@ -71,7 +72,7 @@ def _optimized(
     dtype: torch.dtype | None,
     verify: bool,
 ) -> nn.Module:
-    optimized = OptimizedModule(model, dynamic=dynamic, tune=tune, dtype=dtype)
+    optimized = OptimizedModule(model, OptimizedParts, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
         optimized._prepare(args, kwargs)
     except CaptureError as error:
@@ -150,8 +151,6 @@ def _verify(optimized: OptimizedModule) -> None:
 
 
 def _in_parts(model: nn.Module, args: tuple, kwargs: dict, error: CaptureError) -> nn.Module:
-    from torch_blocked.compile import OptimizedParts
-
     with torch.no_grad(), unchanged(model):
         model(*args, **kwargs)  # what the model itself refuses, it says best
     return OptimizedParts(model, str(error))

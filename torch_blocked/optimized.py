@@ -10,6 +10,7 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -78,14 +79,18 @@ class OptimizedModule(nn.Module):
     def __init__(
         self,
         model: nn.Module | None,
+        in_parts: Callable[[nn.Module, str], nn.Module] | None = None,
         *,
         dynamic: bool = True,
         tune: bool = True,
         dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
+        """in_parts: makes of the model and a reason what runs where no capture can be had; without
+        a model, as load() makes it, there is none."""
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
+        self._in_parts = in_parts
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._times = times or {}
         self._weights = _C.Weights()
@@ -183,11 +188,9 @@ class OptimizedModule(nn.Module):
 
     def _parts_for(self, form: _Form) -> nn.Module:
         """The model in parts, for inputs for which it cannot be captured whole."""
-        from torch_blocked.compile import OptimizedParts
-
         with self._lock:
             if self._parts is None:
-                self._parts = OptimizedParts(self._model, form.reason)
+                self._parts = self._in_parts(self._model, form.reason)
             return self._parts
 
     def _add(self, signature: tuple, captured: Capture) -> _Form:
