@@ -24,7 +24,7 @@ from torch_blocked.formats import (  # noqa: E402
     zeros,
 )
 from torch_blocked.optimize import optimize  # noqa: E402
-from torch_blocked.optimized import load  # noqa: E402
+from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
 

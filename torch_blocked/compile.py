@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked.capture import CaptureError
-from torch_blocked.optimized import OptimizedModule, refuse_training
+from torch_blocked.optimized_module import OptimizedModule, refuse_training
 
 
 class _WithParameters(nn.Module):

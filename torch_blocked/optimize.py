@@ -1,8 +1,8 @@
 """`torch_blocked.optimize`: a trained model as one C++ call.
 
 The model is captured (capture.py) and handed to csrc/graph, which folds, fuses, chooses formats and
-kernels by measurement, plans memory and runs it (optimized.py). The result is compared with the
-model (verify.py), and timed against it.
+kernels by measurement, plans memory and runs it (optimized_module.py). The result is compared with
+the model (verify.py), and timed against it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torch_blocked.capture import CaptureError
 from torch_blocked.compile import OptimizedParts
-from torch_blocked.optimized import OptimizedModule, check_dtype, dense, named
+from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
 from torch_blocked.state import unchanged
 from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
 
