@@ -93,11 +93,9 @@ def dispatch(
             if not reason.startswith("torch_blocked::"):
                 raise
         else:
-            if result is not NotImplemented:
-                if CHECK_TAIL:
-                    _check_tails(wrapper, func, result)
-                return result
-            reason = "these arguments have no blocked kernel"
+            if CHECK_TAIL:
+                _check_tails(wrapper, func, result)
+            return result
     for resort in LAST_RESORTS:
         result = resort(func, args, kwargs, reason)
         if result is not NotImplemented:

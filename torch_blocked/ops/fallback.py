@@ -124,11 +124,11 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
         warnings.warn(
             f"torch_blocked: {name} runs on a dense copy of {formats} ({reason}); "
             "torch_blocked.profile() counts these, torch_blocked.strict() refuses them",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _write_back(func, original: BlockedTensor, dense: Tensor) -> None:
+def _write_back(func, original, dense: Tensor) -> None:
     if dense.shape != original.shape:  # an `out` of other dims
         can_block = 3 <= dense.dim() <= 5
         return become(original, to_blocked_like(dense, original) if can_block else dense)

@@ -44,7 +44,7 @@ def wants_dense_gradient(operand: Tensor) -> None:
         _has_hook[operand] = operand.register_hook(_dense_gradient)
 
 
-@unserializable_hook
+@unserializable_hook  # type: ignore[untyped-decorator]
 def _dense_gradient(gradient: Tensor) -> Tensor:
     if isinstance(gradient, BlockedTensor):
         return gradient.to_dense()
