@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import torch_blocked
+from torch_blocked import _C
 
 pytestmark = pytest.mark.any_isa
 
@@ -44,3 +45,20 @@ def test_no_circle():
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if ".bench" not in name))
 def test_no_import_waits(module):
     assert imports_of(module, everywhere=True) == imports_of(module, everywhere=False)
+
+
+def test_what_the_types_say_of_the_extension_is_there():
+    """Every name of _C.pyi, and every method of its classes."""
+    tree = ast.parse((ROOT / "_C.pyi").read_text())
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            assert hasattr(_C, node.name), node.name
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            name = each.name if isinstance(each, ast.FunctionDef) else each_name(each)
+            assert hasattr(getattr(_C, node.name), name), f"{node.name}.{name}"
+
+
+def each_name(statement):
+    """What an annotation or an assignment in a class is of."""
+    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+    return target.id

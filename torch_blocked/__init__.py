@@ -29,7 +29,7 @@ from torch_blocked.profile import profile, strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
 
 # The one thing added to torch; BlockedTensor brings its own to_dense.
-torch.Tensor.to_blocked = to_blocked
+torch.Tensor.to_blocked = to_blocked  # type: ignore[attr-defined]
 
 __version__ = env()["torch_blocked"]
 

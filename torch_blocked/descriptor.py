@@ -282,5 +282,5 @@ class Descriptor:
     def __copy__(self) -> Descriptor:
         return self
 
-    def __deepcopy__(self, memo: dict) -> Descriptor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Descriptor:
         return self

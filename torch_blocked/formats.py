@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,10 @@ def to_format(input: Tensor, tag: str) -> Tensor:
     if channels_last is None:
         return to_blocked(input, tag)
     if isinstance(input, BlockedTensor):
-        return ToDense.apply(input, channels_last, input.dtype)
+        dense: Tensor = ToDense.apply(  # type: ignore[no-untyped-call]
+            input, channels_last, input.dtype
+        )
+        return dense
     return _to_plain(input, channels_last)
 
 
@@ -55,29 +60,54 @@ def format_of(tensor: Tensor) -> str:
     return "strided"
 
 
-def empty(*size, format: str | None = None, dtype=None, requires_grad: bool = False):
+def empty(
+    *size: Any,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
     """Like torch.empty, blocked: `empty(8, 64, 56, 56, format="nChw16c")`. The tail is zero."""
     return zeros(*size, format=format, dtype=dtype, requires_grad=requires_grad)
 
 
-def zeros(*size, format: str | None = None, dtype=None, requires_grad: bool = False):
+def zeros(
+    *size: Any,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
     """Like torch.zeros, blocked."""
     dims = _dims(size)
     block = default_block() if format is None else block_of(format, len(dims))
     physical = torch.zeros(blocked_dims(dims, block), dtype=dtype)
-    return wrapper_class()(physical, dims[1]).requires_grad_(requires_grad)
+    return _asking(wrapper_class()(physical, dims[1]), requires_grad)
 
 
-def ones(*size, format: str | None = None, dtype=None, requires_grad: bool = False):
+def ones(
+    *size: Any,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
     """Like torch.ones, blocked."""
     dense = torch.ones(*_dims(size), dtype=dtype)
-    return to_blocked(dense, format).requires_grad_(requires_grad)
+    return _asking(to_blocked(dense, format), requires_grad)
 
 
-def randn(*size, format: str | None = None, dtype=None, requires_grad: bool = False):
+def randn(
+    *size: Any,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
     """Like torch.randn, blocked; the same seed gives the same values."""
     dense = torch.randn(*_dims(size), dtype=dtype)
-    return to_blocked(dense, format).requires_grad_(requires_grad)
+    return _asking(to_blocked(dense, format), requires_grad)
+
+
+def _asking(tensor: BlockedTensor, requires_grad: bool) -> BlockedTensor:
+    tensor.requires_grad_(requires_grad)
+    return tensor
 
 
 @known_when_traced
@@ -96,7 +126,7 @@ def _to_plain(input: Tensor, channels_last: bool) -> Tensor:
     return input.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-def _dims(size: tuple) -> tuple[int, ...]:
+def _dims(size: tuple[Any, ...]) -> tuple[int, ...]:
     dims = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
     if len(dims) not in _CONTIGUOUS:
         raise ValueError(

@@ -61,10 +61,10 @@ class DenseView(Tensor):
         self._dense, self._shadow = dense, shadow
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         views = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, DenseView)]
         for view in views:
@@ -109,8 +109,9 @@ class DenseView(Tensor):
     def __reduce_ex__(self, protocol):
         return self._plain().__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        return torch._tensor_str._str(self.detach()._plain(), tensor_contents=tensor_contents)
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        view: Any = self.detach()
+        return torch._tensor_str._str(view._plain(), tensor_contents=tensor_contents)
 
 
 def _is_reshaped(input: Tensor, source: Tensor) -> bool:
@@ -140,7 +141,7 @@ class BlockedCopy(BlockedTensor):
     _strides: list[int] | None = None
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         """Runs `func` with each copied view up to date before, and its base after."""
         if torch.is_inference_mode_enabled() and views_counted(func, args):
             with torch.inference_mode(False), torch.no_grad():
@@ -170,7 +171,7 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
     if not _is_eager(input):
         return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
-    if isinstance(input, BlockedCopy):
+    if isinstance(input, BlockedCopy) and isinstance(same, BlockedCopy):
         same._shadow, same._strides = input._shadow, input._strides
     _C.share_version(same, input)
     return same

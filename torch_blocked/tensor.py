@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
@@ -16,6 +17,8 @@ from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
 
 _ops = torch.ops.torch_blocked
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_DATA: Any = Tensor.data  # the descriptor
 
 _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
 _MEMORY_FORMATS = {
@@ -67,12 +70,12 @@ class BlockedTensor(Tensor):
     _channels: int
 
     @staticmethod
-    def __new__(cls, physical: Tensor, channels: int) -> BlockedTensor:
+    def __new__(cls: type[BlockedTensor], physical: Tensor, channels: int) -> BlockedTensor:
         if type(physical) is Tensor:
             return _C.wrap(cls, physical, channels)
         _check_traced(physical, channels)
         sizes = physical.shape
-        self = Tensor._make_wrapper_subclass(
+        self: BlockedTensor = Tensor._make_wrapper_subclass(
             cls,
             (sizes[0], channels, *sizes[2:-1]),
             dtype=physical.dtype,
@@ -109,7 +112,7 @@ class BlockedTensor(Tensor):
         """Sizes in memory: [N, ceil(C/block), *spatial, block]."""
         return self._physical.shape
 
-    def to_dense(
+    def to_dense(  # type: ignore[override]
         self,
         dtype: torch.dtype | None = None,
         *,
@@ -118,18 +121,19 @@ class BlockedTensor(Tensor):
         """The same values as an ordinary tensor, contiguous or channels-last. Differentiable."""
         return to_dense(self, dtype, memory_format=memory_format)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         if isinstance(self._physical, torch._subclasses.FakeTensor) or self.is_meta:
             values = "..."
         else:
             values = tensor_contents or _values_text(self)
         return f"BlockedTensor({values}, shape={tuple(self.shape)}, format={self.format})"
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> BlockedTensor:
         """The same memory without the graph."""
-        self._physical.gave_data = True  # writes through it count nowhere: views renew each time
-        return Tensor.data.__get__(self)
+        # Writes through it count nowhere: views renew each time.
+        self._physical.gave_data = True  # type: ignore[attr-defined]
+        return _DATA.__get__(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, value: BlockedTensor) -> None:
@@ -138,7 +142,7 @@ class BlockedTensor(Tensor):
                 f"torch_blocked::data: expected a blocked tensor, got a dense one of dims "
                 f"{tuple(value.shape)}; assign value.to_blocked()"
             )
-        Tensor.data.__set__(self, value)  # the dims and the dtype
+        _DATA.__set__(self, value)  # the dims and the dtype
         self._physical, self._channels = value._read(), value._channels
 
     # Paths of torch that end in a data pointer without passing the dispatcher. On a wrapper they
@@ -153,8 +157,9 @@ class BlockedTensor(Tensor):
         storage = super().untyped_storage()
         if type(self._physical) is Tensor:
             physical = self._physical.untyped_storage()
-            storage.__class__, storage._physical = _BlockedStorage, physical
-            storage._room = max(physical.nbytes(), self._physical.nbytes)
+            shown: Any = storage
+            shown.__class__, shown._physical = _BlockedStorage, physical
+            shown._room = max(physical.nbytes(), self._physical.nbytes)
         return storage
 
     def share_memory_(self) -> BlockedTensor:
@@ -162,9 +167,9 @@ class BlockedTensor(Tensor):
         return self
 
     def is_shared(self) -> bool:
-        return self._physical.is_shared()
+        return bool(self._physical.is_shared())
 
-    def numpy(self, *, force: bool = False):
+    def numpy(self, *, force: bool = False) -> Any:
         """The values as a NumPy array: a copy, so writes to it do not come back."""
         if self.requires_grad and not force:
             raise RuntimeError(
@@ -173,33 +178,34 @@ class BlockedTensor(Tensor):
             )
         return self.detach().to_dense().numpy()
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def tolist(self) -> list:
+    def tolist(self) -> list[Any]:
         return self.detach().to_dense().tolist()
 
-    def apply_(self, function: Callable) -> BlockedTensor:
+    def apply_(self, function: Callable[..., Any]) -> BlockedTensor:
         return self._through_dense(lambda dense: dense.apply_(function))
 
-    def map_(self, other: Tensor, function: Callable) -> BlockedTensor:
+    def map_(self, other: Tensor, function: Callable[..., Any]) -> BlockedTensor:
         other = other.to_dense() if isinstance(other, BlockedTensor) else other
         return self._through_dense(lambda dense: dense.map_(other, function))
 
     def _through_dense(self, write: Callable[[Tensor], Tensor]) -> BlockedTensor:
         """Runs an in-place function on a dense copy and takes its values."""
         with torch.no_grad():
-            return self.copy_(write(self.detach().to_dense()))
+            self.copy_(write(self.detach().to_dense()))
+        return self
 
-    def __dlpack__(self, **arguments):
+    def __dlpack__(self, **arguments: Any) -> Any:
         """The capsule of a dense copy."""
         return self.detach().to_dense().__dlpack__(**arguments)
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> Any:
         return self._physical.__dlpack_device__()
 
-    def __deepcopy__(self, memo: dict) -> BlockedTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> BlockedTensor:
         if not self.is_leaf:
             raise RuntimeError(
                 "torch_blocked::deepcopy: expected a leaf tensor, got one with grad_fn; "
@@ -208,9 +214,10 @@ class BlockedTensor(Tensor):
         if id(self) not in memo:
             copy = BlockedTensor(self._physical.detach().clone(), self._channels)
             memo[id(self)] = copy.requires_grad_(self.requires_grad)
-        return memo[id(self)]
+        copied: BlockedTensor = memo[id(self)]
+        return copied
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as dense values and a tag, so that any block size, CPU or version can load them."""
         if self.grad_fn is not None:
             raise RuntimeError(
@@ -218,10 +225,16 @@ class BlockedTensor(Tensor):
             )
         return _rebuild, (self.detach().to_dense(), self.format, self.requires_grad)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         return dispatch(BlockedTensor, func, types, args, kwargs or {})
 
     # What torch.compile needs: the inner tensors by name, and the way back.
@@ -229,7 +242,9 @@ class BlockedTensor(Tensor):
         return ["_physical"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner, _context, outer_size, _outer_stride) -> BlockedTensor:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], _context: Any, outer_size: Any, _outer_stride: Any
+    ) -> BlockedTensor:
         return BlockedTensor(inner["_physical"], outer_size[1])
 
 
@@ -237,12 +252,24 @@ class ExportedTensor(BlockedTensor):
     """A blocked tensor while torch.export traces. Ops on one give another."""
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         with torch._C.DisableTorchFunctionSubclass(), modes_seen(False):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         types = [BlockedTensor if t is ExportedTensor else t for t in types]
         with modes_seen(torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0):
             result = dispatch(BlockedTensor, func, types, args, kwargs or {})
@@ -287,7 +314,7 @@ def format_name(ndim: int, block: int) -> str:
 def _values_text(tensor: BlockedTensor) -> str:
     with torch.no_grad():
         dense = _ops.to_dense(tensor._read(), tensor._channels)
-    text = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
+    text: str = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
     if tensor.requires_grad:
         text += f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True"
     return text
@@ -295,14 +322,14 @@ def _values_text(tensor: BlockedTensor) -> str:
 
 def tail_is_zero(tensor: BlockedTensor) -> bool:
     """Whether the lanes beyond C are all 0, as they must be."""
-    return _ops.tail_is_zero(tensor._physical, tensor._channels)
+    return bool(_ops.tail_is_zero(tensor._physical, tensor._channels))
 
 
-def known_when_traced(function: Callable) -> Callable:
+def known_when_traced(function: _Function) -> _Function:
     """Tells torch.compile to take the result, which depends on constants only, as a constant.
 
     It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
@@ -356,7 +383,8 @@ def to_blocked(
             f"torch_blocked::to_blocked: expected a strided tensor, got layout {input.layout}; "
             "call .to_dense() first"
         )
-    return ToBlocked.apply(input, block, dtype)
+    blocked: BlockedTensor = ToBlocked.apply(input, block, dtype)  # type: ignore[no-untyped-call]
+    return blocked
 
 
 def to_dense(
@@ -379,14 +407,18 @@ def to_dense(
             "torch_blocked::to_dense: expected torch.contiguous_format, or the channels-last "
             f"format of {input.dim()} dims, got {memory_format}; use to_format for nwc"
         )
-    return ToDense.apply(input, channels_last, dtype or input.dtype)
+    dtype = dtype or input.dtype
+    dense: Tensor = ToDense.apply(input, channels_last, dtype)  # type: ignore[no-untyped-call]
+    return dense
 
 
 def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
     """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
 
     Raises ValueError if the file's tag is not one of a blocked format of that rank."""
-    return to_blocked(dense, format).requires_grad_(requires_grad)
+    blocked = to_blocked(dense, format)
+    blocked.requires_grad_(requires_grad)
+    return blocked
 
 
 torch.serialization.add_safe_globals([_rebuild])
@@ -402,15 +434,19 @@ _NO_VMAP = (
 )
 
 
-def _tangent_by(reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple):
+def _tangent_by(
+    reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple[Any, ...]
+) -> Any:
     """The tangent in the format of its primal. Tangents that vmap batches, as jacfwd and hessian
     make them, stay dense: they have a dim more than any blocked format."""
+    if tangent is None:
+        return None
     inner = tangent
-    while inner is not None and torch._C._functorch.is_functorch_wrapped_tensor(inner):
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
         if torch._C._functorch.is_batchedtensor(inner):
             return tangent.to(arguments[-1])
         inner = torch._C._functorch.get_unwrapped(inner)
-    return None if tangent is None else reorder.apply(tangent, *arguments)
+    return reorder.apply(tangent, *arguments)
 
 
 class ToBlocked(torch.autograd.Function):
@@ -423,22 +459,22 @@ class ToBlocked(torch.autograd.Function):
         return wrapper_class()(physical, input.shape[1])
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         input = inputs[0]
         ctx.dtype = input.dtype
         ctx.block = input.block if isinstance(input, BlockedTensor) else None
         ctx.result = inputs[1:]  # its block and dtype
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor | None, *_):
+    def jvp(ctx: Any, tangent: Tensor | None, *_: Any) -> Any:
         return _tangent_by(ToBlocked, tangent, ctx.result)
 
     @staticmethod
-    def vmap(info, in_dims, *inputs):
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         raise NotImplementedError(_NO_VMAP.format("to_blocked"))
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.block is None:
             return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.fallback.regular
         return to_blocked(grad, format_name(grad.dim(), ctx.block), ctx.dtype), None, None
@@ -447,23 +483,24 @@ class ToBlocked(torch.autograd.Function):
 class ToDense(torch.autograd.Function):
     @staticmethod
     def forward(input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
-        return _ops.to_dense(
+        dense: Tensor = _ops.to_dense(
             input._read(), input._channels, channels_last=channels_last, dtype=dtype
         )
+        return dense
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.format, ctx.dtype = inputs[0].format, inputs[0].dtype
         ctx.result = inputs[1:]  # whether channels-last, and its dtype
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor | None, *_):
+    def jvp(ctx: Any, tangent: Tensor | None, *_: Any) -> Any:
         return _tangent_by(ToDense, tangent, ctx.result)
 
     @staticmethod
-    def vmap(info, in_dims, *inputs):
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         raise NotImplementedError(_NO_VMAP.format("to_dense"))
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return to_blocked(grad, ctx.format, ctx.dtype), None, None
