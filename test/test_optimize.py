@@ -15,7 +15,7 @@ from torch_blocked.bench import models
 from torch_blocked.capture import capture
 from torch_blocked.compile import backend
 from torch_blocked.optimize import _is_slower
-from torch_blocked.optimized import has_bfloat16
+from torch_blocked.optimized_module import has_bfloat16
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in package if name.endswith(".py")} == sources
     (extension,) = [name for name in package if name.endswith(".so")]
     assert re.fullmatch(r"torch_blocked/_C\.cpython-3\d+-x86_64-linux-gnu\.so", extension)
-    assert package == sources | {extension, "torch_blocked/py.typed"}
+    assert package == sources | {extension, "torch_blocked/py.typed", "torch_blocked/_C.pyi"}
     assert "Requires-Dist: torch==2.13.*\n" in metadata
     assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
 

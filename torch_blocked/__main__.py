@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
-    return args.run(args)
+    return int(args.run(args))
 
 
 def run_apart(word: str, arguments: Sequence[str]) -> int:
     parser = Parser(prog=f"torch_blocked bench {word}")
     NOT_MODELS[word].add_arguments(parser)
     args = parser.parse_args(arguments)
-    return args.run(args)
+    return int(args.run(args))
 
 
 def print_env(args: argparse.Namespace) -> int:

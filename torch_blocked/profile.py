@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch_blocked import _C
 
@@ -26,16 +26,16 @@ class profile:
     `events` has each with its op, detail, bytes and time_ns."""
 
     def __init__(self) -> None:
-        self.events: list[Any] = []
+        self.events: list[_C.Event] = []
 
     def __enter__(self) -> profile:
         self._position = _C.trace_start()
         return self
 
-    def __exit__(self, *_exception) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.events = _C.trace_stop(self._position)
 
-    def _of(self, kind) -> list[Any]:
+    def _of(self, kind: _C.Kind) -> list[_C.Event]:
         return [event for event in self.events if event.kind == kind]
 
     @property
@@ -74,7 +74,7 @@ class profile:
 
 
 @contextmanager
-def strict():
+def strict() -> Iterator[None]:
     """Inside it, an op without a blocked kernel raises NotImplementedError instead of running on a
     dense copy. The sentence names the op, the formats and the way out. Per thread."""
     before = is_strict()
@@ -86,4 +86,4 @@ def strict():
 
 
 def is_strict() -> bool:
-    return getattr(_local, "strict", False)
+    return bool(getattr(_local, "strict", False))

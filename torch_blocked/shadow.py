@@ -8,7 +8,7 @@ the base. Both cost a reorder, and only when something was written."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
+from torch_blocked.dispatch import dispatch, views_counted
+from torch_blocked.schema import is_view_op, written_arguments
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -59,10 +61,10 @@ class DenseView(Tensor):
         self._dense, self._shadow = dense, shadow
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         views = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, DenseView)]
         for view in views:
@@ -107,8 +109,9 @@ class DenseView(Tensor):
     def __reduce_ex__(self, protocol):
         return self._plain().__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        return torch._tensor_str._str(self.detach()._plain(), tensor_contents=tensor_contents)
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        view: Any = self.detach()
+        return torch._tensor_str._str(view._plain(), tensor_contents=tensor_contents)
 
 
 def _is_reshaped(input: Tensor, source: Tensor) -> bool:
@@ -137,6 +140,26 @@ class BlockedCopy(BlockedTensor):
     # Those that the dense tensor would have, where its memory has gaps that the copy's has not.
     _strides: list[int] | None = None
 
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
+        """Runs `func` with each copied view up to date before, and its base after."""
+        if torch.is_inference_mode_enabled() and views_counted(func, args):
+            with torch.inference_mode(False), torch.no_grad():
+                return cls.__torch_dispatch__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        for copy in (leaf for leaf in leaves if isinstance(leaf, BlockedCopy)):
+            copy._shadow.follow()
+        others = [t for t in types if t is not BlockedCopy]
+        result = dispatch(BlockedTensor, func, others, args, kwargs)
+        if is_view_op(func) and isinstance(args[0], BlockedCopy):
+            return pytree.tree_map_only(Tensor, partial(tied_to, args[0]), result)
+        if func._schema.is_mutable:
+            for argument in written_arguments(func, args, kwargs):
+                if isinstance(argument, BlockedCopy):
+                    argument._shadow.write_back()
+        return result
+
     def _read(self) -> Tensor:
         self._shadow.follow()
         return self._physical
@@ -148,7 +171,7 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
     if not _is_eager(input):
         return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
-    if isinstance(input, BlockedCopy):
+    if isinstance(input, BlockedCopy) and isinstance(same, BlockedCopy):
         same._shadow, same._strides = input._shadow, input._strides
     _C.share_version(same, input)
     return same
@@ -281,24 +304,6 @@ def become(self: Tensor, other: Tensor) -> None:
         self.__dict__.pop(name, None)
     self.__class__ = type(other)
     self.__dict__.update({name: vars(other)[name] for name in _OURS if name in vars(other)})
-
-
-def written_arguments(func, args, kwargs) -> list[Tensor]:
-    """The tensors that the op's schema says it writes."""
-    values = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-    return values
-
-
-@cache
-def is_view_op(func) -> bool:
-    """Whether the op's results alias its arguments without being written."""
-    infos = [ret.alias_info for ret in func._schema.returns]
-    return any(info is not None and not info.is_write for info in infos)
 
 
 def _gave_data(base: BlockedTensor) -> bool:
