@@ -10,7 +10,8 @@ import argparse
 import difflib
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
@@ -23,7 +24,6 @@ from torch import Tensor
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.tensor import format_name
-from torch_blocked.testing import forced
 
 from .inference import WrongResult, output_path, positive
 from .layers import LAYERS, Layer
@@ -273,6 +273,16 @@ def runners(
     weight_last = weight.contiguous(memory_format=CHANNELS_LAST[ndim])
     calls[TORCH] = lambda: convolve(layer, input_last, weight_last, bias)
     return calls
+
+
+@contextmanager
+def forced(implementation: str) -> Iterator[None]:
+    """Convolutions run by this implementation; "" for the one the library chooses."""
+    _C.force_convolution(implementation)
+    try:
+        yield
+    finally:
+        _C.force_convolution("")
 
 
 def runs(call: Callable[[], Tensor]) -> bool:
