@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from bench_models import MODELS, build_model
 from problems import (
     PROBLEMS,
     assert_close,
@@ -15,7 +16,6 @@ from problems import (
 from torch import nn
 
 import torch_blocked
-from torch_blocked.bench.models import MODELS, build_model
 from torch_blocked.tensor import format_name
 
 # Blocks, and channels below, at and above them.
