@@ -1,4 +1,5 @@
-"""`python -m torch_blocked bench train MODELS`: training steps, blocked against torch's own modes.
+"""`python -m torch_blocked bench train MODEL...`: training steps, blocked against torch's own
+modes.
 
 A step is forward, loss, backward and SGD. Every mode starts from the same weights, input and
 target. Before anything is timed, the first loss and gradients of each mode are compared with those
