@@ -46,7 +46,7 @@ fuzz: extension
 	$(BIN)/python test/random_inputs.py --models 20
 
 bench: extension
-	$(BIN)/python -m torch_blocked bench $(MODELS)
+	$(BIN)/python -m torch_blocked bench models $(MODELS)
 
 lint: build/installed
 	$(BIN)/pre-commit run --all-files

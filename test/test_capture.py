@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import bench_models as models
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,6 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import capture as captures
-from torch_blocked.bench import models
 from torch_blocked.capture import VALUE, CaptureError, capture
 
 # Arguments that say which library may be used, where torch.export writes false.
@@ -241,7 +242,7 @@ def test_tensors_are_ordinary_after_a_capture():
 
 IMPORTS = """
 import sys, torch, torch_blocked
-from torch_blocked.bench import models
+import bench_models as models
 x = torch.ones(1, 3, 64, 64)
 for name in ("resnet18", "mobilenet_v2", "unet"):
     torch_blocked.optimize(models.MODELS[name].constructor().eval(), x, tune=False)(x)
@@ -252,5 +253,6 @@ print("sympy" in sys.modules, "torch._dynamo" in sys.modules)
 def test_optimize_imports_no_tracer(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = [sys.executable, "-c", IMPORTS]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    folder = Path(models.__file__).parents[1]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
     assert output.split() == ["False", "False"]

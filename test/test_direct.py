@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, ERROR_FACTOR, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, ERROR_FACTOR, assert_close, forced, threads
 
 BLOCKS = (4, 8, 16, 32)
 THREADS = (1, 2, 3)

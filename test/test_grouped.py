@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, assert_close, forced, threads
 
 # The widest: its vectors are those of the instruction set; a run limited to AVX2 has the others.
 BLOCKS = torch_blocked.native_blocks()[:1]

@@ -89,6 +89,24 @@ def test_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
     assert libgomp.startswith(str(prefix)) and libgomp.endswith("/torch/lib/libgomp.so.1")
 
 
+NET = """
+from torch import nn
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(4, 9, 3), nn.BatchNorm2d(9), nn.ReLU())
+"""
+
+
+def test_bench_of_the_wheel_takes_the_users_models(installed, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    bench = [installed, "-W", "ignore", "-m", "torch_blocked", "bench", "models"]
+    out = run(*bench, *"net:small --input 4x9x7 --rounds 1 --format nhwc".split(), cwd=tmp_path)
+    assert "| net:small | nhwc   |" in out
+    none = subprocess.run([*bench, "resnet18"], capture_output=True, text=True, cwd=tmp_path)
+    assert none.returncode == 2 and "come with the source only" in none.stderr
+
+
 def test_installed_module_looks_for_libraries_beside_itself_only(installed):
     (module,) = installed.parent.parent.glob("lib/python*/site-packages/torch_blocked/_C.*.so")
     (run_path,) = re.findall(r"runpath: \[(.*)\]", run("readelf", "-dW", module))

@@ -8,11 +8,12 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, forced, threads
 
 IMPLEMENTATIONS = ("winograd4", "winograd2")
 BLOCKS = (8, 16, 32)

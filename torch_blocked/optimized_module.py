@@ -25,6 +25,7 @@ from torch_blocked.environment import env
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged
 from torch_blocked.tensor import BlockedTensor
+from torch_blocked.text_table import columns
 from torch_blocked.watched import WatchedTensor
 
 # Captures kept, each with its plans; of inputs that were given, which capture serves them.
@@ -299,23 +300,16 @@ class OptimizedModule(nn.Module):
         if isinstance(form, _InParts):
             return str(self._parts_for(form).plan())
         compiled = form.compiled
-        rows = [("op", "output", "implementation", "us", "why")]
-        for step in compiled.report(call.inputs):
-            rows.append(
-                (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
-            ).rstrip()
-            for row in rows
+        rows = [
+            (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
+            for step in compiled.report(call.inputs)
         ]
+        table = columns(("op", "output", "implementation", "us", "why"), rows, "lllrl")
         packed = self._weights.packed_bytes() / 2**20
         arena = compiled.arena_bytes(call.inputs) / 2**20
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
         why = f" ({self.reason})" if self.reason else ""
-        return "\n".join([f"runs: {self.choice}{why}; {memory}", *lines])
+        return f"runs: {self.choice}{why}; {memory}\n{table}"
 
     def release(self) -> None:
         """Lets go of the dense weights and of the model; packed weights stay. From now on only

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch_blocked import _C
+from torch_blocked.text_table import columns
 
 _local = threading.local()
 
@@ -67,10 +68,11 @@ class profile:
             row[0] += 1
             row[1] += event.bytes / 1e6
             row[2] += event.time_ns / 1e6
-        lines = [f"{'kind':<9} {'op':<36} {'count':>6} {'MB':>9} {'ms':>8}  detail"]
-        for (kind, op, detail), (count, megabytes, ms) in sums.items():
-            lines.append(f"{kind:<9} {op:<36} {count:>6} {megabytes:>9.2f} {ms:>8.3f}  {detail}")
-        return "\n".join(lines)
+        rows = [
+            (kind, op, str(count), f"{megabytes:.2f}", f"{ms:.3f}", detail)
+            for (kind, op, detail), (count, megabytes, ms) in sums.items()
+        ]
+        return columns(("kind", "op", "count", "MB", "ms", "detail"), rows, "llrrrl")
 
 
 @contextmanager
