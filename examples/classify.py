@@ -30,7 +30,7 @@ SIDE = 224
 def preprocess(photo: Tensor) -> Tensor:
     """[H, W, 3] of bytes -> [1, 3, 224, 224] of float32.
 
-    The whole photo is resized to a square, then normalised as EfficientNet-Lite was trained:
+    The whole photo is resized to a square, then normalized as EfficientNet-Lite was trained:
     (pixel - 127) / 128. The centre crop of the usual evaluation would cut off this photo's sides
     and leave tiger cat and Egyptian cat, whose coats are alike, nearly tied.
     Source: efficientnet_lite_builder.py of the authors' EfficientNet."""

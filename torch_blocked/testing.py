@@ -519,13 +519,13 @@ def assert_close(
 
 
 @contextmanager
-def forced(implementation: str) -> Iterator[None]:
-    """Convolutions run by this implementation; "" for the one the library chooses."""
-    _C.force_convolution(implementation)
+def forced(implementation: str, family: str = "convolution") -> Iterator[None]:
+    """A family's problems run by this implementation; "" for the one the library chooses."""
+    _C.force_implementation(family, implementation)
     try:
         yield
     finally:
-        _C.force_convolution("")
+        _C.force_implementation(family, "")
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         f"shapes: {', '.join(LAYERS)}\n"
-        f"implementations: {', '.join(_C.convolution_implementations())}\n\n"
+        f"implementations: {', '.join(_C.implementations()['convolution'])}\n\n"
         "To compare on a lesser instruction set, limit torch too:\n"
         "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench conv ..."
     )
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--implementations",
-        type=names(_C.convolution_implementations()),
+        type=names(_C.implementations()["convolution"]),
         default=[],
         help="others to time as well, where they can run the layer",
     )
@@ -225,7 +225,7 @@ def bench_layer(
     chosen = ""
     for name, call in rivals.items():
         verify(f"{model} {layer.id} by {name}", call(), expected)
-        chosen = _C.last_convolution() if name == OURS else chosen
+        chosen = _C.last_implementation("convolution") if name == OURS else chosen
     del expected
     peak = _C.fma_peak_gflops()
     timings = time_interleaved(rivals, rounds)

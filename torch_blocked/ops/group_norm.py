@@ -43,10 +43,10 @@ def native_group_norm_backward(
 def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
     """Over C and all pixels as one group; over trailing spatial dims by ATen's reductions.
 
-    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalised dims:
+    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
     dense in the first case, blocked in the second."""
     count = len(normalized_shape)
-    if not _normalises(input, normalized_shape):
+    if not _normalizes(input, normalized_shape):
         return NotImplemented
     physical, channels = input._physical, input._channels
     if count == input.dim() - 1:
@@ -74,28 +74,28 @@ def native_layer_norm_backward(
 
     dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), dy the gradient times the weight.
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
-    if not _normalises(input, normalized_shape):
+    if not _normalizes(input, normalized_shape):
         return NotImplemented
     channels, ndim, count = input._channels, input.dim(), len(normalized_shape)
     grad = gradient_like(grad_out, input._channels, input)
     mean, rstd = (_statistics(value) for value in (mean, rstd))
-    normalised = clear_tail((input._physical - mean) * rstd, channels)._physical
+    normalized = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)
     dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # with the lanes, if with C
     shares = [
         value.sum(dims, keepdim=True) / math.prod(normalized_shape)
-        for value in (scaled, scaled * normalised)
+        for value in (scaled, scaled * normalized)
     ]
-    grad_input = rstd * (scaled - shares[0] - normalised * shares[1])
+    grad_input = rstd * (scaled - shares[0] - normalized * shares[1])
     parameters = [
         _parameter_gradient(values, input, count) if asked else None
-        for values, asked in zip((grad * normalised, grad), output_mask[1:], strict=True)
+        for values, asked in zip((grad * normalized, grad), output_mask[1:], strict=True)
     ]
     return clear_tail(grad_input, channels) if output_mask[0] else None, *parameters
 
 
-def _normalises(input, normalized_shape) -> bool:
-    """Whether the normalised dims are trailing dims of a blocked input, N not among them."""
+def _normalizes(input, normalized_shape) -> bool:
+    """Whether the normalized dims are trailing dims of a blocked input, N not among them."""
     count = len(normalized_shape)
     if not isinstance(input, BlockedTensor) or not 0 < count < input.dim():
         return False
