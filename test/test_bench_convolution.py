@@ -79,7 +79,7 @@ def test_report(tmp_path, capsys):
     records = report["results"]
     ours = [record for record in records if record["implementation"] == "ours"]
     assert len(ours) == len(LAYERS) * 4
-    assert {record["chosen"] for record in ours} <= set(_C.convolution_implementations())
+    assert {record["chosen"] for record in ours} <= set(_C.implementations()["convolution"])
     assert {"torch", "winograd4"} <= {r["implementation"] for r in records if "k3" in r["layer"]}
     assert not any(r["implementation"] == "winograd4" for r in records if "k3" not in r["layer"])
     with (tmp_path / "out.csv").open(newline="") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import io
 import os
 import re
@@ -34,11 +35,17 @@ _FORMS, _SERVED = 8, 4096
 _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
 
 
+def measured_with() -> str:
+    """Tells one build from another where measured times are concerned: implementations, kernels or
+    oneDNN of another build may be faster or slower than those that were measured."""
+    return hashlib.sha1(_C.fingerprint().encode()).hexdigest()[:12]
+
+
 def tuning_file() -> Path:
-    """Where measurements of kernels are kept, by version and CPU; safe to delete."""
+    """Where measurements of kernels are kept, by version, build and CPU; safe to delete."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     environment = env()
-    name = "-".join(("tuning", environment["torch_blocked"], environment["cpu"]))
+    name = "-".join(("tuning", environment["torch_blocked"], measured_with(), environment["cpu"]))
     return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
@@ -373,6 +380,7 @@ class OptimizedModule(nn.Module):
                 "dtype": self._dtype,
                 "choice": self.choice,
                 "cpu": env()["cpu"],
+                "measured_with": measured_with(),
                 "times": times,
             },
             path,
@@ -470,11 +478,12 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
             f"({str(error).splitlines()[0]}); save the optimized module again"
         ) from error
     check_dtype(data["dtype"])
+    same = (data["cpu"], data.get("measured_with")) == (env()["cpu"], measured_with())
     loaded = OptimizedModule(
         None,
         tune=data["tune"],
         dtype=data["dtype"],
-        times=data["times"] if data["cpu"] == env()["cpu"] else None,
+        times=data["times"] if same else None,
     )
     for signature, captured in forms:
         loaded._add(signature, captured)

@@ -170,8 +170,10 @@ class MemoryPlanner {
   void work_in_place(std::size_t i) {
     const Step& step = plan_.steps[i];
     Value over = kNone;
-    if (step.kind == StepKind::kConvolution && sums_in_place(step.implementation))
-      over = step.node->convolution->residual;
+    if (step.kind == StepKind::kConvolution) {
+      const auto& row = convolution_implementations().row(step.implementation);
+      if (row.traits.sums_in_place) over = step.node->convolution->residual;
+    }
     if (step.kind == StepKind::kAffine) over = step.node->affine->src;
     if (step.kind == StepKind::kSqueezeExcite) over = step.node->squeeze_excite->src;
     if (over == kNone) return;

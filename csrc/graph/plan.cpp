@@ -259,7 +259,9 @@ class Planner {
   const Gather* gather_for(const Node& node, const Choice& choice) const {
     const Value src = node.convolution->src;
     const auto found = gathers_.find(src);
-    if (found == gathers_.end() || choice.implementation != "direct") return nullptr;
+    if (found == gathers_.end()) return nullptr;
+    const auto& row = convolution_implementations().row(choice.implementation);
+    if (!row.traits.gathers_channels) return nullptr;
     if (slots_.contains({src, home(src)}) || home(src) != choice.problem.src_block) return nullptr;
     const Gather& gather = *found->second->gather;
     return gathers_in_place(choice.problem, gather.channels) ? &gather : nullptr;

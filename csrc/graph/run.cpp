@@ -9,6 +9,8 @@
 #include <chrono>
 
 #include "format/errors.h"
+#include "kernels/kernels.h"
+#include "kernels/normalization.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
@@ -231,12 +233,18 @@ Run::Prepared Run::prepare_affine(const Step& step) {
   const auto run = [this, from = step.reads.at(affine.src), to = step.writes[0],
                     scale = std::move(scale), shift = std::move(shift), epilogue, blocks, lanes,
                     rows, row] {
-    const auto* src = slots_[from].const_data_ptr<float>();
     auto* dst = slots_[to].mutable_data_ptr<float>();
+    const kernels::Affine affine{.src = slots_[from].const_data_ptr<float>(),
+                                 .scale = scale.data(),
+                                 .shift = shift.data(),
+                                 .dst = dst,
+                                 .block = lanes,
+                                 .pixels = row / lanes,
+                                 .periods = blocks};
     const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
     parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        table.affine(src, scale.data(), shift.data(), dst, lanes, row / lanes, blocks, i, i + 1);
+        table.affine(affine, i, i + 1);
         if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
       }
     });

@@ -109,10 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--implementations",
-        type=arguments.names(_C.convolution_implementations()),
+        type=arguments.names(_C.implementations()["convolution"]),
         default=[],
         help="others to time as well, where they can run the layer: "
-        + ", ".join(_C.convolution_implementations()),
+        + ", ".join(_C.implementations()["convolution"]),
     )
     parser.add_argument(
         "--kernel", type=arguments.numbers, help="only layers with these kernels, such as 1 or 3,3"
@@ -179,7 +179,7 @@ def bench_layer(
     chosen = ""
     for name, call in rivals.items():
         verify(f"{model} {layer.id} by {name}", call(), expected)
-        chosen = _C.last_convolution() if name == OURS else chosen
+        chosen = _C.last_implementation("convolution") if name == OURS else chosen
     flops = layer.flops(tuple(expected.shape))
     del expected
     peak = _C.fma_peak_gflops()
@@ -231,13 +231,13 @@ def runners(
 
 
 @contextmanager
-def forced(implementation: str) -> Iterator[None]:
-    """Convolutions run by this implementation; "" for the one the library chooses."""
-    _C.force_convolution(implementation)
+def forced(implementation: str, family: str = "convolution") -> Iterator[None]:
+    """A family's problems run by this implementation; "" for the one the library chooses."""
+    _C.force_implementation(family, implementation)
     try:
         yield
     finally:
-        _C.force_convolution("")
+        _C.force_implementation(family, "")
 
 
 def runs(call: Callable[[], Tensor]) -> bool:

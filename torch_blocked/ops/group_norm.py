@@ -41,9 +41,9 @@ def native_group_norm_backward(
 def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
     """Over C and all pixels as one group; over trailing spatial dims by ATen's reductions.
 
-    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalised dims:
+    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
     dense in the first case, blocked in the second."""
-    count = _normalised(input, normalized_shape)
+    count = _normalized(input, normalized_shape)
     physical, channels = input._physical, input._channels
     if count == input.dim() - 1:
         out, mean, rstd = _tb.group_norm(physical, channels, None, None, 1, eps)
@@ -70,27 +70,27 @@ def native_layer_norm_backward(
 
     dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), dy the gradient times the weight.
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
-    count = _normalised(input, normalized_shape)
+    count = _normalized(input, normalized_shape)
     channels, ndim = input._channels, input.dim()
     grad = gradient_like(grad_out, input._channels, input)
     mean, rstd = (_statistics(value) for value in (mean, rstd))
-    normalised = clear_tail((input._physical - mean) * rstd, channels)._physical
+    normalized = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)
     dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # with the lanes, if with C
     shares = [
         value.sum(dims, keepdim=True) / math.prod(normalized_shape)
-        for value in (scaled, scaled * normalised)
+        for value in (scaled, scaled * normalized)
     ]
-    grad_input = rstd * (scaled - shares[0] - normalised * shares[1])
+    grad_input = rstd * (scaled - shares[0] - normalized * shares[1])
     parameters = [
         _parameter_gradient(values, input, count) if asked else None
-        for values, asked in zip((grad * normalised, grad), output_mask[1:], strict=True)
+        for values, asked in zip((grad * normalized, grad), output_mask[1:], strict=True)
     ]
     return clear_tail(grad_input, channels) if output_mask[0] else None, *parameters
 
 
-def _normalised(input: BlockedTensor, normalized_shape) -> int:
-    """How many trailing dims are normalised, N not among them."""
+def _normalized(input: BlockedTensor, normalized_shape) -> int:
+    """How many trailing dims are normalized, N not among them."""
     count, trailing = len(normalized_shape), tuple(normalized_shape)
     fits = 0 < count < input.dim() and tuple(input.shape[-count:]) == trailing and 0 not in trailing
     expect(fits, "trailing dims without N, none of them empty")
