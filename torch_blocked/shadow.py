@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
@@ -210,6 +211,8 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
 def _dense_strides(input: BlockedTensor) -> list[int] | None:
     """Strides of a dense tensor that is the same slice as `input` is, which say what dims a view of
     it can join; None if all, or if elements of it share their place."""
+    if forward_ad._current_level >= 0:
+        return None  # a tangent must lie as its primal, which need not be a slice, too
     if isinstance(input, BlockedCopy) and input._strides:
         return input._strides
     physical, block = input._physical, input.block
