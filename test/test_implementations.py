@@ -9,8 +9,8 @@ from torch import nn
 
 import torch_blocked as tb
 from torch_blocked import _C
-from torch_blocked.optimized import tuning_file
 from torch_blocked.bench.convolution import forced
+from torch_blocked.optimized_module import tuning_file
 
 FAMILIES = ("convolution", "linear", "pooling", "reorder", "squeeze_excite", "weight_gradient")
 

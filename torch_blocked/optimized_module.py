@@ -355,7 +355,7 @@ class OptimizedModule(nn.Module):
                 f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
                 f"({self.reason}); save the model"
             )
-        parts = next((form for form in self._served.values() if form.compiled is None), None)
+        parts = next((each for each in self._served.values() if isinstance(each, _InParts)), None)
         if parts is not None:
             raise NotImplementedError(
                 "torch_blocked::optimize: expected a model that is captured whole, got one that "
