@@ -15,7 +15,7 @@ help:
 	@echo "make test    run the test suite on every instruction set of this CPU"
 	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
 	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
-	@echo "make lint    run the formatters and linters"
+	@echo "make lint    run the formatters and linters, and check the types"
 	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
 
 # Alone and first, so that nothing later brings another torch.
@@ -46,10 +46,11 @@ fuzz: extension
 	$(BIN)/python test/random_inputs.py --models 20
 
 bench: extension
-	$(BIN)/python -m torch_blocked bench $(MODELS)
+	$(BIN)/python -m torch_blocked bench models $(MODELS)
 
 lint: build/installed
 	$(BIN)/pre-commit run --all-files
+	$(BIN)/mypy
 
 clean:
 	rm -rf build dist *.egg-info torch_blocked/_C*.so torch_blocked/_build.py

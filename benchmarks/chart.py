@@ -1,68 +1,49 @@
-"""A bar chart of relative speeds as SVG, readable on light and dark pages."""
+"""Draws docs/peers.svg, the picture of the tables in README.md beside this file.
+
+python benchmarks/chart.py"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from xml.sax.saxutils import escape
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
-LABEL, BARS, NUMBER = 110, 420, 60  # widths of a bar's name, of speed 1, and of its number
-BAR, GAP, TITLE = 14, 4, 26
+from engines import ENGINES
 
-STYLE = """
-  text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
-  .page { fill: #ffffff; }
-  .row { font-weight: bold; }
-  .name { text-anchor: end; }
-  .peer { fill: #a9c4de; } .ours { fill: #d9622b; }
-  .best { stroke: #59636e; stroke-dasharray: 3 3; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #f0f6fc; }
-    .page { fill: #0d1117; }
-    .peer { fill: #3d5a75; } .ours { fill: #e2733f; }
-    .best { stroke: #9198a1; }
-  }
-"""  # noqa: E501
+from torch_blocked.bench import plot
+
+FOLDER = Path(__file__).parent
+PICTURE = FOLDER.parent / "docs" / "peers.svg"
+HEADING = "\nTwo threads"  # of the table that is drawn
+TITLE = "Speed at batch 1 on two threads, best peer = 1 (to the right is faster)"
+OURS = [name for name, engine in ENGINES.items() if engine.ours]
 
 
-def bars(
-    rows: Mapping[str, Mapping[str, float]], order: Iterable[str], ours: Collection[str]
-) -> str:
-    """One group of bars for each row, one bar for each engine: speed, best peer = 1."""
-    order = list(order)
-    longest = max((speed for row in rows.values() for speed in row.values()), default=1.0)
-    column = LABEL + BARS * max(1.0, longest)  # of the numbers
-    width = column + NUMBER
-    parts: list[str] = []
-    y = GAP
-    for label, speeds in rows.items():
-        y += TITLE
-        parts.append(f'<text class="row" x="{LABEL}" y="{y - 8}">{escape(label)}</text>')
-        top = y
-        for engine in order:
-            if engine in speeds:
-                parts += bar(engine, speeds[engine], y, column, engine in ours)
-                y += BAR + GAP
-        x = LABEL + BARS
-        parts.append(f'<line class="best" x1="{x}" x2="{x}" y1="{top}" y2="{y - GAP}"/>')
-    height = y + GAP
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" '
-            f'width="{width:.0f}" height="{height}" role="img">',
-            "<title>Speed of each engine, the best peer of each row = 1</title>",
-            f"<style>{STYLE}</style>",
-            f'<rect class="page" width="{width:.0f}" height="{height}"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+def times_of_page(page: str) -> dict[str, dict[str, float]]:
+    """Milliseconds by model and engine, of the table below HEADING."""
+    lines = page[page.index(HEADING) :].split("\n\n")[1].splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
+    return {
+        row[0]: {
+            engine: float(cell.strip("*"))
+            for engine, cell in zip(header, row, strict=False)
+            if engine in ENGINES and cell not in ("-", "")
+        }
+        for row in rows
+        if row[0] != "geometric mean"
+    }
 
 
-def bar(engine: str, speed: float, y: int, column: float, is_ours: bool) -> list[str]:
-    base = y + BAR - 3
-    kind = "ours" if is_ours else "peer"
-    return [
-        f'<text class="name" x="{LABEL - 8}" y="{base}">{escape(engine)}</text>',
-        f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{BARS * speed:.1f}" height="{BAR}"/>',
-        f'<text x="{column + 8:.1f}" y="{base}">{speed:.2f}</text>',
-    ]
+def speeds(times: Mapping[str, float], ours: Collection[str] = OURS) -> dict[str, float]:
+    """Of each engine of a row, relative to the fastest that is not ours; none without such."""
+    peers = [ms for engine, ms in times.items() if engine not in ours]
+    return {engine: min(peers) / ms for engine, ms in times.items()} if peers else {}
+
+
+def draw(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    """rows: milliseconds by row and engine."""
+    drawn = {name: speeds(times) for name, times in rows.items()}
+    return plot.marks(title, {name: row for name, row in drawn.items() if row}, OURS)
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(TITLE, times_of_page((FOLDER / "README.md").read_text())))

@@ -57,9 +57,9 @@ class Engine:
 def torch_model(job: Job, folded: bool = False) -> Any:
     """The job's model with the stored weights, for inference."""
     import torch
+    from bench_models import MODELS
 
     from torch_blocked.bench.fold import fold_batch_norms
-    from torch_blocked.bench.models import MODELS
 
     torch.set_num_threads(job.threads)
     torch.set_grad_enabled(False)

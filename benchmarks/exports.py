@@ -14,21 +14,24 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import bench_models
 import numpy
 import torch
 from engines import version
 
 from torch_blocked.bench import fold, models
 from torch_blocked.bench.fold import fold_batch_norms
-from torch_blocked.bench.inference import random_input
-from torch_blocked.bench.models import build_model
 
 ONNX_OPSET = 18
 
 
 def folder_of(cache: Path, model: str) -> Path:
     """Where the files of a model are kept; another folder for other sources or versions."""
-    sources = [Path(__file__), Path(fold.__file__), *Path(models.__file__).parent.glob("*.py")]
+    sources = [
+        Path(__file__),
+        Path(fold.__file__),
+        *Path(bench_models.__file__).parent.glob("*.py"),
+    ]
     digest = hashlib.sha256()
     for source in sorted(sources, key=lambda path: path.name):
         digest.update(source.read_bytes())
@@ -58,8 +61,8 @@ def make(
     """Weights, input, float64 result, and an export in each format, or the reason why not."""
     batch_folder = folder / f"batch{batch}"
     batch_folder.mkdir(parents=True, exist_ok=True)
-    model, _ = build_model(model_name)
-    input = random_input(model_name, batch)
+    loaded = models.load(model_name)
+    model, input = loaded.module, loaded.random_input(batch)
     with torch.no_grad():
         if not (batch_folder / "expected.npy").exists():
             torch.save(model.state_dict(), folder / "weights.pt")

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import chart
+from bench_models import MODELS
 from engines import ENGINES, Job, arguments, version
 from exports import folder_of
 
 import torch_blocked
-from torch_blocked.bench.convolution import names
-from torch_blocked.bench.inference import output_path, positive
+from torch_blocked.bench.arguments import names, numbers, output_path, positive
 from torch_blocked.bench.measure import Timing
-from torch_blocked.bench.models import MODELS
-from torch_blocked.bench.report import table
+from torch_blocked.text_table import markdown
 
 ROOT = Path(__file__).parent
 OURS = "torch_blocked"
@@ -239,7 +238,7 @@ def render(records: Sequence[Record], statistic: str) -> str:
             lines.append(["geometric mean", *[""] * len(used), *means])
         title = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}, {statistic} in ms"
         header = ["model", *used, "vs best peer", "vs best torch"]
-        parts += [title, "", table(header, lines), ""]
+        parts += [title, "", markdown(header, lines), ""]
         parts += [
             f"{r['model']}, {r['engine']}: {r['failure']}"
             for row in rows
@@ -295,25 +294,17 @@ def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
         report = {"context": context(args.busy), "results": records}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.svg:
-        ours = [name for name, engine in ENGINES.items() if engine.ours]
-        args.svg.write_text(chart.bars(speeds(records, args.statistic), ENGINES, ours))
+        title = "Speed by model, batch and threads, best peer = 1 (to the right is faster)"
+        args.svg.write_text(chart.draw(title, rows_to_draw(records, args.statistic)))
 
 
-def speeds(records: Sequence[Record], statistic: str) -> dict[str, dict[str, float]]:
-    """For the chart: by row, the speed of each engine relative to the best peer's."""
-    result = {}
-    for (batch, threads), rows in rows_of(records):
-        for row in rows:
-            times = times_of(row, statistic)
-            peers = [ms for name, ms in times.items() if not ENGINES[name].ours]
-            if peers:
-                label = f"{row[0]['model']}, batch {batch}, {threads}T"
-                result[label] = {name: min(peers) / ms for name, ms in times.items()}
-    return result
-
-
-def numbers(text: str) -> list[int]:
-    return [positive(word) for word in text.split(",")]
+def rows_to_draw(records: Sequence[Record], statistic: str) -> dict[str, dict[str, float]]:
+    """For the chart: milliseconds by row and engine."""
+    return {
+        f"{row[0]['model']}, {batch}, {threads}T": times_of(row, statistic)
+        for (batch, threads), rows in rows_of(records)
+        for row in rows
+    }
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -334,7 +325,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
     parser.add_argument("--json", type=output_path, help="write every measurement")
-    parser.add_argument("--svg", type=output_path, help="write a bar chart")
+    parser.add_argument("--svg", type=output_path, help="write a chart")
     parser.add_argument("--load", type=Path, nargs="+", default=[], help="JSON files to include")
     parser.add_argument(
         "--cache", type=Path, default=home / "torch_blocked" / "peers", help="exported models"

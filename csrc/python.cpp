@@ -7,16 +7,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "ops/convolution.h"
-#include "runtime/fma_peak.h"
+#include "kernels/fma_peak.h"
+#include "ops/implementations.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
@@ -117,6 +119,14 @@ std::pair<std::vector<std::vector<int>>, std::vector<int>> walk_loops(
   return {counts, of_caller};
 }
 
+std::map<std::string, std::vector<std::string>> implementations() {
+  std::map<std::string, std::vector<std::string>> names;
+  for (const Family* each : families()) {
+    names[each->name()].assign(each->names().begin(), each->names().end());
+  }
+  return names;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -140,9 +150,18 @@ PYBIND11_MODULE(_C, m) {
       "of the parameter itself, that was taken before their last use: every other write is seen.");
   m.def("idle_pool_bytes", &idle_pool_bytes);
   m.def("release_pool", &release_pool);
-  m.def("force_convolution", &force_convolution);
-  m.def("last_convolution", &last_convolution);
-  m.def("convolution_implementations", &convolution_implementations);
+  m.def("implementations", &implementations, "the names in every family's list");
+  m.def(
+      "force_implementation",
+      [](const std::string& of, const std::string& name) { family(of).force(name); },
+      py::arg("family"), py::arg("implementation"),
+      "For tests and benchmarks: from now on the family's problems run by this implementation "
+      "only,\n"
+      "and raise NotImplementedError where it cannot; \"\" allows all of them again.");
+  m.def(
+      "last_implementation", [](const std::string& of) { return family(of).last(); },
+      py::arg("family"), "what this thread's last problem of the family ran by, or \"none\"");
+  m.def("fingerprint", &fingerprint, "what measured times depend on, but for the CPU");
   m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
   isa();  // fixes the limits, and refuses a bad one, at import
 }

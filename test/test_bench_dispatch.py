@@ -8,7 +8,7 @@ import pytest
 import torch_blocked
 from torch_blocked.__main__ import main
 from torch_blocked.bench import dispatch
-from torch_blocked.bench.inference import WrongResult
+from torch_blocked.bench.report import WrongResult
 
 pytestmark = pytest.mark.any_isa
 

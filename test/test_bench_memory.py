@@ -13,7 +13,8 @@ pytestmark = pytest.mark.any_isa
 def test_every_form(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "out.json"
-    assert main(["bench", "memory", "mobilenet_v2", "--threads", "2", "--json", str(path)]) == 0
+    arguments = ["mobilenet_v2", "--input", "3x64x64", "--threads", "2", "--json", str(path)]
+    assert main(["bench", "memory", *arguments]) == 0
     results = {each["form"]: each for each in json.loads(path.read_text())["results"]}
     assert list(results) == list(memory.FORMS)
     assert all(each["rss_mib"] > 100 for each in results.values())

@@ -104,4 +104,4 @@ def test_bad_arguments_give_one_sentence(capsys):
         main(["bench", "train", "resnet5"])
     assert exit.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("torch_blocked bench train: argument MODELS: unknown name 'resnet5'; ")
+    assert error.startswith("torch_blocked bench train: argument MODEL: unknown model 'resnet5'; ")

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, ERROR_FACTOR, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, ERROR_FACTOR, assert_close, forced, threads
 
 BLOCKS = (4, 8, 16, 32)
 THREADS = (1, 2, 3)
@@ -58,7 +59,7 @@ def run(function, input, weight, bias, block, **arguments):
     with forced("direct"), torch.no_grad():
         blocked = input.to_blocked(format_name(input.ndim, block))
         result = function(blocked, weight, bias, **arguments)
-    assert input.shape[0] == 0 or _C.last_convolution() == "direct"
+    assert input.shape[0] == 0 or _C.last_implementation("convolution") == "direct"
     assert isinstance(result, BlockedTensor) and result.block == block
     return result
 
@@ -227,4 +228,4 @@ def test_choice(dims, out_channels, kernel, arguments, expected):
         if block in torch_blocked.native_blocks():
             with torch.no_grad():
                 F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, **arguments)
-            assert _C.last_convolution() == name
+            assert _C.last_implementation("convolution") == name

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import torch_blocked
-from torch_blocked.ops import table
+from torch_blocked import dispatch
 
 aten = torch.ops.aten
-DIRECT = [op for op in table.DIRECT if op is not aten.detach.default]
+DIRECT = [op for op in dispatch.DIRECT if op is not aten.detach.default]
 
 
 def random_blocked(channels, dtype=torch.float32):
@@ -23,7 +23,7 @@ def test_ops_run_directly(op, channels, monkeypatch):
     x = random_blocked(channels).requires_grad_()
     results = []
     for most_bytes in (1 << 20, 0):
-        monkeypatch.setattr(table, "DIRECT_BYTES", most_bytes)
+        monkeypatch.setattr(dispatch, "DIRECT_BYTES", most_bytes)
         y = op(x)
         (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert y.format == gradient.format == "nChw8c"

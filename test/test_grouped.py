@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, assert_close, forced, threads
 
 # The widest: its vectors are those of the instruction set; a run limited to AVX2 has the others.
 BLOCKS = torch_blocked.native_blocks()[:1]
@@ -42,7 +43,7 @@ def run(implementation, tensors, block, transposed=False, **arguments):
     with forced(implementation), torch.no_grad(), torch_blocked.strict():
         blocked = input.to_blocked(format_name(input.dim(), block))
         result = function(blocked, weight, bias, **arguments)
-    assert input.shape[0] == 0 or _C.last_convolution() == implementation
+    assert input.shape[0] == 0 or _C.last_implementation("convolution") == implementation
     assert isinstance(result, BlockedTensor) and result.block == block
     return result
 
@@ -223,6 +224,6 @@ def test_choice(channels, outputs, groups, kernel, expected):
     if _C.isa() == "default" and expected in ("depthwise", "grouped"):
         expected = None  # too slow without FMA
     if expected:
-        assert _C.last_convolution() == expected
+        assert _C.last_implementation("convolution") == expected
     else:
-        assert _C.last_convolution() not in ("depthwise", "grouped")
+        assert _C.last_implementation("convolution") not in ("depthwise", "grouped")

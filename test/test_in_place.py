@@ -309,11 +309,12 @@ RESHAPES = {
 
 @pytest.mark.parametrize("reshape", RESHAPES)
 @pytest.mark.parametrize("slice_", SLICES)
+@pytest.mark.parametrize("dims", [(4, 24, 6, 6), (1, 24, 6, 6), (3, 12, 6, 6), (1, 12, 6, 6)])
 @pytest.mark.parametrize("block", [8, 16])
-def test_a_reshape_copies_where_dense_copies(slice_, reshape, block):
+def test_a_reshape_copies_where_dense_copies(slice_, reshape, block, dims):
     """And is a view where that of a dense tensor is one: a write tells."""
-    dense = torch.randn(4, 24, 6, 6)
-    blocked = dense.to_blocked(f"nChw{block}c")
+    dense = torch.randn(dims)
+    blocked = dense.to_blocked(f"nChw{block}c") * torch.ones(dims[0], 1, 1, 1)
     for x in (dense, blocked):
         part = SLICES[slice_](x)
         shown = RESHAPES[reshape](part)

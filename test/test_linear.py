@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import threads
 from torch import nn
 
 import torch_blocked
-from torch_blocked.testing import threads
 
 ACTIVATIONS = {
     "none": lambda x: x,

@@ -11,10 +11,11 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import dims_of, make_tensors, problems
 
 import torch_blocked
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import dims_of, forced, make_tensors, problems
 
 # (implementation, kernel, stride): the most pixels it reaches in each dim, and ATen
 EXTENTS = {

@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 
+import bench_models as models
 import pytest
 import torch
 from torch import nn
@@ -11,11 +12,10 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import _C
-from torch_blocked.bench import models
 from torch_blocked.capture import capture
 from torch_blocked.compile import backend
 from torch_blocked.optimize import _is_slower
-from torch_blocked.optimized import has_bfloat16
+from torch_blocked.optimized_module import has_bfloat16
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from problems import threads
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
-
-from torch_blocked.testing import threads
 
 
 def shuffle(x, groups):

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_blocked as tb
-from torch_blocked.optimized import has_bfloat16
+from torch_blocked.optimized_module import has_bfloat16
 
 
 @pytest.fixture(autouse=True)

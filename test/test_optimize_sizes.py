@@ -122,7 +122,7 @@ def test_a_model_that_asks_for_nothing_is_captured_once():
 
 def test_efficientnet():
     """Padding of TensorFlow's kind at every stride."""
-    from torch_blocked.bench import models
+    import bench_models as models
 
     model = models.build_model("efficientnet_lite0")[0].eval()
     fast = tb.optimize(model, torch.randn(1, 3, 224, 224), tune=False)
@@ -213,3 +213,43 @@ def test_padding_of_one_pixel(pads):
     for size in ((9, 8), (9, 1), (1, 1), (1, 5), (2, 2)):
         x = torch.randn(2, 8, *size)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Sliced(nn.Module):
+    """Indexing leaves out a slice that is as long as its dim."""
+
+    def forward(self, x):
+        return x.swapaxes(0, 1)[:, :1].expand(-1, 4, -1, -1) * 2
+
+
+class Written(nn.Module):
+    def forward(self, x):
+        x = x * 1
+        x[:, :, :8] = 0
+        return x
+
+
+@pytest.mark.parametrize("model", [Sliced(), Written()], ids=["read", "written"])
+@torch.no_grad()
+def test_slices_as_long_as_their_dim(model):
+    fast = tb.optimize(model.eval(), torch.randn(1, 9, 8, 10), tune=False)
+    for shape in ((1, 9, 8, 10), (4, 9, 16, 18), (1, 9, 8, 12), (1, 9, 10, 10), (2, 9, 12, 10)):
+        x = torch.randn(shape)
+        assert torch.equal(fast(x), model(x))
+
+
+class SometimesInParts(nn.Module):
+    def forward(self, x):
+        return x.data * 1 if x.numel() > 1000 else x + 0
+
+
+@torch.no_grad()
+def test_a_module_that_ran_in_parts_is_not_saved(tmp_path):
+    """It would refuse, when loaded, sizes that ran."""
+    model = SometimesInParts().eval()
+    fast = tb.optimize(model, torch.randn(1, 2, 8, 14), tune=False)
+    fast.save(tmp_path / "before")
+    x = torch.randn(3, 2, 20, 10)
+    assert torch.equal(fast(x), model(x))
+    with pytest.raises(NotImplementedError, match="captured whole"):
+        fast.save(tmp_path / "after")

@@ -69,7 +69,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in package if name.endswith(".py")} == sources
     (extension,) = [name for name in package if name.endswith(".so")]
     assert re.fullmatch(r"torch_blocked/_C\.cpython-3\d+-x86_64-linux-gnu\.so", extension)
-    assert package == sources | {extension, "torch_blocked/py.typed"}
+    assert package == sources | {extension, "torch_blocked/py.typed", "torch_blocked/_C.pyi"}
     assert "Requires-Dist: torch==2.13.*\n" in metadata
     assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
 
@@ -87,6 +87,24 @@ def test_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
     assert answer["env"]["libdnnl"] == str(prefix / "lib" / "libdnnl.so.3")
     (libgomp,) = answer["env"]["openmp"]
     assert libgomp.startswith(str(prefix)) and libgomp.endswith("/torch/lib/libgomp.so.1")
+
+
+NET = """
+from torch import nn
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(4, 9, 3), nn.BatchNorm2d(9), nn.ReLU())
+"""
+
+
+def test_bench_of_the_wheel_takes_the_users_models(installed, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    bench = [installed, "-W", "ignore", "-m", "torch_blocked", "bench", "models"]
+    out = run(*bench, *"net:small --input 4x9x7 --rounds 1 --format nhwc".split(), cwd=tmp_path)
+    assert "| net:small | nhwc   |" in out
+    none = subprocess.run([*bench, "resnet18"], capture_output=True, text=True, cwd=tmp_path)
+    assert none.returncode == 2 and "come with the source only" in none.stderr
 
 
 def test_installed_module_looks_for_libraries_beside_itself_only(installed):

@@ -6,16 +6,15 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import chart
+import engines
 import numpy
+import peers
 import pytest
 
 pytestmark = pytest.mark.any_isa
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import chart  # noqa: E402
-import engines  # noqa: E402
-import peers  # noqa: E402
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def record(model, engine, median_ms, threads=1, failure=""):
@@ -113,14 +112,28 @@ def test_later_measurements_replace_earlier_ones(tmp_path):
     assert result[1]["median_ms"] == 3.0
 
 
-def test_chart_has_a_bar_for_each_result():
-    text = chart.bars(peers.speeds(RECORDS, "median_ms"), engines.ENGINES, [peers.OURS])
-    bars = [
-        (node.get("class"), float(node.get("width")) / chart.BARS)
-        for node in ElementTree.fromstring(text)
-        if node.get("class") in ("peer", "ours")
-    ]
-    assert bars == [("peer", 0.5), ("peer", 1.0), ("ours", 2.0), ("peer", 1.0), ("ours", 0.5)]
+def titles_of(svg):
+    return [node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}title")]
+
+
+def test_chart_has_a_mark_for_each_result():
+    titles = titles_of(chart.draw("a title", peers.rows_to_draw(RECORDS, "median_ms")))
+    assert titles[0] == "a title"
+    assert titles[1:4] == ["torch", "openvino", "torch_blocked"]  # the legend
+    marks = dict(title.rsplit(": ", 1) for title in titles[4:])
+    assert marks == {
+        "a, 1, 1T, torch": "0.50",
+        "a, 1, 1T, openvino": "1.00",
+        "a, 1, 1T, torch_blocked": "2.00",
+        "b, 1, 1T, torch": "1.00",
+        "b, 1, 1T, torch_blocked": "0.50",
+    }
+
+
+def test_picture_shows_the_numbers_of_the_page():
+    rows = chart.times_of_page((BENCHMARKS / "README.md").read_text())
+    assert chart.PICTURE.read_text() == chart.draw(chart.TITLE, rows)
+    assert len(rows) > 10 and all("torch_blocked" in row for row in rows.values())
 
 
 def test_unknown_names_give_one_sentence(capsys):

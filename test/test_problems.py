@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from problems import BATCHES, CHANNELS_AROUND, PROBLEMS, assert_matches_dense, dims_of
 
 import torch_blocked
-from torch_blocked.testing import BATCHES, CHANNELS_AROUND, PROBLEMS, assert_matches_dense, dims_of
 
 CASES = [(block, count) for block, counts in CHANNELS_AROUND.items() for count in counts]
 

@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 import torch
+from problems import BATCHES, CHANNELS, SPATIAL
 
 import torch_blocked
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
-from torch_blocked.testing import BATCHES, CHANNELS, SPATIAL
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch_blocked")  # of test results
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from problems import threads
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
-from torch_blocked.testing import threads
 
 STEP = "squeeze and excitation in one step"
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import torch_blocked
 from torch_blocked import _C
-from torch_blocked.ops import table
+from torch_blocked.ops import fallback
 from torch_blocked.tensor import BlockedTensor, tail_is_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch_blocked")
@@ -623,7 +623,7 @@ def test_strict_nests_and_is_of_one_thread():
 
 
 def test_an_op_warns_once(monkeypatch):
-    monkeypatch.setattr(table, "_warned", set())
+    monkeypatch.setattr(fallback, "_warned", set())
     x = random_dense().to_blocked(TAG)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -3,22 +3,19 @@
 import json
 import os
 import re
-import sys
 import tomllib
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import third_party
 import torch
+import zoo
+from zoo.forms import Expected, Wrong, compare
 
 pytestmark = pytest.mark.any_isa
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import third_party  # noqa: E402
-import zoo  # noqa: E402
-from zoo.forms import Expected, Wrong, compare  # noqa: E402
 
 Status = namedtuple("Status", "code lines results")
 

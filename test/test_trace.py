@@ -207,7 +207,7 @@ import warnings
 import torch
 import torch_blocked
 from torch_blocked.tensor import format_name
-from torch_blocked.testing import PROBLEMS, dims_of, make_tensors
+from problems import PROBLEMS, dims_of, make_tensors
 
 warnings.simplefilter("ignore")
 with torch.no_grad():
@@ -236,7 +236,7 @@ def test_no_ref_kernel_ever_runs():
     result = subprocess.run(
         [sys.executable, "-c", RUN_PROBLEMS],
         env=os.environ | {"ONEDNN_VERBOSE": "1"},
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         timeout=300,

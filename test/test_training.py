@@ -6,17 +6,17 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import torch_blocked
-from torch_blocked.bench.models import MODELS, build_model
-from torch_blocked.tensor import format_name
-from torch_blocked.testing import (
+from bench_models import MODELS, build_model
+from problems import (
     PROBLEMS,
     assert_close,
     assert_gradients_match_dense,
     dims_of,
 )
+from torch import nn
+
+import torch_blocked
+from torch_blocked.tensor import format_name
 
 # Blocks, and channels below, at and above them.
 CASES = ((8, 7), (8, 8), (8, 17), (16, 1), (16, 16), (16, 17))

@@ -8,11 +8,12 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
+from torch_blocked.bench.convolution import forced
 from torch_blocked.tensor import format_name, tail_is_zero
-from torch_blocked.testing import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, forced, threads
 
 IMPLEMENTATIONS = ("winograd4", "winograd2")
 BLOCKS = (8, 16, 32)
@@ -55,7 +56,7 @@ def run(implementation, input, weight, bias, padding, block, transposed=False):
     with forced(implementation), torch.no_grad():
         blocked = input.to_blocked(format_name(input.dim(), block))
         result = function(blocked, weight, bias, padding=padding)
-    assert input.shape[0] == 0 or _C.last_convolution() == implementation
+    assert input.shape[0] == 0 or _C.last_implementation("convolution") == implementation
     assert isinstance(result, BlockedTensor) and result.block == block
     return result
 
@@ -140,7 +141,7 @@ def test_stride_2_over_few_channels(block, padding, kernel, channels):
             F.conv2d(input.to_blocked(format_name(4, block)), weight, bias, **arguments)
             for _ in range(2)
         ]
-    assert _C.last_convolution() == "winograd3"
+    assert _C.last_implementation("convolution") == "winograd3"
     assert tail_is_zero(results[0]) and results[0].block == block
     assert torch.equal(results[0]._physical, results[1]._physical)
     assert_close(results[0].to_dense(), expected, exact, WINOGRAD_ERROR_FACTOR)
@@ -249,7 +250,7 @@ def test_refuses_other_problems(implementation, arguments):
 
 def test_unknown_implementation():
     with pytest.raises(ValueError, match=r"expected one of \[winograd4, .*, got winograd5"):
-        _C.force_convolution("winograd5")
+        _C.force_implementation("convolution", "winograd5")
 
 
 def chosen(batch, in_channels, out_channels, *spatial):
@@ -258,7 +259,7 @@ def chosen(batch, in_channels, out_channels, *spatial):
     blocked = input.to_blocked(format_name(len(dims), torch_blocked.native_blocks()[0]))
     with torch.no_grad():
         FUNCTIONS[len(dims)][False](blocked, weight, bias, padding=1)
-    return _C.last_convolution()
+    return _C.last_implementation("convolution")
 
 
 CHOICES = (
@@ -288,7 +289,7 @@ def test_one_switch_turns_it_off():
         "import torch, torch_blocked\n"
         "x = torch.zeros(1, 64, 28, 28).to_blocked()\n"
         "torch.nn.functional.conv2d(x, torch.zeros(64, 64, 3, 3), padding=1)\n"
-        "print(torch_blocked._C.last_convolution())"
+        "print(torch_blocked._C.last_implementation('convolution'))"
     )
     for setting, expected in (("0", False), ("1", _C.isa() != "default")):
         environment = os.environ | {"TORCH_BLOCKED_WINOGRAD": setting}

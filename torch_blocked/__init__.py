@@ -20,18 +20,16 @@ from torch_blocked.formats import (  # noqa: E402
     is_blocked,
     ones,
     randn,
-    to_blocked,
-    to_dense,
     to_format,
     zeros,
 )
 from torch_blocked.optimize import optimize  # noqa: E402
-from torch_blocked.optimized import load  # noqa: E402
+from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
-from torch_blocked.tensor import BlockedTensor  # noqa: E402
+from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
 
 # The one thing added to torch; BlockedTensor brings its own to_dense.
-torch.Tensor.to_blocked = to_blocked
+torch.Tensor.to_blocked = to_blocked  # type: ignore[attr-defined]
 
 __version__ = env()["torch_blocked"]
 

@@ -9,10 +9,19 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import convolution, dispatch, inference, memory, train
+from .bench import compare, convolution, dispatch, inference, memory, train
+from .bench.models import NoModel
+from .bench.report import WrongResult, progress
+from .text_table import columns
 
-# Words after `bench` that are not models, and what they time.
-NOT_MODELS = {"conv": convolution, "dispatch": dispatch, "memory": memory, "train": train}
+BENCHMARKS = {
+    "models": (inference, "whole models in each format, and optimized"),
+    "conv": (convolution, "the convolutions of models, each in several implementations"),
+    "train": (train, "training steps"),
+    "dispatch": (dispatch, "what an op costs on its way to its kernel"),
+    "memory": (memory, "what a process holds that runs a model"),
+    "compare": (compare, "two JSON files of one of these"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,46 +31,45 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line `arguments` (default: sys.argv) and returns the exit code.
-
-    Raises SystemExit with code 2 for arguments that do not parse."""
-    parser = Parser(
+def parser() -> Parser:
+    made = Parser(
         prog="torch_blocked", description="Blocked and channels-last CPU tensors for PyTorch."
     )
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["bench"] and words[1:2] and words[1] in NOT_MODELS:
-        return run_apart(words[1], words[2:])
-    commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    inference.add_arguments(
-        commands.add_parser(
-            "bench",
-            help="time models in each format; bench conv: layers; bench train: steps; "
-            "bench dispatch: the cost of an op's way to its kernel; bench memory: of a process",
-        )
-    )
+    made.set_defaults(run=lambda args: made.print_help())
+    commands = made.add_subparsers(metavar="COMMAND", parser_class=Parser)
+    bench = commands.add_parser("bench", help="time models, layers, training steps and ops")
+    bench.description = "Times blocked tensors beside dense ones. MODEL... alone is models MODEL..."
+    bench.set_defaults(run=lambda args: bench.print_help())
+    benchmarks = bench.add_subparsers(metavar="BENCHMARK", parser_class=Parser)
+    for word, (module, what) in BENCHMARKS.items():
+        made_for = benchmarks.add_parser(word, help=what)
+        module.add_arguments(made_for)
+        made_for.set_defaults(prog=made_for.prog)
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
-    args = parser.parse_args(words)
-    if not hasattr(args, "run"):
-        parser.print_help()
-        return 0
-    return args.run(args)
+    return made
 
 
-def run_apart(word: str, arguments: Sequence[str]) -> int:
-    parser = Parser(prog=f"torch_blocked bench {word}")
-    NOT_MODELS[word].add_arguments(parser)
-    args = parser.parse_args(arguments)
-    return args.run(args)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line `arguments` (default: sys.argv) and returns the exit code: 0, or 1 if
+    a benchmark met a wrong result, or nothing that it can time.
+
+    Raises SystemExit with code 2 for arguments that do not parse."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"] and words[1:] and words[1] not in (*BENCHMARKS, "-h", "--help"):
+        words.insert(1, "models")
+    args = parser().parse_args(words)
+    try:
+        return int(args.run(args) or 0)
+    except (WrongResult, NoModel) as error:
+        progress()
+        print(f"{args.prog}: {error}", file=sys.stderr)
+        return 1
 
 
-def print_env(args: argparse.Namespace) -> int:
-    environment = torch_blocked.env()
-    width = max(map(len, environment))
-    for key, value in environment.items():
-        print(f"{key:<{width}}  {text(value)}")
-    return 0
+def print_env(args: argparse.Namespace) -> None:
+    rows = [(key, text(value)) for key, value in torch_blocked.env().items()]
+    print(columns(rows[0], rows[1:], "ll"))
 
 
 def text(value: object) -> str:

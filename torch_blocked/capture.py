@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -70,7 +71,7 @@ class Capture:
     fixed_sizes: bool = False
     # Which outputs are blocked tensors, by place: their channels. The value is the physical tensor.
     blocked: dict[int, int] = field(default_factory=dict)
-    out_spec: pytree.TreeSpec | None = None
+    out_spec: Any = None  # a TreeSpec
     # What a user should know of it; empty: nothing.
     notice: str = ""
 

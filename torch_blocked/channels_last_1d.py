@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked.formats import to_dense
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, to_dense
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked.capture import CaptureError
-from torch_blocked.optimized import OptimizedModule, refuse_training
+from torch_blocked.optimized_module import OptimizedModule, refuse_training
 
 
 class _WithParameters(nn.Module):
     """A graph module with some of its inputs bound."""
+
+    graph: fx.GraphModule
 
     def __init__(self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int) -> None:
         super().__init__()
@@ -27,7 +31,7 @@ class _WithParameters(nn.Module):
         for position, tensor in bound.items():
             self.register_buffer(f"bound{position}", tensor.detach())
 
-    def forward(self, *args):
+    def forward(self, *args: Any) -> Any:
         free = iter(args)
         values = [
             getattr(self, f"bound{i}") if i in self.positions else next(free)
@@ -40,6 +44,9 @@ class OptimizedParts(nn.Module):
     """A model that no single graph describes: Python decides on values, say. torch.compile cuts it
     there, and each part is optimized when it first runs."""
 
+    _model: nn.Module
+    _compiled: Callable[..., Any]
+
     def __init__(self, model: nn.Module, reason: str) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
@@ -49,7 +56,7 @@ class OptimizedParts(nn.Module):
         object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
         super().train(False)
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's."""
         with torch.no_grad():
             if self._compiles:
@@ -81,7 +88,7 @@ class OptimizedParts(nn.Module):
         title = f"runs in {len(self._parts)} parts, because {self._reason}"
         return "\n\n".join([title, *(part.plan() for part in self._parts)])
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Raises NotImplementedError: Python code lies between the parts."""
         raise NotImplementedError(
             f"torch_blocked::optimize: expected a model that is captured whole, got one in parts "
@@ -92,7 +99,7 @@ class OptimizedParts(nn.Module):
 def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
     """Whether the graph takes .data of a tensor, through which it may write unseen; then it asks
     the tensor, of which a blocked one takes note."""
-    taken = [n for n in graph.graph.nodes if n.target is torch._C._autograd._get_data_attr]
+    taken = [n for n in graph.graph.nodes if n.target is torch._C._autograd._get_data_attr]  # type: ignore[attr-defined]
     for node in taken:
         node.target, node.args = getattr, (node.args[0], "data")
     if taken:
@@ -101,7 +108,7 @@ def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
 
 
 def backend(
-    graph: fx.GraphModule, example_inputs: list, parts: list[OptimizedModule] | None = None
+    graph: fx.GraphModule, example_inputs: list[Any], parts: list[OptimizedModule] | None = None
 ) -> object:
     """The compiler that torch.compile calls. Where gradients are asked for, or a graph cannot be
     captured, the graph runs as Dynamo wrote it. parts: collects what is optimized."""
@@ -111,23 +118,25 @@ def backend(
         if isinstance(value, nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
     }
     takes_data = _ask_tensors_for_data(graph)
-    versions: tuple = ()
+    versions: tuple[Any, ...] = ()
     optimized: OptimizedModule | None = None
     refused = False
 
-    def build(args: tuple) -> OptimizedModule | None:
+    def build(args: tuple[Any, ...]) -> OptimizedModule | None:
         if takes_data:
             return None
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
-        optimized = OptimizedModule(_WithParameters(graph, parameters, len(args)).eval())
+        optimized = OptimizedModule(
+            _WithParameters(graph, parameters, len(args)).eval(), OptimizedParts
+        )
         try:
             optimized._prepare(inputs, {})
         except CaptureError:
             return None
         return optimized
 
-    def run(*args):
+    def run(*args: Any) -> Any:
         nonlocal versions, optimized, refused
         needs_gradient = torch.is_grad_enabled() and any(
             isinstance(each, Tensor) and each.requires_grad for each in args
@@ -137,8 +146,8 @@ def backend(
         now = tuple((args[i].data_ptr(), args[i]._version) for i in sorted(bound))
         if optimized is None or now != versions:
             optimized, versions = build(args), now
-            refused = optimized is None
-            if refused:
+            if optimized is None:
+                refused = True
                 return graph(*args)
             if parts is not None:
                 parts.append(optimized)

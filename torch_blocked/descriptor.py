@@ -84,6 +84,18 @@ def physical_shape(dims: Sequence[int], tag: str) -> tuple[int, ...]:
     return _C.physical_shape(_ints("dims", dims), checked_tag(tag))
 
 
+def blocks_of(channels: int, block: int) -> int:
+    """ceil(C/b): the blocks that `channels` take. Either may be a symbol of a traced program."""
+    return -(-channels // block)
+
+
+def blocked_dims(dims: Sequence[int], block: int) -> list[int]:
+    """[N, C, *spatial] -> the physical [N, ceil(C/b), *spatial, b]; symbols too, which is what
+    `physical_shape` does not take."""
+    n, channels, *spatial = dims
+    return [n, blocks_of(channels, block), *spatial, block]
+
+
 class Descriptor:
     """A memory descriptor: logical dims, data type and format. Immutable; it holds no data.
 
@@ -270,5 +282,5 @@ class Descriptor:
     def __copy__(self) -> Descriptor:
         return self
 
-    def __deepcopy__(self, memo: dict) -> Descriptor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Descriptor:
         return self

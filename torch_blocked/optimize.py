@@ -1,8 +1,8 @@
 """`torch_blocked.optimize`: a trained model as one C++ call.
 
 The model is captured (capture.py) and handed to csrc/graph, which folds, fuses, chooses formats and
-kernels by measurement, plans memory and runs it (optimized.py). The result is compared with the
-model (verify.py), and timed against it.
+kernels by measurement, plans memory and runs it (optimized_module.py). The result is compared with
+the model (verify.py), and timed against it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_blocked.capture import CaptureError
-from torch_blocked.optimized import OptimizedModule, check_dtype, dense, named
+from torch_blocked.compile import OptimizedParts
+from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
 from torch_blocked.state import unchanged
 from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
 
 
 def optimize(
     model: nn.Module,
-    example_inputs: Tensor | tuple = (),
+    example_inputs: Tensor | tuple[Any, ...] = (),
     *,
-    example_kwargs: dict | None = None,
+    example_kwargs: dict[str, Any] | None = None,
     dynamic: bool = True,
     tune: bool = True,
     dtype: torch.dtype | None = None,
@@ -64,14 +66,14 @@ def optimize(
 
 def _optimized(
     model: nn.Module,
-    args: tuple,
-    kwargs: dict,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     dynamic: bool,
     tune: bool,
     dtype: torch.dtype | None,
     verify: bool,
 ) -> nn.Module:
-    optimized = OptimizedModule(model, dynamic=dynamic, tune=tune, dtype=dtype)
+    optimized = OptimizedModule(model, OptimizedParts, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
         optimized._prepare(args, kwargs)
     except CaptureError as error:
@@ -105,9 +107,9 @@ def _warn_of_hooks(model: nn.Module) -> None:
             return
 
 
-def _is_of_torch(hook) -> bool:
+def _is_of_torch(hook: object) -> bool:
     module = getattr(hook, "__module__", None) or type(hook).__module__
-    return module.startswith("torch.")
+    return bool(module.startswith("torch."))
 
 
 def _verify(optimized: OptimizedModule) -> None:
@@ -149,9 +151,9 @@ def _verify(optimized: OptimizedModule) -> None:
             return
 
 
-def _in_parts(model: nn.Module, args: tuple, kwargs: dict, error: CaptureError) -> nn.Module:
-    from torch_blocked.compile import OptimizedParts
-
+def _in_parts(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
+) -> nn.Module:
     with torch.no_grad(), unchanged(model):
         model(*args, **kwargs)  # what the model itself refuses, it says best
     return OptimizedParts(model, str(error))
@@ -164,8 +166,8 @@ _CLEARLY = 1.5
 def _is_slower(
     model: nn.Module,
     rival: nn.Module,
-    args: tuple,
-    kwargs: dict | None = None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
     *,
     warm: bool = False,
 ) -> bool:
@@ -188,7 +190,7 @@ def _is_slower(
                 return True
 
 
-def _seconds(model: nn.Module, args: tuple, kwargs: dict) -> float:
+def _seconds(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     start = time.perf_counter()
     model(*args, **kwargs)
     return time.perf_counter() - start

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch_blocked import _C
+from torch_blocked.text_table import columns
 
 _local = threading.local()
 
@@ -26,16 +27,16 @@ class profile:
     `events` has each with its op, detail, bytes and time_ns."""
 
     def __init__(self) -> None:
-        self.events: list[Any] = []
+        self.events: list[_C.Event] = []
 
     def __enter__(self) -> profile:
         self._position = _C.trace_start()
         return self
 
-    def __exit__(self, *_exception) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.events = _C.trace_stop(self._position)
 
-    def _of(self, kind) -> list[Any]:
+    def _of(self, kind: _C.Kind) -> list[_C.Event]:
         return [event for event in self.events if event.kind == kind]
 
     @property
@@ -67,14 +68,15 @@ class profile:
             row[0] += 1
             row[1] += event.bytes / 1e6
             row[2] += event.time_ns / 1e6
-        lines = [f"{'kind':<9} {'op':<36} {'count':>6} {'MB':>9} {'ms':>8}  detail"]
-        for (kind, op, detail), (count, megabytes, ms) in sums.items():
-            lines.append(f"{kind:<9} {op:<36} {count:>6} {megabytes:>9.2f} {ms:>8.3f}  {detail}")
-        return "\n".join(lines)
+        rows = [
+            (kind, op, str(count), f"{megabytes:.2f}", f"{ms:.3f}", detail)
+            for (kind, op, detail), (count, megabytes, ms) in sums.items()
+        ]
+        return columns(("kind", "op", "count", "MB", "ms", "detail"), rows, "llrrrl")
 
 
 @contextmanager
-def strict():
+def strict() -> Iterator[None]:
     """Inside it, an op without a blocked kernel raises NotImplementedError instead of running on a
     dense copy. The sentence names the op, the formats and the way out. Per thread."""
     before = is_strict()
@@ -86,4 +88,4 @@ def strict():
 
 
 def is_strict() -> bool:
-    return getattr(_local, "strict", False)
+    return bool(getattr(_local, "strict", False))

@@ -8,14 +8,17 @@ the base. Both cost a reorder, and only when something was written."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
+from torch_blocked.dispatch import dispatch, views_counted
+from torch_blocked.schema import is_view_op, written_arguments
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -59,10 +62,10 @@ class DenseView(Tensor):
         self._dense, self._shadow = dense, shadow
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         views = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, DenseView)]
         for view in views:
@@ -107,8 +110,9 @@ class DenseView(Tensor):
     def __reduce_ex__(self, protocol):
         return self._plain().__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        return torch._tensor_str._str(self.detach()._plain(), tensor_contents=tensor_contents)
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        view: Any = self.detach()
+        return torch._tensor_str._str(view._plain(), tensor_contents=tensor_contents)
 
 
 def _is_reshaped(input: Tensor, source: Tensor) -> bool:
@@ -137,6 +141,26 @@ class BlockedCopy(BlockedTensor):
     # Those that the dense tensor would have, where its memory has gaps that the copy's has not.
     _strides: list[int] | None = None
 
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
+        """Runs `func` with each copied view up to date before, and its base after."""
+        if torch.is_inference_mode_enabled() and views_counted(func, args):
+            with torch.inference_mode(False), torch.no_grad():
+                return cls.__torch_dispatch__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        for copy in (leaf for leaf in leaves if isinstance(leaf, BlockedCopy)):
+            copy._shadow.follow()
+        others = [t for t in types if t is not BlockedCopy]
+        result = dispatch(BlockedTensor, func, others, args, kwargs)
+        if is_view_op(func) and isinstance(args[0], BlockedCopy):
+            return pytree.tree_map_only(Tensor, partial(tied_to, args[0]), result)
+        if func._schema.is_mutable:
+            for argument in written_arguments(func, args, kwargs):
+                if isinstance(argument, BlockedCopy):
+                    argument._shadow.write_back()
+        return result
+
     def _read(self) -> Tensor:
         self._shadow.follow()
         return self._physical
@@ -148,7 +172,7 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
     if not _is_eager(input):
         return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
-    if isinstance(input, BlockedCopy):
+    if isinstance(input, BlockedCopy) and isinstance(same, BlockedCopy):
         same._shadow, same._strides = input._shadow, input._strides
     _C.share_version(same, input)
     return same
@@ -184,24 +208,27 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
     return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow), out)
 
 
-def _has_gaps(physical: Tensor) -> bool:
-    """Whether it is a slice of a larger tensor, with each element in a place of its own."""
-    overlaps = any(s == 0 and n > 1 for n, s in zip(physical.shape, physical.stride(), strict=True))
-    return not physical.is_contiguous() and not overlaps and physical.stride(-1) == 1
-
-
 def _dense_strides(input: BlockedTensor) -> list[int] | None:
     """Strides of a dense tensor that is the same slice as `input` is, which say what dims a view of
-    it can join; None if all."""
+    it can join; None if all, or if elements of it share their place."""
+    if forward_ad._current_level >= 0:
+        return None  # a tangent must lie as its primal, which need not be a slice, too
     if isinstance(input, BlockedCopy) and input._strides:
         return input._strides
-    if not _has_gaps(input._physical):
+    physical, block = input._physical, input.block
+    sizes, strides = physical.shape, physical.stride()
+    if strides[-1] != 1 or any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True)):
         return None
-    batch, channel, *spatial = (stride // input.block for stride in input._physical.stride()[:-1])
-    blocks = input._physical.shape[1]
-    whole = batch == blocks * channel
-    channels = input._channels if whole else batch // max(channel, 1) * input.block
-    return [channels * channel, channel, *spatial]
+    batch, channel, *spatial = (stride // block for stride in strides[:-1])
+    images, blocks, *pixels = sizes[:-1]
+    reach = 1 + sum((n - 1) * s for n, s in zip(pixels, spatial, strict=True))
+    if blocks == 1 and channel < reach:  # the stride of a dim of size 1 may mean nothing
+        channel = batch if images > 1 else reach
+    whole = images == 1 or batch == blocks * channel
+    channels = input._channels if whole else batch // channel * block
+    found = [channels * channel, channel, *spatial]
+    joined = zip(input.shape, found, _contiguous_strides(input.shape), strict=True)
+    return None if all(n == 1 or s == c for n, s, c in joined) else found
 
 
 def _contiguous_strides(shape: torch.Size) -> list[int]:
@@ -224,9 +251,9 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 
     if not _is_eager(input):
         return BlockedTensor(copy(), length)
-    strides = input._physical.stride() if _has_gaps(input._physical) else None
-    view = BlockedCopy(_laid_as(copy(), strides), length)
-    view._strides = _dense_strides(input) or _contiguous_strides(input.shape)
+    strides = _dense_strides(input)
+    view = BlockedCopy(_laid_as(copy(), strides and input._physical.stride()), length)
+    view._strides = strides or _contiguous_strides(input.shape)
 
     def pull() -> None:
         view._physical.copy_(copy())
@@ -280,24 +307,6 @@ def become(self: Tensor, other: Tensor) -> None:
         self.__dict__.pop(name, None)
     self.__class__ = type(other)
     self.__dict__.update({name: vars(other)[name] for name in _OURS if name in vars(other)})
-
-
-def written_arguments(func, args, kwargs) -> list[Tensor]:
-    """The tensors that the op's schema says it writes."""
-    values = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        values += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-    return values
-
-
-@cache
-def is_view_op(func) -> bool:
-    """Whether the op's results alias its arguments without being written."""
-    infos = [ret.alias_info for ret in func._schema.returns]
-    return any(info is not None and not info.is_write for info in infos)
 
 
 def _gave_data(base: BlockedTensor) -> bool:

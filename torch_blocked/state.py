@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,13 +58,13 @@ class State:
                 module.__dict__[name] = value
                 if content is not None and not _same_content(value, content):
                     _refill(value, content)
-        for _, now, before in self._buffers:
-            if not _equal(now, before):
-                now.copy_(before)
+        for _, now, values in self._buffers:
+            if not _equal(now, values):
+                now.copy_(values)
 
 
 @contextmanager
-def unchanged(model: nn.Module):
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Puts back what a run of the model changes in it."""
     state = State(model)
     try:
@@ -101,7 +102,7 @@ def _same_content(now: Any, before: Any) -> bool:
     if isinstance(now, dict):
         return all(key in before and before[key] is value for key, value in now.items())
     if isinstance(now, set):
-        return now == before
+        return bool(now == before)
     return all(a is b for a, b in zip(now, before, strict=True))
 
 

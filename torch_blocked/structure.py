@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -15,9 +16,9 @@ class _Fields:
         self.kind, self.fields = kind, fields
 
 
-def _instance(children: list, context: tuple) -> Any:
+def _instance(children: Iterable[Any], context: tuple[type, tuple[str, ...]]) -> Any:
     kind, names = context
-    instance = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(instance, name, child)
     return instance
@@ -37,7 +38,7 @@ def _opened(leaf: Any) -> Any:
     return _Fields(type(leaf), {name: pytree.tree_map(_opened, v) for name, v in values.items()})
 
 
-def flatten(value: Any) -> tuple[list, pytree.TreeSpec]:
+def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves of `value`, and what unflatten() needs to make the like of it."""
     return pytree.tree_flatten(pytree.tree_map(_opened, value))
 

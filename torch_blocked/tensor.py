@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
+from torch_blocked.descriptor import blocks_of, checked_tag
+from torch_blocked.dispatch import dispatch
+from torch_blocked.export import modes_seen
 
-# TORCH_BLOCKED_CHECK=1: verify the zero tail of every blocked result.
-CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
-
-# Set by torch_blocked.ops.table, which needs BlockedTensor first.
-dispatch: Callable[..., Any] = NotImplemented
+_ops = torch.ops.torch_blocked
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_DATA: Any = Tensor.data  # the descriptor
 
 _SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: False,
+    torch.channels_last: True,
+    torch.channels_last_3d: True,
+}
 
 
 class _BlockedStorage(torch.UntypedStorage):
@@ -62,12 +70,12 @@ class BlockedTensor(Tensor):
     _channels: int
 
     @staticmethod
-    def __new__(cls, physical: Tensor, channels: int) -> BlockedTensor:
+    def __new__(cls: type[BlockedTensor], physical: Tensor, channels: int) -> BlockedTensor:
         if type(physical) is Tensor:
             return _C.wrap(cls, physical, channels)
         _check_traced(physical, channels)
         sizes = physical.shape
-        self = Tensor._make_wrapper_subclass(
+        self: BlockedTensor = Tensor._make_wrapper_subclass(
             cls,
             (sizes[0], channels, *sizes[2:-1]),
             dtype=physical.dtype,
@@ -91,34 +99,41 @@ class BlockedTensor(Tensor):
         """The physical tensor for a reader outside the dispatcher; views may renew it first."""
         return self._physical
 
+    def _check_tail(self, op: str) -> None:
+        """Raises RuntimeError if `op` left something in the tail: a defect of this library."""
+        if not tail_is_zero(self):
+            raise RuntimeError(
+                f"torch_blocked::{op}: expected a zero tail beyond channel {self._channels}, "
+                f"got other values in {self.format}; report this as a bug"
+            )
+
     @property
     def physical_shape(self) -> torch.Size:
         """Sizes in memory: [N, ceil(C/block), *spatial, block]."""
         return self._physical.shape
 
-    def to_dense(
+    def to_dense(  # type: ignore[override]
         self,
         dtype: torch.dtype | None = None,
         *,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
         """The same values as an ordinary tensor, contiguous or channels-last. Differentiable."""
-        from torch_blocked.formats import to_dense
-
         return to_dense(self, dtype, memory_format=memory_format)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         if isinstance(self._physical, torch._subclasses.FakeTensor) or self.is_meta:
             values = "..."
         else:
             values = tensor_contents or _values_text(self)
         return f"BlockedTensor({values}, shape={tuple(self.shape)}, format={self.format})"
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> BlockedTensor:
         """The same memory without the graph."""
-        self._physical.gave_data = True  # writes through it count nowhere: views renew each time
-        return Tensor.data.__get__(self)
+        # Writes through it count nowhere: views renew each time.
+        self._physical.gave_data = True  # type: ignore[attr-defined]
+        return _DATA.__get__(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, value: BlockedTensor) -> None:
@@ -127,7 +142,7 @@ class BlockedTensor(Tensor):
                 f"torch_blocked::data: expected a blocked tensor, got a dense one of dims "
                 f"{tuple(value.shape)}; assign value.to_blocked()"
             )
-        Tensor.data.__set__(self, value)  # the dims and the dtype
+        _DATA.__set__(self, value)  # the dims and the dtype
         self._physical, self._channels = value._read(), value._channels
 
     # Paths of torch that end in a data pointer without passing the dispatcher. On a wrapper they
@@ -142,8 +157,9 @@ class BlockedTensor(Tensor):
         storage = super().untyped_storage()
         if type(self._physical) is Tensor:
             physical = self._physical.untyped_storage()
-            storage.__class__, storage._physical = _BlockedStorage, physical
-            storage._room = max(physical.nbytes(), self._physical.nbytes)
+            shown: Any = storage
+            shown.__class__, shown._physical = _BlockedStorage, physical
+            shown._room = max(physical.nbytes(), self._physical.nbytes)
         return storage
 
     def share_memory_(self) -> BlockedTensor:
@@ -151,9 +167,9 @@ class BlockedTensor(Tensor):
         return self
 
     def is_shared(self) -> bool:
-        return self._physical.is_shared()
+        return bool(self._physical.is_shared())
 
-    def numpy(self, *, force: bool = False):
+    def numpy(self, *, force: bool = False) -> Any:
         """The values as a NumPy array: a copy, so writes to it do not come back."""
         if self.requires_grad and not force:
             raise RuntimeError(
@@ -162,33 +178,34 @@ class BlockedTensor(Tensor):
             )
         return self.detach().to_dense().numpy()
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def tolist(self) -> list:
+    def tolist(self) -> list[Any]:
         return self.detach().to_dense().tolist()
 
-    def apply_(self, function: Callable) -> BlockedTensor:
+    def apply_(self, function: Callable[..., Any]) -> BlockedTensor:
         return self._through_dense(lambda dense: dense.apply_(function))
 
-    def map_(self, other: Tensor, function: Callable) -> BlockedTensor:
+    def map_(self, other: Tensor, function: Callable[..., Any]) -> BlockedTensor:
         other = other.to_dense() if isinstance(other, BlockedTensor) else other
         return self._through_dense(lambda dense: dense.map_(other, function))
 
     def _through_dense(self, write: Callable[[Tensor], Tensor]) -> BlockedTensor:
         """Runs an in-place function on a dense copy and takes its values."""
         with torch.no_grad():
-            return self.copy_(write(self.detach().to_dense()))
+            self.copy_(write(self.detach().to_dense()))
+        return self
 
-    def __dlpack__(self, **arguments):
+    def __dlpack__(self, **arguments: Any) -> Any:
         """The capsule of a dense copy."""
         return self.detach().to_dense().__dlpack__(**arguments)
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> Any:
         return self._physical.__dlpack_device__()
 
-    def __deepcopy__(self, memo: dict) -> BlockedTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> BlockedTensor:
         if not self.is_leaf:
             raise RuntimeError(
                 "torch_blocked::deepcopy: expected a leaf tensor, got one with grad_fn; "
@@ -197,9 +214,10 @@ class BlockedTensor(Tensor):
         if id(self) not in memo:
             copy = BlockedTensor(self._physical.detach().clone(), self._channels)
             memo[id(self)] = copy.requires_grad_(self.requires_grad)
-        return memo[id(self)]
+        copied: BlockedTensor = memo[id(self)]
+        return copied
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as dense values and a tag, so that any block size, CPU or version can load them."""
         if self.grad_fn is not None:
             raise RuntimeError(
@@ -207,19 +225,62 @@ class BlockedTensor(Tensor):
             )
         return _rebuild, (self.detach().to_dense(), self.format, self.requires_grad)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
-        return dispatch(func, types, args, kwargs or {})
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return dispatch(BlockedTensor, func, types, args, kwargs or {})
 
     # What torch.compile needs: the inner tensors by name, and the way back.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["_physical"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner, _context, outer_size, _outer_stride) -> BlockedTensor:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], _context: Any, outer_size: Any, _outer_stride: Any
+    ) -> BlockedTensor:
         return BlockedTensor(inner["_physical"], outer_size[1])
+
+
+class ExportedTensor(BlockedTensor):
+    """A blocked tensor while torch.export traces. Ops on one give another."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass(), modes_seen(False):
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        types = [BlockedTensor if t is ExportedTensor else t for t in types]
+        with modes_seen(torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0):
+            result = dispatch(BlockedTensor, func, types, args, kwargs or {})
+        return pytree.tree_map_only(BlockedTensor, exported, result)
+
+
+def exported(value: BlockedTensor) -> ExportedTensor:
+    """`value`, as torch.export can trace it."""
+    if isinstance(value, ExportedTensor):
+        return value
+    return ExportedTensor(value._physical, value._channels)
 
 
 def _check_traced(physical: Tensor, channels: int) -> None:
@@ -236,33 +297,14 @@ def _check_traced(physical: Tensor, channels: int) -> None:
             "torch_blocked::BlockedTensor: expected a physical tensor [N, ceil(C/b), *spatial, b] "
             f"of 4 to 6 dims with b = 4, 8, 16 or 32, got {list(sizes)}; make it with to_blocked"
         )
-    known = all(type(size) is int for size in (channels, sizes[1], sizes[-1]))
-    if known and (channels < 0 or sizes[1] != -(-channels // sizes[-1])):
+    if not all(type(size) is int for size in (channels, sizes[1], sizes[-1])):
+        return
+    blocks = blocks_of(channels, sizes[-1])
+    if channels < 0 or sizes[1] != blocks:
         raise ValueError(
-            f"torch_blocked::BlockedTensor: expected ceil(C/b) = {-(-channels // sizes[-1])} "
-            f"blocks for C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel "
-            "count"
+            f"torch_blocked::BlockedTensor: expected ceil(C/b) = {blocks} blocks for "
+            f"C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel count"
         )
-
-
-def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
-    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
-
-    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
-    from torch_blocked.formats import to_blocked
-
-    return to_blocked(dense, format).requires_grad_(requires_grad)
-
-
-torch.serialization.add_safe_globals([_rebuild])
-
-
-def known_when_traced(function: Callable) -> Callable:
-    """Tells torch.compile to take the result, which depends on constants only, as a constant.
-
-    It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
-    function._dynamo_marked_constant = True
-    return function
 
 
 def format_name(ndim: int, block: int) -> str:
@@ -271,8 +313,8 @@ def format_name(ndim: int, block: int) -> str:
 
 def _values_text(tensor: BlockedTensor) -> str:
     with torch.no_grad():
-        dense = torch.ops.torch_blocked.to_dense(tensor._read(), tensor._channels)
-    text = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
+        dense = _ops.to_dense(tensor._read(), tensor._channels)
+    text: str = torch._tensor_str._tensor_str(dense, indent=len("BlockedTensor("))
     if tensor.requires_grad:
         text += f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True"
     return text
@@ -280,19 +322,185 @@ def _values_text(tensor: BlockedTensor) -> str:
 
 def tail_is_zero(tensor: BlockedTensor) -> bool:
     """Whether the lanes beyond C are all 0, as they must be."""
-    return torch.ops.torch_blocked.tail_is_zero(tensor._physical, tensor._channels)
+    return bool(_ops.tail_is_zero(tensor._physical, tensor._channels))
 
 
-def check_tail(op: str, tensor: BlockedTensor) -> None:
-    """Raises RuntimeError if an op left something in the tail: a defect of this library."""
-    if not tail_is_zero(tensor):
-        raise RuntimeError(
-            f"torch_blocked::{op}: expected a zero tail beyond channel {tensor._channels}, "
-            f"got other values in {tensor.format}; report this as a bug"
-        )
+def known_when_traced(function: _Function) -> _Function:
+    """Tells torch.compile to take the result, which depends on constants only, as a constant.
+
+    It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @known_when_traced
 def default_block() -> int:
     """The block that runs fastest on this CPU: 16 with AVX-512, else 8."""
     return _C.native_blocks()[0]
+
+
+@known_when_traced
+def block_of(tag: str, ndim: int) -> int:
+    return _parsed_block(checked_tag(tag), ndim)
+
+
+@lru_cache(maxsize=256)
+def _parsed_block(tag: str, ndim: int) -> int:
+    block = _C.activation_block(tag)
+    if block is None or ndim not in _SPATIAL or _rank(tag) != ndim:
+        wanted = f" such as {format_name(ndim, 16)}" if ndim in _SPATIAL else " and 3 to 5 dims"
+        raise ValueError(
+            f"torch_blocked::to_blocked: expected a tag blocked over the channels{wanted}, got "
+            f"{_C.shortened(tag)} for {ndim} dims; use to_format for plain formats"
+        )
+    return block
+
+
+def _rank(tag: str) -> int:
+    return len({letter.lower() for letter in _C.canonical_tag(tag) if letter.isalpha()})
+
+
+def to_blocked(
+    input: Tensor, format: str | None = None, dtype: torch.dtype | None = None
+) -> BlockedTensor:
+    """`input` [N, C, *spatial] in a blocked format. Differentiable.
+
+    input: dense with any strides, or blocked; 3 to 5 dims; any dtype.
+    format: a tag such as "nChw16c" or "aBcd8b" (blocks of 4, 8, 16 or 32); None takes the block
+        that is fastest on this CPU, 16 with AVX-512 and else 8.
+    dtype: of the result; conversion follows `Tensor.to`.
+    Returns a BlockedTensor of physical shape [N, ceil(C/b), *spatial, b], or `input` itself if it
+    has that format and dtype already.
+    Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
+    for a sparse or mkldnn tensor.
+    Source: oneDNN, "Understanding Memory Formats"."""
+    block = default_block() if format is None else block_of(format, input.dim())
+    dtype = dtype or input.dtype
+    if isinstance(input, BlockedTensor) and input.block == block and input.dtype == dtype:
+        return input
+    if input.layout != torch.strided:
+        raise TypeError(
+            f"torch_blocked::to_blocked: expected a strided tensor, got layout {input.layout}; "
+            "call .to_dense() first"
+        )
+    blocked: BlockedTensor = ToBlocked.apply(input, block, dtype)  # type: ignore[no-untyped-call]
+    return blocked
+
+
+def to_dense(
+    input: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """`input` as an ordinary strided tensor. Differentiable.
+
+    memory_format: torch.contiguous_format, torch.channels_last (4 dims) or torch.channels_last_3d
+        (5 dims); channels-last comes straight from the blocked format.
+    A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged."""
+    if not isinstance(input, BlockedTensor):
+        return input.to(dtype=dtype or input.dtype, memory_format=memory_format)
+    channels_last = _MEMORY_FORMATS.get(memory_format)
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, input.dim())
+    if channels_last is None or rank != input.dim():
+        raise ValueError(
+            "torch_blocked::to_dense: expected torch.contiguous_format, or the channels-last "
+            f"format of {input.dim()} dims, got {memory_format}; use to_format for nwc"
+        )
+    dtype = dtype or input.dtype
+    dense: Tensor = ToDense.apply(input, channels_last, dtype)  # type: ignore[no-untyped-call]
+    return dense
+
+
+def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
+    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
+
+    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
+    blocked = to_blocked(dense, format)
+    blocked.requires_grad_(requires_grad)
+    return blocked
+
+
+torch.serialization.add_safe_globals([_rebuild])
+
+
+def wrapper_class() -> type[BlockedTensor]:
+    return ExportedTensor if torch.compiler.is_exporting() else BlockedTensor
+
+
+_NO_VMAP = (
+    "torch_blocked::{0}: expected a tensor outside torch.vmap, got one that it batches; "
+    "call {0} before torch.vmap or after it"
+)
+
+
+def _tangent_by(
+    reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple[Any, ...]
+) -> Any:
+    """The tangent in the format of its primal. Tangents that vmap batches, as jacfwd and hessian
+    make them, stay dense: they have a dim more than any blocked format."""
+    if tangent is None:
+        return None
+    inner = tangent
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        if torch._C._functorch.is_batchedtensor(inner):
+            return tangent.to(arguments[-1])
+        inner = torch._C._functorch.get_unwrapped(inner)
+    return reorder.apply(tangent, *arguments)
+
+
+class ToBlocked(torch.autograd.Function):
+    @staticmethod
+    def forward(input: Tensor, block: int, dtype: torch.dtype) -> BlockedTensor:
+        if isinstance(input, BlockedTensor):
+            physical = _ops.reblock(input._read(), input._channels, block, dtype=dtype)
+        else:
+            physical = _ops.to_blocked(input, block, dtype=dtype)
+        return wrapper_class()(physical, input.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        input = inputs[0]
+        ctx.dtype = input.dtype
+        ctx.block = input.block if isinstance(input, BlockedTensor) else None
+        ctx.result = inputs[1:]  # its block and dtype
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, *_: Any) -> Any:
+        return _tangent_by(ToBlocked, tangent, ctx.result)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        raise NotImplementedError(_NO_VMAP.format("to_blocked"))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.block is None:
+            return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.fallback.regular
+        return to_blocked(grad, format_name(grad.dim(), ctx.block), ctx.dtype), None, None
+
+
+class ToDense(torch.autograd.Function):
+    @staticmethod
+    def forward(input: BlockedTensor, channels_last: bool, dtype: torch.dtype) -> Tensor:
+        dense: Tensor = _ops.to_dense(
+            input._read(), input._channels, channels_last=channels_last, dtype=dtype
+        )
+        return dense
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.format, ctx.dtype = inputs[0].format, inputs[0].dtype
+        ctx.result = inputs[1:]  # whether channels-last, and its dtype
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, *_: Any) -> Any:
+        return _tangent_by(ToDense, tangent, ctx.result)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        raise NotImplementedError(_NO_VMAP.format("to_dense"))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return to_blocked(grad, ctx.format, ctx.dtype), None, None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_blocked import structure
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, to_blocked
 
 # Of the largest value of a result. Rounding differs between two right forms by 1e-5 at most on the
 # networks of the benchmark; a wrong one is off by 1e-2 and more.
@@ -20,7 +22,7 @@ _LEAST, _TIMES, _MOST = 0.05, 4, 0.5
 _UNDECIDED = 0.01
 
 
-def tolerance_beside(expected, by_ops) -> float:
+def tolerance_beside(expected: Any, by_ops: Any) -> float:
     """What a form in bfloat16 may be off, where the capture's ops by ATen give `by_ops` in it: deep
     networks make much of a rounding."""
     pairs = zip(structure.flatten(expected)[0], structure.flatten(by_ops)[0], strict=True)
@@ -32,7 +34,7 @@ def tolerance_beside(expected, by_ops) -> float:
     return min(max(_LEAST, _TIMES * max(errors, default=0)), _MOST)
 
 
-def difference(expected, result, tolerance: float) -> str:
+def difference(expected: Any, result: Any, tolerance: float) -> str:
     """How `result` differs from `expected`, both as a forward returns them; empty: it does not."""
     (expected, wanted), (result, got) = structure.flatten(expected), structure.flatten(result)
     if wanted != got:
@@ -73,7 +75,7 @@ def _infinite(value: Tensor) -> Tensor:
     return torch.where(value.isinf(), value.sign() if not value.is_complex() else 1, 0)
 
 
-def others_like(value):
+def others_like(value: Any) -> Any:
     """Tensors of other sizes, with values of these repeated: one more in the batch, and images of
     other sizes. Names and numbers stay."""
     return pytree.tree_map_only(Tensor, _of_other_sizes, value)
@@ -81,7 +83,7 @@ def others_like(value):
 
 def _of_other_sizes(value: Tensor) -> Tensor:
     if isinstance(value, BlockedTensor):
-        return _of_other_sizes(value.to_dense()).to_blocked(value.format)
+        return to_blocked(_of_other_sizes(value.to_dense()), value.format)
     for dim, size in enumerate(value.shape):
         is_batch, is_image = dim == 0 and value.dim() > 1, dim > 1 and value.dim() > 2
         if size == 0 or not (is_batch or is_image):

@@ -184,6 +184,38 @@ def _has_pixels(input: Tensor) -> bool:
     return True
 
 
+# Indexing, which leaves out a slice that is as long as its dim: x[:, :3] of three channels.
+_INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
+
+
+def _note_whole_slices(input: Tensor, index) -> None:
+    sizes = _sizes(input)
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = [_dims_of(each) for each in items]
+    dim = 0
+    for item, count in zip(items, used, strict=True):
+        if item is Ellipsis:
+            dim += max(0, len(sizes) - sum(used))
+        elif isinstance(item, slice) and dim < len(sizes) and _is_whole(item, sizes[dim]):
+            _asked(input, dim, [sizes[dim]])
+        dim += count
+
+
+def _dims_of(item) -> int:
+    """How many dims of the tensor an item of an index takes."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return len(_sizes(item))
+    return 1
+
+
+def _is_whole(item: slice, size: int) -> bool:
+    """Whether it takes all of that many, because of a number in it."""
+    numbers = [each for each in (item.start, item.stop) if isinstance(each, int)]
+    return bool(numbers) and item.indices(size) == (0, size, 1)
+
+
 class FreeQuestions(TorchFunctionMode):
     """Hears of questions that are asked by functions instead of methods."""
 
@@ -192,6 +224,8 @@ class FreeQuestions(TorchFunctionMode):
         asks = _FREE.get(func)
         if asks is not None and args and isinstance(args[0], WatchedTensor):
             return asks(*args, **kwargs)
+        if func in _INDEXING and isinstance(args[0], WatchedTensor):
+            _note_whole_slices(*args[:2])
         idle = func in _FILLING and len(args) > 1 and _is_filled(args[1])
         if idle or (func in _REFUSING and args and _has_pixels(args[0])):
             with _unwatched():

@@ -125,7 +125,7 @@ Tuner::Tuner(bool enabled, std::string path, Known known)
     : enabled_(enabled), path_(std::move(path)), known_(std::move(known)) {
   std::ifstream file(path_);
   // <problem> TAB <implementation> TAB <microseconds>; a line that is broken is measured again.
-  const std::vector<std::string> names = convolution_implementations();
+  const std::vector<const char*>& names = convolution_implementations().names();
   for (std::string line; std::getline(file, line);) {
     const std::size_t first = line.find('\t'), second = line.rfind('\t');
     if (first == line.npos || first == second) continue;
@@ -141,23 +141,23 @@ std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
   std::optional<Choice> best;
   if (!enabled_) {
     best = Choice{plan_convolution(problem).name, 0};
-    if (!problem.blocked() && best->implementation != "onednn_blocked") best = std::nullopt;
+    const Traits& traits = convolution_implementations().row(best->implementation).traits;
+    if (!problem.blocked() && !traits.any_format) best = std::nullopt;
     return known_[name] = best;
   }
   show_progress(problem);
   std::optional<Probe> probe;
   bool disturbed = false;
-  for (const std::string& implementation : convolution_implementations()) {
-    // The slow ways out are for when nothing else is left.
-    if (best && (implementation == "aten" || implementation == "onednn_channels_last")) continue;
-    const auto named = plan_convolution(problem, implementation);
+  for (const auto& row : convolution_implementations().rows()) {
+    if (best && row.traits.last_resort) continue;
+    const auto named = plan_convolution(problem, row.name);
     if (!named) continue;
     if (!probe) probe.emplace(problem);
     Measurement measured = probe->run(problem, named->plan);
     if (threads() > 1 && !named->plan.loops_only) measured.microseconds *= kMeeting;
     disturbed |= measured.disturbed;
     if (!best || measured.microseconds < best->microseconds) {
-      best = Choice{implementation, measured.microseconds};
+      best = Choice{row.name, measured.microseconds};
     }
   }
   if (best && !disturbed && !path_.empty()) {  // a busy machine's word is good for today only

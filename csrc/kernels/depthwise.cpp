@@ -1,5 +1,5 @@
 // Depthwise convolution: each channel sees itself, so the input lanes are the output lanes.
-#include "kernels/grouped.h"
+#include "kernels/grouped_tiles.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

@@ -1,8 +1,9 @@
+#include "kernels/depthwise_gradient.h"
+
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

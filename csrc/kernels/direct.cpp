@@ -3,12 +3,14 @@
 //
 // A register tile is kPixels x kVectors sums. Each lane costs kVectors loads of weights, and
 // kPixels broadcasts, for kPixels * kVectors FMAs; Zen 4 then runs at 95 to 99 % of its FMA peak.
+#include "kernels/direct.h"
+
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "kernels/entries.h"
-#include "kernels/epilogue.h"
+#include "kernels/finish.h"
+#include "kernels/unrolled.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -25,21 +27,14 @@ constexpr std::array<int, 3> kTilePixels{12, 6, 4};
 constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kBandBytes = 256 << 10;
 #endif
 
-// Functions that see the sums are always inlined, and their loops are none, or GCC keeps sums in
-// memory.
-#define TORCH_BLOCKED_INLINE __attribute__((always_inline))
-
-// f(0), f(1), ..., f(kCount - 1)
-template <int kCount, typename F>
-TORCH_BLOCKED_INLINE inline void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>)
-      TORCH_BLOCKED_INLINE { (f(i), ...); }(std::make_integer_sequence<int, kCount>());
-}
+// Functions that see the sums are always inlined, and their loops are unrolled: otherwise GCC keeps
+// the sums in memory.
 
 // f(pixel, vector) for all sums of a tile.
 template <int kPixels, int kVectors, typename F>
 TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
-  unrolled<kPixels * kVectors>([&](int i) TORCH_BLOCKED_INLINE { f(i / kVectors, i % kVectors); });
+  unrolled<kPixels * kVectors>([&]<int i>()
+                                   TORCH_BLOCKED_INLINE { f(i / kVectors, i % kVectors); });
 }
 
 // Whether the activation is cheap enough to be applied to the sums in registers, in each of all the
@@ -94,7 +89,7 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
                                                              std::int64_t ahead) {
   // The sums begin with the bias.
   Vec start[kVectors];
-  unrolled<kVectors>([&](int j) TORCH_BLOCKED_INLINE {
+  unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
     start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
   });
   Sums<kPixels, kVectors> sums(start);
@@ -110,12 +105,13 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
       __builtin_prefetch(weights + ahead, 0, 2);
       next += kStep;
       Vec w[kVectors];
-      unrolled<kVectors>([&](int j)
+      unrolled<kVectors>([&]<int j>()
                              TORCH_BLOCKED_INLINE { w[j] = Vec::loadu(weights + j * kWidth); });
-      unrolled<kPixels>([&](int i) TORCH_BLOCKED_INLINE {
+      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
         const Vec x(src[i * kStep]);
-        unrolled<kVectors>(
-            [&](int j) TORCH_BLOCKED_INLINE { sums(i, j) = at::vec::fmadd(x, w[j], sums(i, j)); });
+        unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+          sums(i, j) = at::vec::fmadd(x, w[j], sums(i, j));
+        });
       });
       weights += kVectors * kWidth;
     }
@@ -135,7 +131,8 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels,
   // 0 weights times an infinite src is not 0.
   if (t.channels < kVectors * kWidth) {
     Vec lanes[kVectors];
-    unrolled<kVectors>([&](int j) TORCH_BLOCKED_INLINE { lanes[j] = lanes_mask(lanes_of(t, j)); });
+    unrolled<kVectors>([&]<int j>()
+                           TORCH_BLOCKED_INLINE { lanes[j] = lanes_mask(lanes_of(t, j)); });
     for_sums<kPixels, kVectors>([&](int i, int j)
                                     TORCH_BLOCKED_INLINE { sums(i, j) = sums(i, j) & lanes[j]; });
   }
@@ -210,6 +207,7 @@ void run(const DirectTiles& t) {
 
 }  // namespace
 
+extern const DirectSizes direct_sizes;
 constinit const DirectSizes direct_sizes{.width = kWidth,
                                          .vectors = kBestVectors,
                                          .pixels = {kTilePixels[0], kTilePixels[1], kTilePixels[2]},

@@ -2,13 +2,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/entries.h"
+#include "format/sizes.h"
+#include "kernels/direct.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // One run of one row: copy(i, position) for the slots whose position is inside src, zeros for the
 // others; a slot has kStep floats in each of kPlanes planes.

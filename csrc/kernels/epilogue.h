@@ -1,69 +1,24 @@
-// The epilogue of a convolution on one vector, for kernels to apply between sum and store.
+// What becomes of a sum before it is stored. Kernels apply it through kernels/finish.h.
 #pragma once
 
-#include "kernels/kernels.h"
-#include "kernels/lanes.h"
+#include <cstdint>
 
-namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace torch_blocked::kernels {
 
-// e^x to 2 units in the last place. Source: the polynomial of Cephes, expf.
-inline Vec exponential(const Vec& x) {
-  const Vec clipped = at::vec::minimum(at::vec::maximum(x, Vec(-87.f)), Vec(88.f));
-  const Vec n = (clipped * Vec(1.44269504f)).round();
-  // r = x - n ln 2, with ln 2 in two parts
-  Vec r = at::vec::fmadd(n, Vec(-0.693359375f), clipped);
-  r = at::vec::fmadd(n, Vec(2.12194440e-4f), r);
-  Vec p(1.9875691500e-4f);
-  for (const float term : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                           5.0000001201e-1f, 1.f, 1.f}) {
-    p = at::vec::fmadd(p, r, Vec(term));
-  }
-  return scale_by_power(p, n);
-}
-
-// Never inlined: 20 instructions, which the other activations should not find in their loops.
-[[gnu::noinline]] inline Vec silu(const Vec& x) { return x / (Vec(1.f) + exponential(x.neg())); }
-
-inline Vec activate(const Activation& a, const Vec& x) {
-  const Vec zero(0.f);
-  switch (a.kind) {
-    case Activation::Kind::kNone:
-      return x;
-    case Activation::Kind::kClamp:
-      return at::vec::minimum(at::vec::maximum(x, Vec(a.alpha)), Vec(a.beta));
-    case Activation::Kind::kLeakyRelu:
-      return at::vec::fmadd(at::vec::minimum(x, zero), Vec(a.alpha), at::vec::maximum(x, zero));
-    case Activation::Kind::kHardswish: {
-      const Vec gate = at::vec::minimum(at::vec::maximum(x + Vec(3.f), zero), Vec(6.f));
-      return x * gate * Vec(1.f / 6);
-    }
-    case Activation::Kind::kSilu:
-      return silu(x);
-  }
-  __builtin_unreachable();
-}
-
-// The epilogue with its residual found by distance, as residual and dst have one format.
-class Finish {
- public:
-  Finish(const Epilogue& epilogue, const float* residual, const float* dst)
-      : epilogue_(epilogue),
-        distance_(epilogue.residual ? reinterpret_cast<std::intptr_t>(residual) -
-                                          reinterpret_cast<std::intptr_t>(dst)
-                                    : 0) {}
-
-  // `sum` is on its way to `count` lanes at dst.
-  Vec operator()(const Vec& sum, const float* dst, std::int64_t count = kWidth) const {
-    const Vec value = activate(epilogue_.before, sum);
-    if (!epilogue_.residual) return value;
-    const auto* residual =
-        reinterpret_cast<const float*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
-    return activate(epilogue_.after, value + load(residual, count));
-  }
-
- private:
-  Epilogue epilogue_;
-  std::intptr_t distance_;
+// f of one value; all of them have f(0) = 0, so that the zero tail stays zero.
+struct Activation {
+  enum class Kind : std::int64_t { kNone, kClamp, kLeakyRelu, kHardswish, kSilu };
+  Kind kind = Kind::kNone;
+  float alpha = 0, beta = 0;  // kClamp: least and greatest; kLeakyRelu: the slope below 0
 };
 
-}  // namespace torch_blocked::kernels::CPU_CAPABILITY
+// What becomes of a sum before it is stored: after(before(sum) + residual), where the residual has
+// the format of dst.
+struct Epilogue {
+  Activation before, after;
+  bool residual = false;  // false: `after` is kNone
+
+  bool empty() const { return before.kind == Activation::Kind::kNone && !residual; }
+};
+
+}  // namespace torch_blocked::kernels

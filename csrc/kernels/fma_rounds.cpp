@@ -1,4 +1,3 @@
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

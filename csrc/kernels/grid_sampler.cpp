@@ -1,4 +1,5 @@
-#include "kernels/entries.h"
+#include "kernels/grid_sampler.h"
+
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

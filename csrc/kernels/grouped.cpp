@@ -1,6 +1,6 @@
 // Grouped convolution: for each of the input channels of a group in turn, a vector that has that
 // channel of its own group in every output lane.
-#include "kernels/grouped.h"
+#include "kernels/grouped_tiles.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

@@ -1,6 +1,6 @@
 // Walks the output rows of depthwise and grouped convolutions in tiles.
-#include "kernels/epilogue.h"
-#include "kernels/grouped.h"
+#include "kernels/finish.h"
+#include "kernels/grouped_tiles.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

@@ -1,11 +1,12 @@
 // A linear layer of few rows: every weight is used once or a few times, so that the time is the
 // memory's. The weights of a block are one stream from end to end; oneDNN's kernels read them at
 // half of the memory's pace (Zen 4, one row: 17 of 33 GB/s, here 31).
+#include "kernels/linear.h"
+
 #include <algorithm>
 #include <array>
 
-#include "kernels/entries.h"
-#include "kernels/epilogue.h"
+#include "kernels/finish.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

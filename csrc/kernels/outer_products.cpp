@@ -1,9 +1,10 @@
 // The products of a weight's gradient: sums over pixels of src channels times diff_dst channels.
+#include "kernels/outer_products.h"
+
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

@@ -1,6 +1,7 @@
+#include "kernels/shuffle.h"
+
 #include <array>
 
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

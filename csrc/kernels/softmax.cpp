@@ -1,11 +1,12 @@
 // Over the channels of every pixel: over the blocks in vectors of lanes, then over the lanes. Over
 // another dim the same without the lanes. Tiles
 // of pixels keep the walk over the blocks, which are `pixels` apart, in L2.
+#include "kernels/softmax.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

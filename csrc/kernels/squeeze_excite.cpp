@@ -1,7 +1,8 @@
+#include "kernels/squeeze_excite.h"
+
 #include <algorithm>
 
-#include "kernels/entries.h"
-#include "kernels/epilogue.h"
+#include "kernels/finish.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

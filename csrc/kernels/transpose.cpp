@@ -2,8 +2,8 @@
 // (`stream`): an ordinary store reads the line first, a third more traffic.
 #include <algorithm>
 
-#include "kernels/entries.h"
 #include "kernels/lanes.h"
+#include "kernels/reorder.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

@@ -1,6 +1,6 @@
 // Winograd convolution F(2x2, 3x3) and F(4x4, 3x3): the transforms of src, dst and weights. 3x3x3
 // kernels have F(2, 3) along depth besides.
-#include "kernels/epilogue.h"
+#include "kernels/finish.h"
 #include "kernels/winograd_src.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -253,6 +253,7 @@ constexpr Winograd winograd_of() {
 
 using namespace winograd;
 
+extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3;
 constinit const Winograd winograd2 = winograd_of<Tile<F1, F2>>(),
                          winograd4 = winograd_of<Tile<F1, F4>>(),
                          winograd2_3d = winograd_of<Tile<F2, F2>>(),

@@ -1,58 +1,81 @@
-// What the Winograd sources share: the inner order of V, U and M.
-//
-//   V [positions, | groups of tiles, IC vectors, tiles of the group, kWidth | + pad]
-//   U [groups of OC, positions, IC, channels of the group]
-//   M [positions, | tiles, kGroupChannels | + pad]
-//
-// V lets the multiplication read a group's pixels at constant offsets, and the transform write
-// whole vectors. The pad of one cache line keeps the positions, which the transforms touch
-// together, from falling into the same cache sets.
+// Winograd convolution and its gradient by the weight: what its kernels take, and which kernels a
+// kind of tile has.
 #pragma once
 
-#include <algorithm>
+#include <array>
+#include <cstdint>
 
-#include "kernels/entries.h"
-#include "kernels/lanes.h"
+#include "kernels/epilogue.h"
 
-namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace torch_blocked::kernels {
 
-// Tiles of a register tile, each with 2 vectors of output channels. 16 registers hold 6 x 2 sums, 2
-// vectors of weights and 1 broadcast. 32 hold 7 x 2 sums twice: adding up each vector of input
-// channels on its own brings the error from 10 times down to 3 times that of oneDNN's AVX-512
-// kernels, which sum so too (AVX2: from 1.4 times), and costs no time.
-#if defined(CPU_CAPABILITY_AVX512)
-inline constexpr int kGroupTiles = 7;
-inline constexpr bool kSumVectors = true;
-#else
-inline constexpr int kGroupTiles = 6;
-inline constexpr bool kSumVectors = false;
-#endif
-inline constexpr std::int64_t kGroupChannels = 2 * kWidth;
-inline constexpr std::int64_t kPad = 16;
+// A convolution with a 3x3, 1x3x3 or 3x3x3 kernel and stride 1, blocked src [N, IC/b, *in, b] and
+// dst. Sizes are d, h, w; d is 1 in 2-D.
+struct WinogradShape {
+  std::int64_t ic, oc, block;
+  std::array<std::int64_t, 3> in, out, padding;
+  bool stream;  // write dst past the cache
+};
 
-inline std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
+// `count` tiles of dst from `first` on, numbered along w, then h and d, then through the images.
+struct WinogradTiles {
+  std::int64_t first, count;
+};
 
-inline std::int64_t v_stride(std::int64_t ic, std::int64_t tiles) {
-  return tiles * round_up(ic, kWidth) + kPad;
-}
+// Where the result goes, and what is done to it before.
+struct WinogradDst {
+  const float *bias, *residual;  // may be null
+  float* dst;
+  Epilogue epilogue;
+};
 
-inline std::int64_t m_stride(std::int64_t tiles) { return tiles * kGroupChannels + kPad; }
+// Weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and IC.
+struct WinogradWeights {
+  const float* data;
+  std::int64_t oc, ic;
+  std::int64_t oc_stride, ic_stride, d_stride, h_stride, w_stride;
+};
 
-// Output channels for which U and M have room: whole blocks, whole vectors.
-inline std::int64_t padded_channels(std::int64_t oc, std::int64_t block) {
-  return round_up(round_up(oc, block), kWidth);
-}
+// Winograd F(m x m, 3x3): a tile of m x m outputs costs (m + 2)^2 products instead of 9 m^2, its
+// positions; with F(2, 3) along depth for 3x3x3, 2 x m x m outputs cost 4 (m + 2)^2 instead of
+// 54 m^2. Three steps on some tiles, the last two for one group of channels() output channels:
+//   src:      V[position, tile, ic]  = B^T src B
+//   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
+//   dst:      dst                    = epilogue(A^T M A + bias)
+// with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
+// floats; their inner order is the kernels' own.
+struct Winograd {
+  std::array<std::int64_t, 3> tile;  // outputs along d, h, w
+  std::int64_t positions;
+  void (*src)(const WinogradShape& shape, WinogradTiles tiles, const float* src, float* v);
+  void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
+                   const float* v, const float* u, float* m);
+  void (*dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group, const float* m,
+              const WinogradDst& dst);
+  // Fills U for the vector of width() output channels from `channel` on, ic in [begin, end).
+  void (*weights)(const WinogradWeights& weights, std::int64_t channel, std::int64_t begin,
+                  std::int64_t end, std::int64_t padded_oc, float* u);
+  std::int64_t channels;  // output channels of a group: 2 vectors
+  // Tiles multiplied at a time: a block of tiles is best a multiple of it.
+  std::int64_t group_tiles;
+  std::int64_t (*v_size)(const WinogradShape& shape, std::int64_t tiles);
+  std::int64_t (*m_size)(const WinogradShape& shape, std::int64_t tiles);
+};
 
-// The tiles in groups of at most kGroupTiles, as even as can be: f(first, count).
-template <typename F>
-inline void for_groups(std::int64_t tiles, F&& f) {
-  const std::int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
-  for (std::int64_t group = 0; group < groups; ++group) {
-    const std::int64_t first = group * tiles / groups;
-    f(first, (group + 1) * tiles / groups - first);
-  }
-}
+// The gradient of a 3x3 kernel by tiles of 4x4 of diff_dst, with a quarter of the products:
+//   V = B^T src B,  D = A diff_dst A^T,  sums = sum over tiles of V D,  diff_weights = G^T sums G
+// V and D are [positions, channel vectors, slab, width] of a slab of tiles, of which tiles.count
+// are transformed and the rest 0; `stride` floats lie between positions.
+struct WinogradGradient {
+  std::int64_t m, positions;
+  void (*src)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab, const float* src,
+              float* v);
+  void (*diff_dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab,
+                   const float* diff_dst, float* d);
+  std::int64_t (*stride)(std::int64_t channels, std::int64_t slab);
+  // One vector: the sums of a position lie `position_stride`, the taps `tap_stride` apart.
+  void (*weights)(const float* sums, std::int64_t position_stride, float* diff_weights,
+                  std::int64_t tap_stride);
+};
 
-}  // namespace torch_blocked::kernels::CPU_CAPABILITY
+}  // namespace torch_blocked::kernels

@@ -118,6 +118,7 @@ inline void diff_dst_tile(const float* diff, std::int64_t row_stride, std::int64
 }  // namespace
 }  // namespace winograd
 
+extern const WinogradGradient winograd_gradient;
 constinit const WinogradGradient winograd_gradient{.m = winograd::Plane::kM,
                                                    .positions = winograd::T::kPositions,
                                                    .src = winograd::slab_of_src,

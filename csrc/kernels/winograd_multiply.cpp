@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "kernels/winograd.h"
+#include "kernels/winograd_order.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/winograd.h"
+#include "kernels/winograd_order.h"
 #include "kernels/winograd_transforms.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {

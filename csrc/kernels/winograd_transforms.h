@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/lanes.h"
+#include "kernels/unrolled.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
@@ -167,13 +168,5 @@ struct F1 {
     return r(0);
   }
 };
-
-// Calls f.operator()<i>() for i in [0, kCount).
-template <int kCount, typename F>
-inline void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) {
-    (f.template operator()<i>(), ...);
-  }(std::make_integer_sequence<int, kCount>());
-}
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY::winograd

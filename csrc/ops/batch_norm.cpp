@@ -1,6 +1,5 @@
 // Batch norm in inference and training: one pass x * scale + shift per channel, after the
 // statistics of the batch in training. float32.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -66,7 +65,6 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
                                 const Parameter& weight, const Parameter& bias,
                                 const at::Tensor& running_mean, const at::Tensor& running_var,
                                 double eps) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("batch_norm", input, channels);
   check_parameter("batch_norm", "weight", weight, channels);
   check_parameter("batch_norm", "bias", bias, channels);
@@ -87,7 +85,6 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
     const at::Tensor& input, std::int64_t channels, const Parameter& weight, const Parameter& bias,
     const Parameter& running_mean, const Parameter& running_var, double momentum, double eps) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("batch_norm", input, channels);
   check_parameter("batch_norm", "weight", weight, channels);
   check_parameter("batch_norm", "bias", bias, channels);
@@ -123,7 +120,6 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
                               std::int64_t channels, const Parameter& weight,
                               const at::Tensor& mean, const at::Tensor& invstd, bool training,
                               std::array<bool, 3> output_mask) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("batch_norm", input, channels);
   const Blocked diff_dst = float_argument("batch_norm", grad_output, channels);
   if (grad_output.sizes() != input.sizes()) {
@@ -135,7 +131,7 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   check_parameter("batch_norm", "invstd", invstd, channels);
 
   const Lanes inverse = lanes(src, invstd, 0.f);
-  NormalisationGradient gradient{.mean = lanes(src, mean, 0.f),
+  NormalizationGradient gradient{.mean = lanes(src, mean, 0.f),
                                  .diff_scale = lanes(src, weight, 1.f),
                                  .src_scale = lanes(src),
                                  .shift = lanes(src)};
@@ -164,7 +160,7 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
       gradient.shift[c] = static_cast<float>(-scale * sums.sum[i] / count);
       gradient.src_scale[c] = static_cast<float>(-scale * inv * inv * sums.dot[i] / count);
     });
-    if (uses_statistics) normalisation_gradient(diff_dst, src, range, gradient, diff_src);
+    if (uses_statistics) normalization_gradient(diff_dst, src, range, gradient, diff_src);
   });
   if (output_mask[1]) diff_weight = dense(src, weights);
   if (output_mask[2]) diff_bias = dense(src, biases);

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "format/sizes.h"
+
 namespace torch_blocked {
 
 using Dims = std::vector<std::int64_t>;
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Blocks that stand for the plain formats: nchw is nC*1c, and nhwc has all channels in one block.
 inline constexpr std::int64_t kPlain = 1, kChannelsLast = 0;

@@ -4,6 +4,7 @@
 #include "ops/channel_sums.h"
 
 #include "kernels/kernels.h"
+#include "kernels/normalization.h"
 #include "runtime/threads.h"
 
 namespace torch_blocked {
@@ -95,7 +96,10 @@ PerLane channel_sums(const Blocked& src) {
   const auto* in = src.physical.const_data_ptr<float>();
   const auto kernel = kernels::kernels_for(chunks.block).sum_pixels;
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel(in + chunks.offset(chunk), chunks.block, chunks.size(chunk), partials.first(chunk));
+    kernel({.src = in + chunks.offset(chunk),
+            .block = chunks.block,
+            .pixels = chunks.size(chunk),
+            .sum = partials.first(chunk)});
   });
   PerLane sums = zeros(chunks);
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
@@ -110,8 +114,11 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
   const auto* in = src.physical.const_data_ptr<float>();
   const auto kernel = kernels::kernels_for(chunks.block).moments;
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel(in + chunks.offset(chunk), chunks.block, chunks.size(chunk), partials.first(chunk),
-           partials.second(chunk));
+    kernel({.src = in + chunks.offset(chunk),
+            .block = chunks.block,
+            .pixels = chunks.size(chunk),
+            .sum = partials.first(chunk),
+            .squares = partials.second(chunk)});
   });
   Moments moments{zeros(chunks), zeros(chunks)};
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
@@ -143,8 +150,13 @@ GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRan
   const auto kernel = kernels::kernels_for(chunks.block).gradient_sums;
   for_chunks(chunks, [&](std::int64_t chunk) {
     const std::int64_t offset = chunks.offset(chunk);
-    kernel(diff + offset, in + offset, mean + chunks.channel(chunk), chunks.block,
-           chunks.size(chunk), partials.first(chunk), partials.second(chunk));
+    kernel({.diff_dst = diff + offset,
+            .src = in + offset,
+            .mean = mean + chunks.channel(chunk),
+            .block = chunks.block,
+            .pixels = chunks.size(chunk),
+            .sum = partials.first(chunk),
+            .dot = partials.second(chunk)});
   });
   GradientSums sums{zeros(chunks), zeros(chunks)};
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {

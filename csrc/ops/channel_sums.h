@@ -26,7 +26,7 @@ struct Moments {
 };
 Moments channel_moments(const Blocked& src, BlockRange range);
 
-// The sums that the gradients of a normalisation need: of diff_dst, and of diff_dst * (src - mean).
+// The sums that the gradients of a normalization need: of diff_dst, and of diff_dst * (src - mean).
 struct GradientSums {
   PerLane sum, dot;
 };

@@ -1,4 +1,5 @@
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "kernels/concat.h"
+
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -46,8 +47,13 @@ void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, c
         if (run.dst_block != dst_block) continue;
         const Blocked& src = srcs[run.input];
         const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
-        kernel(in + (image * src.blocks() + run.src_block) * row, out + unit * row, block, pixels,
-               run.src_lane, run.dst_lane, run.count);
+        kernel({.src = in + (image * src.blocks() + run.src_block) * row,
+                .dst = out + unit * row,
+                .block = block,
+                .pixels = pixels,
+                .src_lane = run.src_lane,
+                .dst_lane = run.dst_lane,
+                .count = run.count});
       }
     }
   });
@@ -85,7 +91,6 @@ std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channel
 }  // namespace
 
 at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<Blocked> srcs = check_inputs(inputs, channels);
   const std::int64_t block = srcs[0].block();
   const bool aligned = std::all_of(channels.begin(), channels.end() - 1,
@@ -107,7 +112,6 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
 
 at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::int64_t start,
                           std::int64_t length) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument("slice_channels", input, channels);
   if (start < 0 || start > channels || length < 0 || length > channels - start) {
     fail_value("slice_channels", text("a range within ", channels, " channels"),

@@ -1,20 +1,20 @@
 // Convolution and transposed convolution of blocked activations with dense weights:
-// check -> problem -> the first implementation in the list that takes it -> run. The choice is made
-// once per problem and cached with what it needs to run.
+// check -> problem -> the fastest implementation in the list, by estimates -> run. The choice is
+// made once per problem and cached with what it needs to run.
 #include "ops/convolution.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <limits>
 
 #include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/convolution_time.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/memory_pool.h"
@@ -180,25 +180,6 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
       .run = run};
 }
 
-// Fastest first; ATen takes what is left.
-constexpr std::array<ConvolutionImplementation, 10> kImplementations{{
-    {"winograd4", plan_winograd4, winograd4_wins, /*sums_in_place=*/true},
-    {"winograd2", plan_winograd2, winograd2_wins, /*sums_in_place=*/true},
-    {"winograd3", plan_winograd3, winograd3_wins, /*sums_in_place=*/true},
-    {"depthwise", plan_depthwise, depthwise_wins, /*sums_in_place=*/true},
-    {"grouped", plan_grouped, grouped_wins, /*sums_in_place=*/true},
-    {"direct", plan_direct, direct_wins, /*sums_in_place=*/true},
-    {"onednn_blocked", plan_onednn_blocked},
-    {"onednn_channels_last", plan_onednn_channels_last},
-    {"in_float32", plan_in_float32},
-    {"aten", plan_aten},
-}};
-
-using Implementation = ConvolutionImplementation;
-
-// force_convolution()'s choice, or null.
-std::atomic<const Implementation*> forced = nullptr;
-
 // The epilogue in a pass of its own, over what a plan without it has left in dst.
 ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(physical_dims(p.dst_dims, p.dst_block));
@@ -219,26 +200,45 @@ ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
   return plan;
 }
 
-std::optional<ConvolutionPlan> plan_by(const Implementation& implementation, const Problem& p) {
-  if (auto plan = implementation.plan(p)) return plan;
+std::optional<ConvolutionPlan> plan_by(const ConvolutionImplementations::Row& row,
+                                       const Problem& p) {
+  if (auto plan = row.plan(p)) return plan;
   if (p.epilogue.empty() || p.dtype != at::kFloat) return std::nullopt;
   Problem plain = p;
   plain.epilogue = {};
-  auto plan = implementation.plan(plain);
+  auto plan = row.plan(plain);
   if (plan) return finished_apart(std::move(*plan), p);
   return std::nullopt;
 }
 
-const Implementation& find(const char* op, const std::string& name) {
-  const auto* row =
-      std::ranges::find_if(kImplementations, [&](const auto& each) { return each.name == name; });
-  if (row == kImplementations.end()) {
-    fail_value(op, text("one of ", convolution_implementations()), name, "");
-  }
-  return *row;
+double reorders(const Problem& p) {
+  return moving_microseconds(p.src_dims, p.dtype) + moving_microseconds(p.dst_dims, p.dtype);
 }
 
-thread_local const char* last = "none";
+double estimate_channels_last(const Problem& p) {
+  return kBarelySlower * direct_microseconds(p) + reorders(p);
+}
+
+double estimate_in_float32(const Problem& p) { return 2 * estimate_channels_last(p); }
+
+// ATen's convolution is oneDNN's wherever that has a kernel; here it has none.
+double estimate_aten(const Problem& p) { return 10 * estimate_channels_last(p); }
+
+const ConvolutionImplementations kImplementations(
+    "convolution",
+    {{"winograd4", plan_winograd4, estimate_winograd4, {.sums_in_place = true}},
+     {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}},
+     {"winograd3", plan_winograd3, estimate_winograd3, {.sums_in_place = true}},
+     {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}},
+     {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}},
+     {"direct", plan_direct, estimate_direct, {.sums_in_place = true, .gathers_channels = true}},
+     {"onednn_blocked", plan_onednn_blocked, direct_microseconds, {.any_format = true}},
+     {"onednn_channels_last",
+      plan_onednn_channels_last,
+      estimate_channels_last,
+      {.last_resort = true}},
+     {"in_float32", plan_in_float32, estimate_in_float32},
+     {"aten", plan_aten, estimate_aten, {.last_resort = true}}});
 
 }  // namespace
 
@@ -303,17 +303,16 @@ Key convolution_key(const char* name, const Problem& p) {
   return key;
 }
 
+const ConvolutionImplementations& convolution_implementations() { return kImplementations; }
+
 std::optional<NamedPlan> plan_convolution(const Problem& p, const std::string& implementation) {
-  const Implementation& row = find("convolution", implementation);
+  const auto& row = kImplementations.row(implementation);
   if (auto plan = plan_by(row, p)) return NamedPlan{row.name, std::move(*plan)};
   return std::nullopt;
 }
 
 NamedPlan plan_convolution(const Problem& p) {
-  for (const Implementation& row : kImplementations) {
-    if (row.wins && !row.wins(p)) continue;
-    if (auto plan = plan_by(row, p)) return {row.name, std::move(*plan)};
-  }
+  if (auto plan = kImplementations.fastest(p, plan_by)) return std::move(*plan);
   fail_not_implemented("convolution", "float32 for an activation that oneDNN cannot fuse",
                        c10::toString(p.dtype), "");
 }
@@ -325,16 +324,14 @@ at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight) {
 at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Tensor& weight,
                            const at::Tensor& bias) {
   static thread_local LruCache<NamedPlan> cache(kPrimitiveCacheCapacity);
-  const Implementation* only = forced;
-  const NamedPlan& named =
-      cache.get(convolution_key(only ? only->name : "convolution", p).finish(), [&] {
-        if (!only) return plan_convolution(p);
-        if (auto plan = plan_by(*only, p)) return NamedPlan{only->name, std::move(*plan)};
-        fail_not_implemented("convolution", text("a problem for ", only->name),
-                             text("weight ", p.weight_dims, " on ", p.src_dims),
-                             "force_convolution(\"\") allows every implementation");
-      });
-  last = named.name;
+  const auto* only = kImplementations.forced();
+  const char* key = only ? only->name : "convolution";
+  const NamedPlan& named = cache.get(convolution_key(key, p).finish(), [&] {
+    if (!only) return plan_convolution(p);
+    if (auto plan = plan_by(*only, p)) return NamedPlan{only->name, std::move(*plan)};
+    kImplementations.fail_forced(only->name, text("weight ", p.weight_dims, " on ", p.src_dims));
+  });
+  kImplementations.set_last(named.name);
   const ConvolutionPlan& plan = named.plan;
   const at::Tensor packed =
       plan.weights_format.empty()
@@ -350,27 +347,10 @@ at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Te
   return dst.physical;
 }
 
-void force_convolution(const std::string& name) {
-  forced = name.empty() ? nullptr : &find("force_convolution", name);
-}
-
-const char* last_convolution() { return last; }
-
-bool sums_in_place(const std::string& implementation) {
-  return find("convolution", implementation).sums_in_place;
-}
-
-std::vector<std::string> convolution_implementations() {
-  std::vector<std::string> names;
-  for (const Implementation& each : kImplementations) names.emplace_back(each.name);
-  return names;
-}
-
 at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                        at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                        at::IntArrayRef output_padding, std::int64_t groups) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument("convolution", input, channels);
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   check_dtypes(input, weight, bias_tensor);

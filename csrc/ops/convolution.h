@@ -1,12 +1,13 @@
-// A convolution is an ordered list of implementations; the first that takes a problem runs it.
+// A convolution is a list of implementations; the one that should be fastest runs it.
 #pragma once
 
 #include <array>
 #include <functional>
 #include <optional>
 
-#include "kernels/kernels.h"
+#include "kernels/epilogue.h"
 #include "ops/blocked.h"
+#include "ops/implementations.h"
 #include "ops/shuffle.h"
 #include "runtime/primitive.h"
 
@@ -48,18 +49,6 @@ struct ConvolutionPlan {
   bool loops_only = false;
 };
 
-struct ConvolutionImplementation {
-  const char* name;
-  // Nothing if the problem is not for it. What declines a problem for its epilogue is asked again
-  // without, and the epilogue then takes a pass of its own.
-  std::optional<ConvolutionPlan> (*plan)(const ConvolutionProblem& problem);
-  // Whether to take it where it is possible; null: always.
-  bool (*wins)(const ConvolutionProblem& problem) = nullptr;
-  // Whether dst may be the residual's memory: it reads each residual before it writes there. Those
-  // that add up parts in dst may not.
-  bool sums_in_place = false;
-};
-
 // The problem that these arguments pose, checked; sizes that ATen lets be given once are spread
 // over the spatial dims. Raises ValueError or TypeError.
 ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t block,
@@ -68,13 +57,15 @@ ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t bl
                                        at::IntArrayRef dilation, bool transposed,
                                        at::IntArrayRef output_padding, std::int64_t groups);
 
-// The implementation that the list's order and `wins` prefer. What it runs by is plan.name.
-struct NamedPlan {
-  const char* name;
-  ConvolutionPlan plan;
-};
+// All ways to run a convolution. What declines a problem for its epilogue is asked again without,
+// and the epilogue then takes a pass of its own.
+using ConvolutionImplementations = Implementations<ConvolutionProblem, ConvolutionPlan>;
+const ConvolutionImplementations& convolution_implementations();
+
+// By the implementation that should be fastest.
+using NamedPlan = ConvolutionImplementations::Named;
 NamedPlan plan_convolution(const ConvolutionProblem& problem);
-// By one implementation of the list, wanted or not; nothing if it cannot. Raises ValueError for an
+// By one implementation of the list, fast or slow; nothing if it cannot. Raises ValueError for an
 // unknown name.
 std::optional<NamedPlan> plan_convolution(const ConvolutionProblem& problem,
                                           const std::string& implementation);
@@ -86,14 +77,6 @@ at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& 
 
 // The weights in the plan's format, made anew; dense ones made contiguous.
 at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
-
-// For tests and benchmarks. From now on convolutions run by this implementation only, and raise
-// NotImplementedError where it cannot; "" allows all of them again. Raises ValueError for an
-// unknown name. last_convolution(): what this thread's last one ran by.
-void force_convolution(const std::string& name);
-const char* last_convolution();
-bool sums_in_place(const std::string& implementation);
-std::vector<std::string> convolution_implementations();
 
 // A key of all that decides; `name` tells its users apart.
 Key convolution_key(const char* name, const ConvolutionProblem& problem);
@@ -107,46 +90,31 @@ struct SpatialSizes {
 };
 SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
 
-// Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
-Dims onednn_weight_dims(const ConvolutionProblem& problem);
-// The descriptor of dense weights with those of `weight`'s strides.
-dnnl::memory::desc dense_weights_md(const ConvolutionProblem& problem, const at::Tensor& weight);
-// nwc, nhwc or ndhwc.
-dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
-
-// convolution_onednn.cpp: primitives on blocked activations; the same in nhwc between two reorders.
+// The rows of the list, and their estimates. convolution_onednn.cpp: primitives on blocked
+// activations; the same in nhwc between two reorders.
 std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const ConvolutionProblem& problem);
 
-// convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products; and
-// where they are faster than what follows them in the list.
+// convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
-bool winograd4_wins(const ConvolutionProblem& problem);
-bool winograd2_wins(const ConvolutionProblem& problem);
+double estimate_winograd4(const ConvolutionProblem& problem);
+double estimate_winograd2(const ConvolutionProblem& problem);
 // The same for kernels of 6 to 8 rows and columns at stride 2 over a picture's few channels, whose
 // even and odd rows and columns become channels of their own: a 4x4 kernel at stride 1.
 std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem);
-bool winograd3_wins(const ConvolutionProblem& problem);
-// Whether the kernels can run a problem, which they do with this shape and so many tiles of these
-// outputs; and whether they may.
-bool winograd_possible(const ConvolutionProblem& problem);
-kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
-std::int64_t winograd_tiles(const ConvolutionProblem& problem,
-                            const std::array<std::int64_t, 3>& tile);
-bool winograd_enabled();
+double estimate_winograd3(const ConvolutionProblem& problem);
 
-// convolution_grouped.cpp: groups with few channels, those of one among them, and where they are
-// faster than oneDNN's.
+// convolution_grouped.cpp: groups with few channels, those of one among them.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
-bool depthwise_wins(const ConvolutionProblem& problem);
-bool grouped_wins(const ConvolutionProblem& problem);
+double estimate_depthwise(const ConvolutionProblem& problem);
+double estimate_grouped(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel without tricks, for what oneDNN's blocked ones refuse or run
 // slower.
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
-bool direct_wins(const ConvolutionProblem& problem);
+double estimate_direct(const ConvolutionProblem& problem);
 
 // The same on input channels that lie in several tensors of the problem's format, in any order:
 // free where they are read in place, which `gathers_in_place` says; run() then gets the tensors.

@@ -1,12 +1,12 @@
 // The gradients of a convolution, none with a kernel family of its own but that of the weight:
 //   input   the gradient of a convolution is a transposed convolution of diff_dst with the same
 //           weight, and the reverse: convolution.cpp's implementations serve both
-//   weight  a list of its own, below; that of a transposed convolution is that of the
+//   weight  a list of its own, below: fastest first; that of a transposed convolution is that of
+//   the
 //           convolution it mirrors, src and diff_dst changing places
 //   bias    the sums of diff_dst
 #include "ops/convolution_backward.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -16,14 +16,13 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <memory>
 #include <numeric>
 
 #include "format/errors.h"
 #include "ops/channel_sums.h"
+#include "ops/convolution_time.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
-#include "runtime/engine.h"
 #include "runtime/memory_pool.h"
 #include "runtime/trace.h"
 
@@ -58,99 +57,9 @@ bool mirrors_wide_padding(const Problem& p) {
   return !std::ranges::equal(padding, p.stride, std::less<>());
 }
 
-// oneDNN's primitive, and the reorder of its weights format to the dense one.
-struct WeightGradient {
-  Primitive primitive, reorder;
-  std::int64_t bytes;  // of diff_weights in oneDNN's format
-
-  void execute(const at::Tensor& src, const at::Tensor& diff_dst, const at::Tensor& diff_weight) {
-    const at::Tensor packed = empty_pooled({bytes}, at::kByte);
-    primitive.execute({src.const_data_ptr(), diff_dst.const_data_ptr(), packed.mutable_data_ptr()});
-    reorder.execute({packed.const_data_ptr(), diff_weight.mutable_data_ptr()});
-  }
-};
-
-// Nothing if oneDNN has only `ref`.
-std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc& src_md,
-                                     const dnnl::memory::desc& dst_md,
-                                     const dnnl::memory::desc& dense_md) {
-  const dnnl::memory::desc any_md(onednn_weight_dims(p), onednn_type(p.dtype),
-                                  dnnl::memory::format_tag::any);
-  Dims dilates = p.dilation;  // oneDNN counts the gaps
-  for (std::int64_t& dilate : dilates) --dilate;
-  const auto direct = dnnl::algorithm::convolution_direct;
-  const dnnl::convolution_forward::primitive_desc forward(
-      engine(), dnnl::prop_kind::forward_training, direct, src_md, any_md, dst_md, p.stride,
-      dilates, p.padding, p.padding, user_scratchpad(), /*allow_empty=*/true);
-  if (!forward) return nullptr;
-  const dnnl::convolution_backward_weights::primitive_desc pd(
-      engine(), direct, src_md, any_md, dst_md, p.stride, dilates, p.padding, p.padding, forward,
-      user_scratchpad(), /*allow_empty=*/true);
-  if (!pd) return nullptr;
-  if (is_ref(pd.impl_info_str())) {
-    trace::record({trace::Kind::kRef, kOp, pd.impl_info_str()});
-    return nullptr;
-  }
-  const dnnl::memory::desc packed_md = pd.diff_weights_desc();
-  const dnnl::reorder::primitive_desc reorder_pd(engine(), packed_md, engine(), dense_md,
-                                                 user_scratchpad());
-  const std::array<Primitive::Argument, 3> arguments{
-      {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DIFF_DST, dst_md}, {DNNL_ARG_DIFF_WEIGHTS, packed_md}}};
-  const std::array<Primitive::Argument, 2> reorder_arguments{
-      {{DNNL_ARG_SRC, packed_md}, {DNNL_ARG_DST, dense_md}}};
-  return std::make_shared<WeightGradient>(WeightGradient{
-      Primitive(dnnl::convolution_backward_weights(pd), arguments, pd.scratchpad_desc()),
-      Primitive(dnnl::reorder(reorder_pd), reorder_arguments, reorder_pd.scratchpad_desc()),
-      static_cast<std::int64_t>(packed_md.get_size())});
-}
-
-std::optional<RunWeightGradient> plan_blocked(const Problem& p, const at::Tensor& diff_weight) {
-  if (!has_onednn_type(p.dtype)) return std::nullopt;
-  const auto gradient =
-      make(p, activation_md(p.src_dims, p.src_block, p.dtype),
-           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
-  if (!gradient) return std::nullopt;
-  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-    gradient->execute(src.physical, diff_dst.physical, diff_weight);
-  };
-}
-
-// The first layer: oneDNN reads up to 3 channels from nchw only; the reorder is small, as src is.
-std::optional<RunWeightGradient> plan_plain_src(const Problem& p, const at::Tensor& diff_weight) {
-  if (!has_onednn_type(p.dtype) || p.src_dims[1] > 3) return std::nullopt;
-  using Tag = dnnl::memory::format_tag;
-  const Tag tag = std::array{Tag::ncw, Tag::nchw, Tag::ncdhw}[p.spatial() - 1];
-  const auto gradient =
-      make(p, {p.src_dims, onednn_type(p.dtype), tag},
-           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
-  if (!gradient) return std::nullopt;
-  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-    gradient->execute(reorder_to_dense(kOp, src, false), diff_dst.physical, diff_weight);
-  };
-}
-
-std::optional<RunWeightGradient> plan_channels_last(const Problem& p,
-                                                    const at::Tensor& diff_weight) {
-  // oneDNN's AVX2 kernel writes out of bounds for a strided 1x1 with few channels in nhwc.
-  // Source: uxlfoundation/oneDNN, issue 6035.
-  const bool is_1x1 = std::all_of(p.weight_dims.begin() + 2, p.weight_dims.end(),
-                                  [](std::int64_t size) { return size == 1; });
-  const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
-  if (!has_onednn_type(p.dtype) || (is_1x1 && strided)) return std::nullopt;
-  const dnnl::memory::data_type type = onednn_type(p.dtype);
-  const dnnl::memory::format_tag tag = channels_last_tag(p);
-  const auto gradient =
-      make(p, {p.src_dims, type, tag}, {p.dst_dims, type, tag}, dense_weights_md(p, diff_weight));
-  if (!gradient) return std::nullopt;
-  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-    gradient->execute(reorder_to_dense(kOp, src, true), reorder_to_dense(kOp, diff_dst, true),
-                      diff_weight);
-  };
-}
-
-std::optional<RunWeightGradient> plan_aten(const Problem& problem, const at::Tensor&) {
-  const bool swapped = mirrors_wide_padding(problem);  // ATen takes it as it was
-  return [p = swapped ? mirrored(problem) : problem, swapped](
+std::optional<RunWeightGradient> plan_aten(const WeightGradientProblem& problem) {
+  const bool swapped = mirrors_wide_padding(problem.convolution);  // ATen takes it as it was
+  return [p = swapped ? mirrored(problem.convolution) : problem.convolution, swapped](
              const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     trace::record({trace::Kind::kFallback, kOp,
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
@@ -162,37 +71,50 @@ std::optional<RunWeightGradient> plan_aten(const Problem& problem, const at::Ten
   };
 }
 
-const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weight);
+using WeightGradients = Implementations<WeightGradientProblem, RunWeightGradient>;
+
+const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff_weight,
+                                        const WeightGradients::Row* only);
 
 // bfloat16 and float16 where the CPU has no kernel for them.
-std::optional<RunWeightGradient> plan_in_float32(const Problem& p, const at::Tensor&) {
-  if (p.dtype != at::kBFloat16 && p.dtype != at::kHalf) return std::nullopt;
-  return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+std::optional<RunWeightGradient> plan_in_float32(const WeightGradientProblem& problem) {
+  const at::ScalarType dtype = problem.convolution.dtype;
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
+  return [p = problem.convolution](const Blocked& src, const Blocked& diff_dst,
+                                   const at::Tensor& diff_weight) {
     Problem wide = p;
     wide.dtype = at::kFloat;
     const auto widened = [](const Blocked& side) {
       return Blocked{side.physical.to(at::kFloat), side.channels};
     };
     const at::Tensor gradient = at::empty_like(diff_weight, at::kFloat);
-    find_plan(wide, gradient)(widened(src), widened(diff_dst), gradient);
+    find_plan(wide, gradient, nullptr).plan(widened(src), widened(diff_dst), gradient);
     diff_weight.copy_(gradient);
   };
 }
 
-// Fastest first; ATen takes what is left.
-constexpr std::array kImplementations{
-    plan_winograd_gradient, plan_direct_gradient, plan_depthwise_gradient, plan_blocked,
-    plan_plain_src,         plan_channels_last,   plan_in_float32,         plan_aten};
+double estimate_direct(const WeightGradientProblem& problem) {
+  return direct_microseconds(problem.convolution);
+}
 
-const RunWeightGradient& find_plan(const Problem& p, const at::Tensor& diff_weight) {
-  static thread_local LruCache<RunWeightGradient> cache(kPrimitiveCacheCapacity);
-  Key key = convolution_key(kOp, p);
+const WeightGradients kImplementations(
+    "weight_gradient", {{"winograd", plan_winograd_gradient, estimate_winograd_gradient},
+                        {"direct", plan_direct_gradient, estimate_direct},
+                        {"depthwise", plan_depthwise_gradient},
+                        {"onednn_blocked", plan_onednn_gradient_blocked},
+                        {"onednn_plain_src", plan_onednn_gradient_plain_src},
+                        {"onednn_channels_last", plan_onednn_gradient_channels_last},
+                        {"in_float32", plan_in_float32},
+                        {"aten", plan_aten, nullptr, {.last_resort = true}}});
+
+const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff_weight,
+                                        const WeightGradients::Row* only) {
+  static thread_local LruCache<WeightGradients::Named> cache(kPrimitiveCacheCapacity);
+  Key key = convolution_key(only ? only->name : kOp, p);
   key.add(diff_weight.strides());
-  return cache.get(std::move(key).finish(), [&]() -> RunWeightGradient {
-    for (const auto implementation : kImplementations) {
-      if (auto run = implementation(p, diff_weight)) return std::move(*run);
-    }
-    __builtin_unreachable();  // plan_aten takes everything
+  return cache.get(std::move(key).finish(), [&] {
+    const auto describe = [&] { return text("weight ", p.weight_dims, " on ", p.src_dims); };
+    return *kImplementations.choose({p, diff_weight}, only, describe);  // ATen's takes everything
   });
 }
 
@@ -210,11 +132,11 @@ at::Tensor weight_gradient(const Problem& p, const Blocked& src, const Blocked& 
       weight.is_non_overlapping_and_dense()
           ? empty_pooled(weight.sizes(), weight.strides(), weight.options())
           : at::empty_like(weight);
-  if (p.transposed) {
-    find_plan(mirrored(p), diff_weight)(diff_dst, src, diff_weight);
-  } else {
-    find_plan(p, diff_weight)(src, diff_dst, diff_weight);
-  }
+  // That of a transposed convolution is that of the convolution it mirrors.
+  const auto& named =
+      find_plan(p.transposed ? mirrored(p) : p, diff_weight, kImplementations.forced());
+  kImplementations.set_last(named.name);
+  named.plan(p.transposed ? diff_dst : src, p.transposed ? src : diff_dst, diff_weight);
   return diff_weight;
 }
 
@@ -240,7 +162,6 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                                at::IntArrayRef dilation, bool transposed,
                                at::IntArrayRef output_padding, std::int64_t groups,
                                std::array<bool, 3> output_mask) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument(kOp, input, channels);
   if (weight.scalar_type() != input.scalar_type()) {
     fail_type(kOp, text("a weight of the input's dtype, ", input.dtype().name()),

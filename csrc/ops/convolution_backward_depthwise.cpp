@@ -3,6 +3,7 @@
 // float64, in their order, so the number of threads does not show.
 #include <ATen/ops/zeros.h>
 
+#include "kernels/depthwise_gradient.h"
 #include "kernels/kernels.h"
 #include "ops/convolution_backward.h"
 #include "runtime/threads.h"
@@ -28,7 +29,8 @@ kernels::DepthwiseGradient gradient_of(const Problem& p) {
 
 }  // namespace
 
-std::optional<RunWeightGradient> plan_depthwise_gradient(const Problem& p, const at::Tensor&) {
+std::optional<RunWeightGradient> plan_depthwise_gradient(const WeightGradientProblem& problem) {
+  const Problem& p = problem.convolution;
   const std::int64_t channels = p.src_dims[1];
   if (p.dtype != at::kFloat || p.groups != channels || p.dst_dims[1] != channels) {
     return std::nullopt;

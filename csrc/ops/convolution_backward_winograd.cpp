@@ -8,7 +8,11 @@
 #include <cmath>
 
 #include "kernels/kernels.h"
+#include "kernels/outer_products.h"
 #include "ops/convolution_backward.h"
+#include "ops/convolution_time.h"
+#include "ops/convolution_winograd.h"
+#include "ops/gradient_tiles.h"
 #include "runtime/memory_pool.h"
 #include "runtime/threads.h"
 #include "runtime/workspace.h"
@@ -27,20 +31,6 @@ constexpr std::int64_t kSlab = 28, kSlabsBytes = 10 << 20;
 constexpr GradientTileSize kTile{.channels = 32, .vectors = 6};
 // Between the sums of two positions, so that they do not crowd the same cache sets.
 constexpr std::int64_t kPad = 16;
-
-// In FMAs per pair of channels, as the forward's costs: transforms per tile and vector of channels,
-// and G^T sums G per pair.
-bool wins(const Problem& p) {
-  const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
-             block = static_cast<double>(p.src_block);
-  const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
-  const auto whole = [&](double channels) {
-    return std::ceil(channels / block) * block / channels;
-  };
-  const double mine = 36 * tiles + 200 + tiles * (280 / oc * whole(ic) + 200 / ic * whole(oc));
-  const double direct = 9. * static_cast<double>(winograd_tiles(p, {1, 1, 1}));
-  return mine < 0.9 * direct;
-}
 
 struct Gradient {
   const kernels::Kernels& table;
@@ -180,12 +170,28 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
 
 }  // namespace
 
-std::optional<RunWeightGradient> plan_winograd_gradient(const Problem& p,
-                                                        const at::Tensor& diff_weight) {
+// In FMAs per pair of channels, as the forward's costs: transforms per tile and vector of channels,
+// and G^T sums G per pair. The direct gradient runs at the pace of a direct convolution, this one
+// at 0.9 of it.
+double estimate_winograd_gradient(const WeightGradientProblem& problem) {
+  const Problem& p = problem.convolution;
+  if (!winograd_enabled() || !winograd_possible(p)) return kNever;
+  const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
+             block = static_cast<double>(p.src_block);
+  const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
+  const auto whole = [&](double channels) {
+    return std::ceil(channels / block) * block / channels;
+  };
+  const double fmas = 36 * tiles + 200 + tiles * (280 / oc * whole(ic) + 200 / ic * whole(oc));
+  return microseconds_of(fmas * ic * oc) / 0.9;
+}
+
+std::optional<RunWeightGradient> plan_winograd_gradient(const WeightGradientProblem& problem) {
+  const auto& [p, diff_weight] = problem;
   const bool deep = as_3d(at::IntArrayRef(p.weight_dims).slice(2), 1)[0] > 1;
-  if (deep || !winograd_enabled() || !winograd_possible(p) || !wins(p)) return std::nullopt;
+  if (deep || !winograd_possible(p)) return std::nullopt;
   if (!(diff_weight.is_contiguous() || is_channels_last(diff_weight))) return std::nullopt;
-  return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+  return [p = p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     run(p, src, diff_dst, diff_weight);
   };
 }

@@ -24,7 +24,8 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution.h"
+#include "kernels/reorder.h"
+#include "ops/convolution_time.h"
 #include "runtime/memory_pool.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
@@ -408,18 +409,19 @@ bool possible(const Problem& p) {
 }
 
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
-// the FMA peak; ours is faster at
-//   few input channels, which oneDNN's blocked kernels do not take
-//   transposed with strides (1.4 to 4 times), but in 2-D with a kernel beyond the stride (0.7 to
-//   0.9,
-//     until in 8c the weights outgrow L2), as the gradient of a 3x3 at stride 2
-//   1x1 with stride (1.0 to 1.2 times), or more output than input channels (1.0 to 1.2), or input
-//     channels that fill no block (24 to 144: 1.15). With weights in the cache both take the same
-//     time (AVX2, ResNet-50 and ResNeXt-50, 1 and 2 threads: 0.95 to 1.1); with weights from
-//     memory, as in a model, ours is up to 1.28 times as fast (1024-2048@7)
-//   larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
+// the FMA peak. Ours is faster
+//   with few input channels, which oneDNN's blocked kernels do not take
+//   transposed with strides: 1.4 to 4 times. In 2-D with a kernel beyond the stride it is slower
+//   (0.7
+//     to 0.9), until in 8c the weights outgrow L2, as in the gradient of a 3x3 at stride 2
+//   at 1x1 with a stride (1.0 to 1.2 times), with more output than input channels (1.0 to 1.2), or
+//     with input channels that fill no block (24 to 144: 1.15). With weights in the cache both take
+//     the same time (AVX2, ResNet-50 and ResNeXt-50, 1 and 2 threads: 0.95 to 1.1); with weights
+//     from memory, as in a model, ours is up to 1.28 times as fast (1024-2048@7)
+//   with larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not
+//   in
 //     3-D), in 16c from 8 MB on and on small maps only (512@7: 1.06)
-// while oneDNN is up to 5 % faster at other larger kernels, which it reads in place; along rows it
+// oneDNN is up to 5 % faster with other larger kernels, which it reads in place; along rows it
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
@@ -442,8 +444,9 @@ bool beats_onednn(const Problem& p) {
 
 }  // namespace
 
-bool direct_wins(const Problem& p) {
-  return possible(p) && (beats_onednn(p) || !plan_onednn_blocked(p));
+double estimate_direct(const Problem& p) {
+  if (!possible(p)) return kNever;
+  return direct_microseconds(p) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower);
 }
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {

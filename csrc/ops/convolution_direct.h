@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/direct.h"
 #include "kernels/kernels.h"
 #include "ops/convolution.h"
 

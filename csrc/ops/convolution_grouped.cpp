@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "format/errors.h"
+#include "kernels/grouped.h"
 #include "kernels/kernels.h"
-#include "ops/convolution.h"
+#include "ops/convolution_time.h"
 #include "runtime/isa.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
@@ -308,12 +309,12 @@ std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
 
 // Faster than oneDNN's (1.0 to 1.4 times) except at a stride, in 8c (0.9 times) or on maps that
 // come from memory (0.8 times).
-bool depthwise_wins(const Problem& p) {
-  if (isa() == Isa::kDefault) return false;
+double estimate_depthwise(const Problem& p) {
+  if (isa() == Isa::kDefault) return kNever;
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
   const auto bytes = c10::multiply_integers(p.src_dims) * static_cast<std::int64_t>(sizeof(float));
   const bool slower = strided && !p.transposed && (p.dst_block == 8 || bytes > 8 << 20);
-  return !slower || !plan_onednn_blocked(p);
+  return direct_microseconds(p) * (slower ? kBarelySlower : kBarelyFaster);
 }
 
 // Measured on Zen 4, one thread, 3x3, GF/s of ours and of oneDNN's blocked and channels-last
@@ -321,15 +322,17 @@ bool depthwise_wins(const Problem& p) {
 //   16c    4 102 - 39     8 107 - 77    16 108 118 97    24 76 - 79    3 57 - 13
 //    8c    4  78 - 22     8  90 47 61   16  94  74 81    32 101 94 78  64 93 109 111
 // Where input lanes are permuted, the taps of a row share that: a 1x1 kernel has none to share it.
-bool grouped_wins(const Problem& p) {
-  if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return false;
+double estimate_grouped(const Problem& p) {
+  if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
   Grouped grouped;
   grouped.blocks = ceil_div(p.dst_dims[1], p.dst_block);
   grouped.inputs = inputs;
-  if (fill_lanes(p, grouped) > 1) return taps >= 3;
-  if (!one_group(grouped.lanes)) return true;
-  return (p.dst_block == 8 && inputs <= 32 && taps == 3) || !plan_onednn_blocked(p);
+  const bool permutes = fill_lanes(p, grouped) > 1;
+  if (permutes && taps < 3) return kNever;
+  const bool faster =
+      permutes || !one_group(grouped.lanes) || (p.dst_block == 8 && inputs <= 32 && taps == 3);
+  return direct_microseconds(p) * (faster ? kBarelyFaster : kBarelySlower);
 }
 
 }  // namespace torch_blocked

@@ -1,4 +1,6 @@
 // oneDNN's convolutions, never its `ref` ones.
+#include "ops/convolution_onednn.h"
+
 #include <ATen/ops/empty.h>
 
 #include <array>
@@ -6,7 +8,6 @@
 #include <cstring>
 #include <memory>
 
-#include "ops/convolution.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"

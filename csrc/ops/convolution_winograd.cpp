@@ -6,6 +6,8 @@
 // L2. Two threads in one block each transform its input; that costs less than waiting for each
 // other. The blocking changes no bit of the result: each output is one sum over the input channels,
 // in order.
+#include "ops/convolution_winograd.h"
+
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -17,7 +19,7 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution.h"
+#include "ops/convolution_time.h"
 #include "runtime/huge_pages.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
@@ -297,12 +299,12 @@ bool enabled() {
   return on && isa() != Isa::kDefault;
 }
 
-// What a problem costs, per pair of input and output channel, in FMAs. A convolution is `products`
-// for each of `tiles` tiles with its own `products` weights.
+// What a problem costs, per pair of input and output channel, in FMAs: `products` for each of
+// `tiles` tiles with its own `products` weights, where a direct convolution has as many as taps for
+// each output.
 //
 // Measured on Zen 4, one thread: the transforms of src and dst take as long as `src` and `dst` FMAs
-// per tile and channel. Weights that do not fit in L2 are streamed, at the pace of kStream FMAs
-// each: few tiles wait for them. GF/s of F(4x4), F(2x2) and oneDNN's direct kernel, caches warm:
+// per tile and channel. GF/s of F(4x4), F(2x2) and oneDNN's direct kernel, caches warm:
 //   64@56    380 225 118     64@14   238 195 120     64@7   170 125 111     512@7 x 4   244 170 128
 //   128@28   410 240 120     128@14  293 228 126     128@7  253 160 130     512@4        41 210  95
 //   256@14   318 246 126     16@56   220 154 111     512@7  220 178 120     64@4         79  93  76
@@ -319,31 +321,19 @@ struct Cost {
 };
 
 struct Costs {
-  Cost f4, f2, direct;
+  Cost f4, f2;
 };
-constexpr Costs kFlat{
-    .f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}, .direct = {{1, 1, 1}, 9, 0, 0}},
-    kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450},
-              .f2 = {{1, 2, 2}, 16, 90, 125},
-              .direct = {{1, 1, 1}, 9, 0, 0}},
-    kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200},
-          .f2 = {{2, 2, 2}, 64, 620, 330},
-          .direct = {{1, 1, 1}, 27, 0, 0}};
+constexpr Costs kFlat{.f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}},
+    kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450}, .f2 = {{1, 2, 2}, 16, 90, 125}},
+    kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200}, .f2 = {{2, 2, 2}, 64, 620, 330}};
 
-double cost_of(const Problem& p, const Cost& cost) {
+double estimate(const Problem& p, Cost Costs::* which) {
+  if (!enabled() || !possible(p)) return kNever;
+  const Cost& cost = (is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat).*which;
   const auto tiles = static_cast<double>(tiles_of(p, cost.tile));
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
-  const bool streamed = cost.products * ic * oc * sizeof(float) > (4 << 20);
-  const double stream = streamed ? 8 : 4;
-  return cost.products * std::max(tiles, stream) + tiles * (cost.src / oc + cost.dst / ic);
-}
-
-bool wins(const Problem& p, Cost Costs::* which) {
-  if (!enabled() || !possible(p)) return false;
-  const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
-  const double mine = cost_of(p, costs.*which);
-  return std::ranges::all_of(std::array{&Costs::f4, &Costs::f2, &Costs::direct},
-                             [&](auto other) { return mine <= cost_of(p, costs.*other); });
+  return microseconds_of(
+      (streamed_fmas(p, cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic * oc);
 }
 
 }  // namespace
@@ -356,11 +346,14 @@ std::int64_t winograd_tiles(const Problem& p, const Sizes3& tile) { return tiles
 
 bool winograd_enabled() { return enabled(); }
 
-bool winograd4_wins(const Problem& p) { return wins(p, &Costs::f4); }
+double estimate_winograd4(const Problem& p) { return estimate(p, &Costs::f4); }
 
-bool winograd2_wins(const Problem& p) { return wins(p, &Costs::f2); }
+double estimate_winograd2(const Problem& p) { return estimate(p, &Costs::f2); }
 
-bool winograd3_wins(const Problem& p) { return enabled() && splits(p); }
+// A third of the products at most, and the transforms.
+double estimate_winograd3(const Problem& p) {
+  return enabled() && splits(p) ? direct_microseconds(p) / 2 : kNever;
+}
 
 std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
   if (!splits(p)) return std::nullopt;

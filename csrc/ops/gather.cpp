@@ -1,6 +1,5 @@
 // One channel of every pixel, named by an index per pixel, and the reverse: what a loss over
 // classes needs. 4-byte elements.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -56,7 +55,6 @@ void for_chosen(const Blocked& blocked, const at::Tensor& index, F&& f) {
 }  // namespace
 
 at::Tensor pick_channels(const at::Tensor& input, std::int64_t channels, const at::Tensor& index) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = blocked_argument("pick_channels", input, channels);
   check_itemsize("pick_channels", input);
   const at::Tensor checked = check_index("pick_channels", index, src.dims());
@@ -69,7 +67,6 @@ at::Tensor pick_channels(const at::Tensor& input, std::int64_t channels, const a
 
 at::Tensor place_channels(const at::Tensor& values, const at::Tensor& index, std::int64_t channels,
                           std::int64_t block) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   constexpr const char* kOp = "place_channels";
   check_itemsize(kOp, values);
   Dims dims = values.sizes().vec();

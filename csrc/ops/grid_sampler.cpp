@@ -1,6 +1,7 @@
 // Sampling at the points of a grid, 2-D and 3-D, and its gradients. Every point becomes a few taps:
 // pixels of the image with a weight each, found once and used for all channels. float32.
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "kernels/grid_sampler.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -240,7 +241,6 @@ Dims output_dims(const Blocked& src, const at::Tensor& grid) {
 at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at::Tensor& grid,
                         std::int64_t interpolation_mode, std::int64_t padding_mode,
                         bool align_corners) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Sampling sampling{interpolation_mode, padding_mode, align_corners, grid.dim() == 4, false};
   const Blocked src = check(input, channels, grid, sampling);
   Blocked dst = empty_blocked(output_dims(src, grid), src.block(), input.options());
@@ -267,7 +267,6 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
     const at::Tensor& grad_output, const at::Tensor& input, std::int64_t channels,
     const at::Tensor& grid, std::int64_t interpolation_mode, std::int64_t padding_mode,
     bool align_corners, std::array<bool, 2> output_mask) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Sampling sampling{interpolation_mode, padding_mode, align_corners, grid.dim() == 4, true};
   const Blocked src = check(input, channels, grid, sampling);
   const Blocked diff_dst = float_argument("grid_sampler_backward", grad_output, channels);

@@ -1,7 +1,6 @@
 // Group norm, and layer norm over C and all pixels, which is that of one group: the moments of
 // every channel of every image, added up to those of the groups, then one pass x * scale + shift.
 // float32.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <cmath>
@@ -83,7 +82,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
                                                           const Parameter& weight,
                                                           const Parameter& bias,
                                                           std::int64_t groups, double eps) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   constexpr const char* kOp = "group_norm";
   const Blocked src = float_argument(kOp, input, channels);
   check_parameter(kOp, "weight", weight, channels);
@@ -113,7 +111,6 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
                               std::int64_t channels, const at::Tensor& mean, const at::Tensor& rstd,
                               const Parameter& weight, std::int64_t groups,
                               std::array<bool, 3> output_mask) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   constexpr const char* kOp = "group_norm_backward";
   const Blocked src = float_argument(kOp, input, channels);
   const Blocked diff_dst = float_argument(kOp, grad_output, channels);
@@ -129,7 +126,7 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
              *rstds = dense_rstd.const_data_ptr<float>();
   const Lanes scales = lanes(src, weight, 1.f);
 
-  NormalisationGradient gradient;
+  NormalizationGradient gradient;
   gradient.mean = gradient.diff_scale = gradient.src_scale = gradient.shift =
       lanes(images_apart(src));
   for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t) {
@@ -165,7 +162,7 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   at::Tensor diff_src = none;
   if (output_mask[0]) {
     diff_src = empty_blocked(src.dims(), src.block(), input.options()).physical;
-    normalisation_gradient(diff_dst, src, all_blocks(src), gradient, diff_src);
+    normalization_gradient(diff_dst, src, all_blocks(src), gradient, diff_src);
   }
   return {diff_src, parameter(output_mask[1], diff_weights),
           parameter(output_mask[2], diff_biases)};

@@ -5,7 +5,11 @@
 #include <memory>
 #include <optional>
 
+#include "format/errors.h"
+#include "format/sizes.h"
 #include "kernels/kernels.h"
+#include "kernels/linear.h"
+#include "ops/implementations.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
@@ -68,9 +72,7 @@ std::optional<kernels::Activation> activation_of(LinearActivation activation) {
 std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   const auto activation = activation_of(p.activation);
   const std::int64_t width = kernels::kernels().width;
-  // 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
-  const std::int64_t most_rows = width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;
-  if (p.rows > most_rows || !activation || weights.get_inner_nblks() != 2 ||
+  if (p.rows > LinearRows::kMostRows || !activation || weights.get_inner_nblks() != 2 ||
       weights.get_inner_idxs() != dnnl::memory::dims{1, 0}) {
     return std::nullopt;
   }
@@ -96,38 +98,57 @@ void run_few_rows(LinearRows rows, const float* src, const void* weights, const 
   rows.weights = static_cast<const float*>(weights);
   rows.bias = bias;
   rows.dst = dst;
-  const std::int64_t blocks = (rows.outputs + rows.block - 1) / rows.block;
-  parallel_units(blocks, rows.weights_stride, [&](std::int64_t begin, std::int64_t end) {
-    kernels::kernels().linear_rows(rows, begin, end);
-  });
+  parallel_units(ceil_div(rows.outputs, rows.block), rows.weights_stride,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   kernels::kernels().linear_rows(rows, begin, end);
+                 });
 }
 
-}  // namespace
+// What oneDNN would do. Both implementations take the weights in the format that it likes, so that
+// they are packed once for any number of rows.
+struct InnerProduct {
+  Md src_md, weights_md, bias_md, dst_md;
+  dnnl::inner_product_forward::primitive_desc pd;
 
-LinearPlan plan_linear(const LinearProblem& p) {
-  const Md src_md({p.rows, p.inputs}, kF32, Tag::ab), dst_md({p.rows, p.outputs}, kF32, Tag::ab);
-  const Md weights_md({p.outputs, p.inputs}, kF32, Tag::any);
-  const Md bias_md = p.has_bias ? Md({p.outputs}, kF32, Tag::a) : Md();
-  const dnnl::inner_product_forward::primitive_desc pd(engine(), dnnl::prop_kind::forward_inference,
-                                                       src_md, weights_md, bias_md, dst_md,
-                                                       attributes(p.activation));
-  const Md packed_md = pd.weights_desc();
+  explicit InnerProduct(const LinearProblem& p)
+      : src_md({p.rows, p.inputs}, kF32, Tag::ab),
+        weights_md({p.outputs, p.inputs}, kF32, Tag::any),
+        bias_md(p.has_bias ? Md({p.outputs}, kF32, Tag::a) : Md()),
+        dst_md({p.rows, p.outputs}, kF32, Tag::ab),
+        pd(engine(), dnnl::prop_kind::forward_inference, src_md, weights_md, bias_md, dst_md,
+           attributes(p.activation)) {}
+};
+
+LinearPlan plan_on(const Md& packed_md) {
   Key key("linear");
   key.add(packed_md.get_padded_dims()).add(packed_md.get_strides()).add(packed_md.get_inner_blks());
-  LinearPlan plan{.weights_format = std::move(key.add(packed_md.get_inner_idxs())).text(),
-                  .pack = [packed_md](const at::Tensor& weight) { return pack(weight, packed_md); },
-                  .run = {}};
-  if (const auto rows = few_rows(p, packed_md)) {
-    plan.run = [rows = *rows](const float* src, const void* weights, const float* bias,
-                              float* dst) { run_few_rows(rows, src, weights, bias, dst); };
-    plan.loops_only = true;
-    return plan;
-  }
-  std::vector<Primitive::Argument> arguments{
-      {DNNL_ARG_SRC, src_md}, {DNNL_ARG_WEIGHTS, packed_md}, {DNNL_ARG_DST, dst_md}};
-  if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, bias_md});
-  const auto primitive =
-      std::make_shared<Primitive>(dnnl::inner_product_forward(pd), arguments, pd.scratchpad_desc());
+  return {.weights_format = std::move(key.add(packed_md.get_inner_idxs())).text(),
+          .pack = [packed_md](const at::Tensor& weight) { return pack(weight, packed_md); },
+          .run = {}};
+}
+
+std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
+  const Md packed_md = InnerProduct(p).pd.weights_desc();
+  const auto rows = few_rows(p, packed_md);
+  if (!rows) return std::nullopt;
+  LinearPlan plan = plan_on(packed_md);
+  plan.run = [rows = *rows](const float* src, const void* weights, const float* bias, float* dst) {
+    run_few_rows(rows, src, weights, bias, dst);
+  };
+  plan.loops_only = true;
+  return plan;
+}
+
+std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
+  const InnerProduct product(p);
+  const Md packed_md = product.pd.weights_desc();
+  std::vector<Primitive::Argument> arguments{{DNNL_ARG_SRC, product.src_md},
+                                             {DNNL_ARG_WEIGHTS, packed_md},
+                                             {DNNL_ARG_DST, product.dst_md}};
+  if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, product.bias_md});
+  const auto primitive = std::make_shared<Primitive>(dnnl::inner_product_forward(product.pd),
+                                                     arguments, product.pd.scratchpad_desc());
+  LinearPlan plan = plan_on(packed_md);
   plan.run = [primitive, has_bias = p.has_bias](const float* src, const void* weights,
                                                 const float* bias, float* dst) {
     if (has_bias) {
@@ -137,6 +158,37 @@ LinearPlan plan_linear(const LinearProblem& p) {
     }
   };
   return plan;
+}
+
+// The weights come from memory, at 31 GB/s by ours and at 17 by oneDNN's kernels, which many rows
+// wait for less and less.
+constexpr double kOurBytes = 31e3, kOneDnnBytes = 17e3;
+
+double weights_bytes(const LinearProblem& p) {
+  return static_cast<double>(p.inputs * p.outputs) * sizeof(float);
+}
+
+// 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
+double estimate_few_rows(const LinearProblem& p) {
+  const std::int64_t most =
+      kernels::kernels().width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;
+  return p.rows > most ? kNever : weights_bytes(p) / kOurBytes;
+}
+
+double estimate_onednn(const LinearProblem& p) { return weights_bytes(p) / kOneDnnBytes; }
+
+const Implementations<LinearProblem, LinearPlan> kImplementations(
+    "linear",
+    {{"few_rows", plan_few_rows, estimate_few_rows}, {"onednn", plan_onednn, estimate_onednn}});
+
+}  // namespace
+
+LinearPlan plan_linear(const LinearProblem& p) {
+  auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+    return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
+  });
+  kImplementations.set_last(named->name);
+  return std::move(named->plan);
 }
 
 }  // namespace torch_blocked

@@ -6,6 +6,7 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
+#include "kernels/normalization.h"
 #include "runtime/threads.h"
 
 namespace torch_blocked {
@@ -64,26 +65,31 @@ at::Tensor dense(const Blocked& src, const Lanes& values) {
 
 void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lanes& shift,
             const at::Tensor& dst) {
-  const auto* in = src.physical.const_data_ptr<float>();
-  auto* out = dst.mutable_data_ptr<float>();
+  const kernels::Affine rows{.src = src.physical.const_data_ptr<float>(),
+                             .scale = scale.data(),
+                             .shift = shift.data(),
+                             .dst = dst.mutable_data_ptr<float>(),
+                             .block = src.block(),
+                             .pixels = src.pixels(),
+                             .periods = periods(src, scale)};
   const auto kernel = kernels::kernels_for(src.block()).affine;
-  for_rows(src, range, [&](std::int64_t row) {
-    kernel(in, scale.data(), shift.data(), out, src.block(), src.pixels(), periods(src, scale), row,
-           row + 1);
-  });
+  for_rows(src, range, [&](std::int64_t row) { kernel(rows, row, row + 1); });
 }
 
-void normalisation_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
-                            const NormalisationGradient& gradient, const at::Tensor& diff_src) {
-  const auto *diff = diff_dst.physical.const_data_ptr<float>(),
-             *in = src.physical.const_data_ptr<float>();
-  auto* out = diff_src.mutable_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(src.block()).normalisation_gradient;
-  for_rows(src, range, [&](std::int64_t row) {
-    kernel(diff, in, gradient.mean.data(), gradient.diff_scale.data(), gradient.src_scale.data(),
-           gradient.shift.data(), out, src.block(), src.pixels(), periods(src, gradient.mean), row,
-           row + 1);
-  });
+void normalization_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                            const NormalizationGradient& gradient, const at::Tensor& diff_src) {
+  const kernels::NormalizationGradient rows{.diff_dst = diff_dst.physical.const_data_ptr<float>(),
+                                            .src = src.physical.const_data_ptr<float>(),
+                                            .mean = gradient.mean.data(),
+                                            .diff_scale = gradient.diff_scale.data(),
+                                            .src_scale = gradient.src_scale.data(),
+                                            .shift = gradient.shift.data(),
+                                            .diff_src = diff_src.mutable_data_ptr<float>(),
+                                            .block = src.block(),
+                                            .pixels = src.pixels(),
+                                            .periods = periods(src, gradient.mean)};
+  const auto kernel = kernels::kernels_for(src.block()).normalization_gradient;
+  for_rows(src, range, [&](std::int64_t row) { kernel(rows, row, row + 1); });
 }
 
 }  // namespace torch_blocked

@@ -1,4 +1,4 @@
-// What the normalisations share: one value per lane of a physical tensor, and the passes
+// What the normalizations share: one value per lane of a physical tensor, and the passes
 // x * scale + shift and its gradient.
 #pragma once
 
@@ -33,10 +33,10 @@ void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lane
             const at::Tensor& dst);
 
 // diff_dst * diff_scale + (src - mean) * src_scale + shift.
-struct NormalisationGradient {
+struct NormalizationGradient {
   Lanes mean, diff_scale, src_scale, shift;
 };
-void normalisation_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
-                            const NormalisationGradient& gradient, const at::Tensor& diff_src);
+void normalization_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
+                            const NormalizationGradient& gradient, const at::Tensor& diff_src);
 
 }  // namespace torch_blocked

@@ -1,5 +1,3 @@
-#include <ATen/core/LegacyTypeDispatch.h>
-
 #include "ops/blocked.h"
 #include "ops/registered.h"
 #include "runtime/memory_pool.h"
@@ -22,7 +20,6 @@ at::Tensor empty_like(const at::Tensor& physical) {
 }
 
 void clear_tail_(at::Tensor& physical, std::int64_t channels) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (const at::Tensor tail = tail_of("clear_tail_", physical, channels); tail.defined())
     tail.zero_();
 }

@@ -3,14 +3,17 @@
 #include <array>
 #include <memory>
 
+#include "format/errors.h"
+#include "ops/implementations.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
+namespace {
 
-std::function<void(const void* src, void* dst)> plan_pooling(const PoolingProblem& p) {
+std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
   static constexpr std::array kAlgorithms{dnnl::algorithm::pooling_max,
                                           dnnl::algorithm::pooling_avg_include_padding,
                                           dnnl::algorithm::pooling_avg_exclude_padding};
@@ -28,16 +31,30 @@ std::function<void(const void* src, void* dst)> plan_pooling(const PoolingProble
       engine(), dnnl::prop_kind::forward_inference, kAlgorithms[static_cast<std::size_t>(p.kind)],
       src_md, dst_md, p.stride, p.kernel, dilates, p.padding, padding_end, user_scratchpad(),
       /*allow_empty=*/true);
-  if (!pd) return nullptr;
+  if (!pd) return std::nullopt;
   if (is_ref(pd.impl_info_str())) {
     trace::record({trace::Kind::kRef, "pooling", pd.impl_info_str()});
-    return nullptr;
+    return std::nullopt;
   }
   const std::array<Primitive::Argument, 2> arguments{
       {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, dst_md}}};
   const auto primitive =
       std::make_shared<Primitive>(dnnl::pooling_forward(pd), arguments, pd.scratchpad_desc());
   return [primitive](const void* src, void* dst) { primitive->execute({src, dst}); };
+}
+
+const Implementations<PoolingProblem, PoolingPlan> kImplementations("pooling",
+                                                                    {{"onednn", plan_onednn}});
+
+}  // namespace
+
+PoolingPlan plan_pooling(const PoolingProblem& p) {
+  auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+    return text("a window ", p.kernel, " on ", p.src_dims);
+  });
+  if (!named) return nullptr;
+  kImplementations.set_last(named->name);
+  return std::move(named->plan);
 }
 
 }  // namespace torch_blocked

@@ -16,7 +16,10 @@ struct PoolingProblem {
   std::int64_t block;  // of src and dst; or kChannelsLast
 };
 
-// Runs it on src and dst; null where oneDNN has but its `ref` kernel. By one thread at a time.
-std::function<void(const void* src, void* dst)> plan_pooling(const PoolingProblem& problem);
+// A problem made ready to run, by one thread at a time.
+using PoolingPlan = std::function<void(const void* src, void* dst)>;
+
+// Null where no implementation takes the problem: oneDNN's `ref` kernel does not count.
+PoolingPlan plan_pooling(const PoolingProblem& problem);
 
 }  // namespace torch_blocked

@@ -1,14 +1,16 @@
 #include "ops/reorder.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
+#include "kernels/reorder.h"
+#include "ops/implementations.h"
 #include "ops/registered.h"
 #include "runtime/engine.h"
 #include "runtime/primitive.h"
@@ -41,14 +43,18 @@ constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
 // Our kernels: contiguous or channels-last <-> blocked with 4-byte elements. oneDNN's reach 0.7 and
 // 0.45 of memcpy at 100 MB.
-bool run_ours(const Reorder& reorder) {
+bool is_ours(const Reorder& reorder) {
   const Side& dense = reorder.src.block ? reorder.dst : reorder.src;
   const Side& blocked = reorder.src.block ? reorder.src : reorder.dst;
   if (dense.block || !blocked.block || reorder.changes_dtype()) return false;
   if (dense.tensor.itemsize() != sizeof(float)) return false;
-  const bool planes = dense.tensor.is_contiguous();
-  if (!planes && !is_channels_last(dense.tensor)) return false;
+  return dense.tensor.is_contiguous() || is_channels_last(dense.tensor);
+}
 
+void run_ours(const Reorder& reorder) {
+  const Side& dense = reorder.src.block ? reorder.dst : reorder.src;
+  const Side& blocked = reorder.src.block ? reorder.src : reorder.dst;
+  const bool planes = dense.tensor.is_contiguous();
   const auto& table = kernels::kernels_for(blocked.block);
   const auto kernel = reorder.src.block ? (planes ? table.unblock_planes : table.unblock_channels)
                                         : (planes ? table.block_planes : table.block_channels);
@@ -72,13 +78,23 @@ bool run_ours(const Reorder& reorder) {
       at += last - first;
     }
   });
-  return true;
+}
+
+// A reorder that an implementation takes, as a call of its own: it is made for every reorder, and
+// small enough for std::function to hold it without memory of its own.
+using Call = std::function<void()>;
+
+std::optional<Call> plan_transpose(const Reorder& reorder) {
+  if (!is_ours(reorder)) return std::nullopt;
+  return [&reorder] { run_ours(reorder); };
 }
 
 // oneDNN, unless it has only a reference kernel or cannot express the strides.
-bool run_onednn(const Reorder& reorder) {
+std::optional<Call> plan_onednn(const Reorder& reorder) {
   const at::Tensor &src = reorder.src.tensor, &dst = reorder.dst.tensor;
-  if (!has_onednn_type(src.scalar_type()) || !has_onednn_type(dst.scalar_type())) return false;
+  if (!has_onednn_type(src.scalar_type()) || !has_onednn_type(dst.scalar_type())) {
+    return std::nullopt;
+  }
   Key key("reorder");
   key.add(reorder.dims);
   for (const Side* side : {&reorder.src, &reorder.dst}) {
@@ -100,9 +116,11 @@ bool run_onednn(const Reorder& reorder) {
         {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, dst_md}}};
     return Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc());
   });
-  if (!primitive) return false;
-  primitive->execute({src.const_data_ptr(), dst.mutable_data_ptr()});
-  return true;
+  if (!primitive) return std::nullopt;
+  return [&reorder, primitive = &*primitive] {
+    primitive->execute(
+        {reorder.src.tensor.const_data_ptr(), reorder.dst.tensor.mutable_data_ptr()});
+  };
 }
 
 // [N, blocks, *spatial, b] seen as [N, blocks, b, *spatial].
@@ -127,10 +145,10 @@ Pieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
 }
 
 // Any type and any strides, at ATen's speed.
-bool run_aten(const Reorder& reorder) {
+void run_aten(const Reorder& reorder) {
   if (!reorder.src.block && !reorder.dst.block) {
     reorder.dst.tensor.copy_(reorder.src.tensor);
-    return true;
+    return;
   }
   if (reorder.src.block && reorder.dst.block) {
     const Side dense{reorder_to_dense("reblock", {reorder.src.tensor, reorder.dims[1]}, false), 0};
@@ -147,24 +165,34 @@ bool run_aten(const Reorder& reorder) {
     if (reorder.dst.block) reorder.dst.tensor.select(1, -1).zero_();
     dst.tail.copy_(src.tail);
   }
-  return true;
 }
 
-// In the order in which they are tried: fastest first, ATen takes what is left.
-constexpr std::array kImplementations{run_ours, run_onednn, run_aten};
+std::optional<Call> plan_aten(const Reorder& reorder) {
+  return [&reorder] { run_aten(reorder); };
+}
+
+// Fastest first; ATen takes what is left.
+const Implementations<Reorder, Call> kImplementations(
+    "reorder", {{"transpose", plan_transpose},
+                {"onednn", plan_onednn},
+                {"aten", plan_aten, nullptr, {.last_resort = true}}});
+
+std::string described(const Reorder& reorder) {
+  return text(name_of(reorder.src), " -> ", name_of(reorder.dst), " ", reorder.dims);
+}
 
 void run(const char* op, const Reorder& reorder) {
   if (reorder.dst.tensor.numel() == 0) return;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   trace::Timed timed(
       trace::Kind::kReorder, op,
       static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()));
   if (trace::recording()) {
-    timed.describe(text(name_of(reorder.src), " -> ", name_of(reorder.dst), " ", reorder.dims));
+    timed.describe(described(reorder));
   }
-  for (const auto implementation : kImplementations) {
-    if (implementation(reorder)) return;
-  }
+  const auto named = kImplementations.choose(reorder, kImplementations.forced(),
+                                             [&] { return described(reorder); });
+  kImplementations.set_last(named->name);
+  named->plan();
 }
 
 void check_dense(const char* op, const at::Tensor& input) {

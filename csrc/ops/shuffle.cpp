@@ -2,8 +2,6 @@
 // the spatial dims. 4-byte elements.
 #include "ops/shuffle.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -86,7 +84,6 @@ void ChannelGather::run(const std::vector<const float*>& srcs, float* dst) const
 }
 
 at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::IntArrayRef index) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = shuffled_argument("gather_channels", input, channels);
   std::vector<ChannelOf> from;
   for (const std::int64_t channel : index) {
@@ -106,7 +103,6 @@ at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::I
 }
 
 at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::int64_t factor) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = image_argument("pixel_shuffle", input, channels, factor);
   const std::int64_t r = factor, block = src.block();
   if (channels % (r * r) != 0) {
@@ -146,7 +142,6 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
 }
 
 at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::int64_t factor) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = image_argument("pixel_unshuffle", input, channels, factor);
   const std::int64_t r = factor, block = src.block();
   const std::int64_t height = src.physical.size(2) / r, width = src.physical.size(3) / r;

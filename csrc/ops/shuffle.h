@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/shuffle.h"
 #include "ops/blocked.h"
 
 namespace torch_blocked {

@@ -1,6 +1,7 @@
 // Softmax and its logarithm over any dim; the sum and the greatest value over the channels of every
 // pixel. float32.
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "kernels/softmax.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
@@ -80,7 +81,6 @@ void clear_tail_of(const Blocked& dst) {
 }  // namespace
 
 at::Tensor softmax(const at::Tensor& input, std::int64_t channels, std::int64_t dim, bool log) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("softmax", input, channels);
   check_dim("softmax", src, dim);
   const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
@@ -99,7 +99,6 @@ at::Tensor softmax(const at::Tensor& input, std::int64_t channels, std::int64_t 
 
 at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& output,
                             std::int64_t channels, std::int64_t dim, bool log) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   constexpr const char* kOp = "softmax_backward";
   const Blocked dst = float_argument(kOp, output, channels);
   const Blocked diff_dst = float_argument(kOp, grad_output, channels);
@@ -122,7 +121,6 @@ at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& out
 }
 
 at::Tensor sum_channels(const at::Tensor& input, std::int64_t channels) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("sum_channels", input, channels);
   if (src.physical.numel() == 0) return at::zeros(pixel_dims(src), input.options());
   const at::Tensor sums = at::empty(pixel_dims(src), input.options());
@@ -137,7 +135,6 @@ at::Tensor sum_channels(const at::Tensor& input, std::int64_t channels) {
 }
 
 at::Tensor argmax_channels(const at::Tensor& input, std::int64_t channels, bool least) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked src = float_argument("argmax_channels", input, channels);
   if (channels < 1 || channels > (1 << 24)) {
     fail_not_implemented("argmax_channels", "1 to 2^24 channels", text(channels), "");

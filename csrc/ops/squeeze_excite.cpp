@@ -8,6 +8,10 @@
 #include <algorithm>
 
 #include "format/errors.h"
+#include "kernels/kernels.h"
+#include "kernels/linear.h"
+#include "kernels/normalization.h"
+#include "ops/implementations.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
 
@@ -145,8 +149,10 @@ class Runner {
   void find_means(const float* src, std::int64_t images) {
     for_parts(images, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t unit = begin; unit < end; ++unit) {
-        table_.sum_pixels(src + rows_.offset(unit), rows_.lanes, rows_.size(unit),
-                          sums_.data() + unit * rows_.lanes);
+        table_.sum_pixels({.src = src + rows_.offset(unit),
+                           .block = rows_.lanes,
+                           .pixels = rows_.size(unit),
+                           .sum = sums_.data() + unit * rows_.lanes});
       }
     });
     const float one_of_all = 1.f / static_cast<float>(rows_.pixels);
@@ -210,18 +216,28 @@ class Runner {
   std::array<std::vector<float>, 2> vectors_;
 };
 
-}  // namespace
-
-SqueezeExcitePlan plan_squeeze_excite(const SqueezeExciteProblem& problem) {
+std::optional<SqueezeExcitePlan> plan_three_passes(const SqueezeExciteProblem& problem) {
   std::vector<Layer> layers = layers_of(problem);
   std::string format = "squeeze_excite";
   for (const Layer& layer : layers) {
     format += text(" ", layer.rows.inputs, "x", layer.rows.outputs, "/", layer.rows.block);
   }
-  return {
+  return SqueezeExcitePlan{
       .weights_format = std::move(format),
       .pack = [layers = std::move(layers)](const auto& weights) { return pack(layers, weights); },
       .run = Runner(problem)};
+}
+
+const Implementations<SqueezeExciteProblem, SqueezeExcitePlan> kImplementations(
+    "squeeze_excite", {{"three_passes", plan_three_passes}});
+
+}  // namespace
+
+SqueezeExcitePlan plan_squeeze_excite(const SqueezeExciteProblem& problem) {
+  auto named = kImplementations.choose(problem, kImplementations.forced(),
+                                       [&] { return text(problem.dims); });
+  kImplementations.set_last(named->name);
+  return std::move(named->plan);
 }
 
 }  // namespace torch_blocked

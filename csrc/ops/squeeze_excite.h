@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/epilogue.h"
+#include "kernels/squeeze_excite.h"
 #include "ops/blocked.h"
 
 namespace torch_blocked {

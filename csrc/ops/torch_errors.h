@@ -1,9 +1,11 @@
 // The border between torch's dispatcher and the ops: every kernel that registration.cpp registers
-// is an Op. It checks the tensors before the function sees them, and turns our exceptions and
+// is an Op. It checks the tensors before the function sees them, keeps autograd out of what the
+// function calls, and turns our exceptions and
 // oneDNN's into the torch ones that Python sees as ValueError, TypeError, NotImplementedError and
 // RuntimeError. Functions throw ours; only this crosses the border.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -76,6 +78,7 @@ template <OpName name, typename Result, typename... Args, Result (*function)(Arg
 struct Op<name, function> {
   static Result call(Args... args) {
     try {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
       (check_argument(name.text, args), ...);
       // torch resolves lazy values before it calls a kernel, but not within __torch_dispatch__.
       if ((is_lazy(args) || ...)) [[unlikely]]

@@ -1,13 +1,15 @@
-"""Benchmarks of whole models, `python -m torch_blocked bench`, of layers, `... bench conv`, of
-training steps, `... bench train`, and of the way from an op to its kernel, `... bench dispatch`.
+"""The benchmarks, `python -m torch_blocked bench {models, conv, train, dispatch, memory, compare}`.
 
-models/       what is timed
-inference.py  the command: builds, verifies, times and reports each model in each format
-convolution.py  the command `bench conv`: the convolutions of layers.py, ours against torch's
-train.py      the command `bench train`: forward, backward and SGD, ours against torch's
-dispatch.py   the command `bench dispatch`: what a small op costs beyond its kernel
-layers.py     the convolutions of well-known models, as data
+models.py     what is timed: a user's module:factory, or a model of the source's benchmarks/
+inference.py  whole models in each format, and optimized
+convolution.py  the convolutions of models, each in several implementations (layers.py finds them)
+train.py      training steps: forward, backward and SGD
+dispatch.py   what a small op costs beyond its kernel
+memory.py     what a process holds that runs a model
+compare.py    two JSON files of the same benchmark
 fold.py       folds batch norms into convolutions
 measure.py    interleaved timing and its statistics, for any set of functions
-report.py     text table, JSON and CSV
+arguments.py  types and options that several commands share
+report.py     the circumstances of a run, progress, JSON and CSV
+plot.py       one row for each model, one mark for each rival, as SVG
 """

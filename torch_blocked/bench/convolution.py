@@ -1,4 +1,5 @@
-"""`python -m torch_blocked bench conv`: single convolutions, ours against torch's and oneDNN's.
+"""`python -m torch_blocked bench conv MODEL...`: single convolutions, ours against
+torch's and oneDNN's.
 
 Each distinct layer of a model runs by the implementation that the library chooses, by oneDNN's
 blocked kernel, by any other implementation asked for, and by torch in channels_last (1-D:
@@ -7,12 +8,10 @@ contiguous), interleaved; each is verified against float64 before anything is ti
 from __future__ import annotations
 
 import argparse
-import difflib
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import prod
 from typing import Any
 
@@ -23,12 +22,12 @@ from torch import Tensor
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.tensor import format_name
-from torch_blocked.testing import forced
+from torch_blocked.text_table import markdown
 
-from .inference import WrongResult, output_path, positive
-from .layers import LAYERS, Layer
-from .measure import Timing, time_interleaved
-from .report import table, write_csv, write_json
+from . import arguments, models
+from .layers import Layer, layers_of
+from .measure import Timing, on_threads, time_interleaved
+from .report import WrongResult, circumstances, describe, write
 
 # Largest |y - y64| / largest |y64| that a result may show before it is timed.
 TOLERANCE = 1e-5
@@ -59,10 +58,11 @@ class Result:
     threads: int
     chosen: str  # the implementation behind "ours"
     timings: dict[str, Timing]
+    flops: int
     peak_gflops: float  # of all threads
 
     def gflops(self, name: str) -> float:
-        return self.layer.flops(self.batch) / self.timings[name].median_ms / 1e6
+        return self.flops / self.timings[name].median_ms / 1e6
 
     def speed_to(self, name: str) -> float | None:
         """How many times faster than `name`; the median over rounds, whose members ran in turn."""
@@ -95,118 +95,72 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments and `main` as what runs it."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_models(parser)
     parser.description = (
         "Times each distinct convolution of some models, after verifying every result against\n"
         "float64: as the library runs it, by oneDNN's blocked kernel, and by torch in\n"
         "channels_last (1-D: contiguous). Activations are in their format already."
     )
-    parser.epilog = (
-        f"shapes: {', '.join(LAYERS)}\n"
-        f"implementations: {', '.join(_C.convolution_implementations())}\n\n"
-        "To compare on a lesser instruction set, limit torch too:\n"
-        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench conv ..."
-    )
-    parser.add_argument("--shapes", type=names(LAYERS), required=True, help="models, a,b,c")
-    parser.add_argument("--batch", type=numbers, default=[1], help="such as 1,8 (default: 1)")
     parser.add_argument(
-        "--threads", type=numbers, help="such as 1,2 (default: torch.get_num_threads())"
+        "--batch", type=arguments.numbers, default=[1], help="such as 1,8 (default: 1)"
+    )
+    parser.add_argument(
+        "--threads", type=arguments.numbers, help="such as 1,2 (default: torch.get_num_threads())"
     )
     parser.add_argument(
         "--implementations",
-        type=names(_C.convolution_implementations()),
+        type=arguments.names(_C.implementations()["convolution"]),
         default=[],
-        help="others to time as well, where they can run the layer",
+        help="others to time as well, where they can run the layer: "
+        + ", ".join(_C.implementations()["convolution"]),
     )
     parser.add_argument(
-        "--kernel", type=numbers, help="only layers with these kernels, such as 1 or 3,3"
+        "--kernel", type=arguments.numbers, help="only layers with these kernels, such as 1 or 3,3"
     )
-    parser.add_argument("--block", type=positive, help="channel block (default: the CPU's best)")
-    parser.add_argument("--rounds", type=positive, default=9, help="timed rounds (default: 9)")
     parser.add_argument(
-        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
+        "--block", type=arguments.positive, help="channel block (default: the CPU's best)"
     )
-    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
+    arguments.add_rounds(parser, 9)
+    arguments.add_outputs(parser)
     parser.set_defaults(run=main)
 
 
-def numbers(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
-
-
-def names(known) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-                raise argparse.ArgumentTypeError(f"unknown name {name!r}; {hint}")
-        return list(dict.fromkeys(text.split(",")))
-
-    return parse
-
-
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code: 0, or 1 if an implementation gave a wrong result."""
-    threads_before = torch.get_num_threads()
+    """Runs the command; returns 0. Raises WrongResult and NoModel, before anything is timed."""
     block = args.block or torch_blocked.native_blocks()[0]
     results: list[Result] = []
-    print(describe(context := context_of(args, block)), end="\n\n", flush=True)
-    try:
-        for threads in args.threads or [threads_before]:
-            torch.set_num_threads(threads)
+    peak = _C.fma_peak_gflops()
+    context = circumstances(dtype="float32", block=block, rounds=args.rounds, core_peak_gflops=peak)
+    del context["threads"]  # each result has its own
+    words = ("float32", f"block {block}", f"{args.rounds} rounds", f"FMA peak {peak:.0f} GF/s")
+    print(describe(context, *words, "of a core"), end="\n\n", flush=True)
+    layers = {name: layers_to_time(name, args.input, args.kernel) for name in args.models}
+    for threads in args.threads or [torch.get_num_threads()]:
+        with on_threads(threads):
             for batch in args.batch:
-                for model in args.shapes:
+                for model in args.models:
                     rows = [
                         bench_layer(model, layer, batch, block, args.implementations, args.rounds)
-                        for layer in LAYERS[model]
-                        if args.kernel is None or _is_kernel(layer, args.kernel)
+                        for layer in layers[model]
                     ]
                     print(render(rows, args.implementations), end="\n\n", flush=True)
                     results += rows
-    except WrongResult as error:
-        print(f"torch_blocked bench conv: {error}", file=sys.stderr)
-        return 1
-    finally:
-        torch.set_num_threads(threads_before)
     print(NOTES)
-    records = [record for result in results for record in result.records()]
-    if args.json:
-        write_json(args.json, context, records)
-    if args.csv:
-        write_csv(args.csv, context, records)
+    write(args, context, [record for result in results for record in result.records()])
     return 0
+
+
+def layers_to_time(
+    name: str, input_dims: tuple[int, ...] | None, kernel: list[int] | None
+) -> list[Layer]:
+    """The distinct convolutions of a model, of that kernel if one is given."""
+    model = models.load(name, input_dims)
+    layers = layers_of(model.module, model.random_input(1))
+    return [layer for layer in layers if kernel is None or _is_kernel(layer, kernel)]
 
 
 def _is_kernel(layer: Layer, kernel: list[int]) -> bool:
     return layer.kernel == tuple(kernel * len(layer.kernel) if len(kernel) == 1 else kernel)
-
-
-def context_of(args: argparse.Namespace, block: int) -> dict[str, Any]:
-    """What holds for every row."""
-    environment = torch_blocked.env()
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": environment["cpu"],
-        "isa": environment["isa"],
-        "isa_limits": " ".join(f"{k}={v}" for k, v in environment["isa_limits"].items()),
-        "torch": environment["torch"],
-        "onednn": environment["onednn"],
-        "torch_blocked": environment["torch_blocked"],
-        "dtype": "float32",
-        "block": block,
-        "rounds": args.rounds,
-        "core_peak_gflops": _C.fma_peak_gflops(),
-    }
-
-
-def describe(c: dict[str, Any]) -> str:
-    isa = f"{c['isa']} by {c['isa_limits']}" if c["isa_limits"] else c["isa"]
-    return (
-        f"{c['cpu']} ({isa}, FMA peak {c['core_peak_gflops']:.0f} GF/s per core), "
-        f"torch {c['torch']}, oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, "
-        f"{c['date']}; {c['dtype']}, block {c['block']}, {c['rounds']} rounds"
-    )
 
 
 @torch.no_grad()
@@ -225,13 +179,14 @@ def bench_layer(
     chosen = ""
     for name, call in rivals.items():
         verify(f"{model} {layer.id} by {name}", call(), expected)
-        chosen = _C.last_convolution() if name == OURS else chosen
+        chosen = _C.last_implementation("convolution") if name == OURS else chosen
+    flops = layer.flops(tuple(expected.shape))
     del expected
     peak = _C.fma_peak_gflops()
-    timings = time_interleaved(rivals, rounds)
+    timings = time_interleaved(rivals, rounds, what=f"{model} {layer.id}")
     peak = max(peak, _C.fma_peak_gflops())
     threads = torch.get_num_threads()
-    return Result(model, layer, batch, threads, chosen, timings, peak * threads)
+    return Result(model, layer, batch, threads, chosen, timings, flops, peak * threads)
 
 
 def convolve(layer: Layer, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -273,6 +228,16 @@ def runners(
     weight_last = weight.contiguous(memory_format=CHANNELS_LAST[ndim])
     calls[TORCH] = lambda: convolve(layer, input_last, weight_last, bias)
     return calls
+
+
+@contextmanager
+def forced(implementation: str, family: str = "convolution") -> Iterator[None]:
+    """A family's problems run by this implementation; "" for the one the library chooses."""
+    _C.force_implementation(family, implementation)
+    try:
+        yield
+    finally:
+        _C.force_implementation(family, "")
 
 
 def runs(call: Callable[[], Tensor]) -> bool:
@@ -332,11 +297,12 @@ def render(results: list[Result], implementations: list[str]) -> str:
     for name, group in (("mean", results), ("mean of kernel 3, stride 1", fast)):
         if group:
             rows.append([name, *[""] * 5, *(ratio(mean_speed(group, rival)) for rival in rivals)])
-    return title + "\n" + table(header, rows)
+    return title + "\n" + markdown(header, rows)
 
 
 def is_plain(layer: Layer) -> bool:
-    return layer.stride == layer.dilation == layer.groups == 1 and not layer.transposed
+    steps = {*layer.stride, *layer.dilation, layer.groups}
+    return steps == {1} and not layer.transposed
 
 
 def mean_speed(results: list[Result], name: str) -> float | None:

@@ -22,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.text_table import markdown
 
-from .inference import INPUT_SEED, WrongResult, environment_of, output_path, positive
+from . import arguments
 from .measure import time_interleaved
-from .report import table, write_csv, write_json
+from .models import INPUT_SEED
+from .report import WrongResult, circumstances, describe, write
 
 DIMS = (1, 16, 4, 4)
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,21 +78,17 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments and `main` as what runs it."""
     parser.description = "Times what an op on a blocked tensor costs beyond its kernel."
-    parser.add_argument("--rounds", type=positive, default=25, help="timed rounds (default: 25)")
-    parser.add_argument(
-        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
-    )
-    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
-    parser.set_defaults(run=main, batch=DIMS[0])
+    arguments.add_rounds(parser, 25)
+    arguments.add_outputs(parser)
+    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code.
-
-    Raises WrongResult if an op's result is not that of its kernel."""
-    context = environment_of(args)
+    """Runs the command; returns 0. Raises WrongResult if an op's result is not its kernel's."""
+    context = circumstances(dtype="float32", rounds=args.rounds)
     results = [bench_op(op, mode, args.rounds) for op in OPS for mode in MODES]
-    print(describe(context), end="\n\n")
+    words = ("float32", f"dims {DIMS}", f"{args.rounds} rounds of {CALLS} calls")
+    print(describe(context, *words), end="\n\n")
     print(render(results), end="\n\n")
     print(NOTES, end="\n\n")
     weights = [bench_weights(*layer, args.rounds) for layer in WEIGHTS]
@@ -100,19 +98,8 @@ def main(args: argparse.Namespace) -> int:
     context["optimized_step_us"] = steps
     words = ", ".join(f"{us:.2f} us ({name})" for name, us in steps.items())
     print(f"a step of an optimized model, its kernel included: {words}")
-    records = [result.record() for result in results]
-    if args.json:
-        write_json(args.json, context, records)
-    if args.csv:
-        write_csv(args.csv, context, records)
+    write(args, context, [result.record() for result in results])
     return 0
-
-
-def describe(c: dict[str, Any]) -> str:
-    return (
-        f"{c['cpu']} ({c['isa']}), torch {c['torch']}, torch_blocked {c['torch_blocked']}, "
-        f"{c['date']}; {c['dtype']}, dims {DIMS}, {c['rounds']} rounds of {CALLS} calls"
-    )
 
 
 def bench_op(op: str, mode: str, rounds: int) -> Result:
@@ -127,7 +114,9 @@ def bench_op(op: str, mode: str, rounds: int) -> Result:
         input.requires_grad_(mode == "grad")
     with MODES[mode]():
         timings = time_interleaved(
-            {"kernel": repeated(function, physical), "blocked": repeated(function, blocked)}, rounds
+            {"kernel": repeated(function, physical), "blocked": repeated(function, blocked)},
+            rounds,
+            what=f"{op}, {mode}",
         )
     kernel, ours = (timings[name].rounds_ms for name in ("kernel", "blocked"))
     differences = [b - a for a, b in zip(kernel, ours, strict=True)]
@@ -154,7 +143,7 @@ def bench_weights(channels: int, size: int, rounds: int) -> WeightsResult:
     with torch.no_grad():
         if not torch.equal(own(input).to_dense(), shared(input).to_dense()):
             raise WrongResult("two convolutions of equal weights differ")
-        timings = time_interleaved(calls, rounds)
+        timings = time_interleaved(calls, rounds, what="weights")
     del other_tensor
     times = [timings[name].rounds_ms for name in calls]
     differences = [b - a for a, b in zip(*times, strict=True)]
@@ -197,7 +186,7 @@ WEIGHTS_HEADER = ("3x3 convolution", "weights MB", "own us", "shared us", "check
 
 
 def render_weights(results: list[WeightsResult]) -> str:
-    return table(
+    return markdown(
         WEIGHTS_HEADER,
         [
             [
@@ -222,7 +211,7 @@ NOTES = (
 
 
 def render(results: list[Result]) -> str:
-    return table(
+    return markdown(
         HEADER,
         [
             [r.op, r.mode, f"{r.kernel_us:.1f}", f"{r.blocked_us:.1f}", f"{r.dispatch_us:.1f}"]

@@ -12,6 +12,10 @@ Convolution = nn.modules.conv._ConvNd
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
+class Untraceable(ValueError):
+    """A model that torch.fx cannot trace, so that nobody knows what its batch norms follow."""
+
+
 class ConvolutionTracer(fx.Tracer):
     """Traces into everything but convolutions (whatever their class) and torch's own layers."""
 
@@ -24,7 +28,7 @@ def fold_batch_norms(model: nn.Module) -> tuple[nn.Module, int]:
 
     A batch norm is folded where its input is a convolution's output that nothing else uses and
     each of the two runs once. model is in evaluation mode; it is left as it was.
-    Raises ValueError if it is in training mode."""
+    Raises ValueError if it is in training mode, and Untraceable."""
     if model.training:
         raise ValueError(
             "fold_batch_norms: expected a model in evaluation mode, got training mode; call eval()"
@@ -44,7 +48,11 @@ def fold_batch_norms(model: nn.Module) -> tuple[nn.Module, int]:
 
 def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
     """Names (convolution, batch norm) of the pairs that can be folded, in the order they run."""
-    graph = ConvolutionTracer().trace(model)
+    try:
+        graph = ConvolutionTracer().trace(model)
+    except Exception as error:  # whatever the model's own code raises on a proxy
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Untraceable(f"batch norms cannot be folded ({reason})") from error
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     modules = dict(model.named_modules())
     pairs = []

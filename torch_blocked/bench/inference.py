@@ -1,4 +1,5 @@
-"""`python -m torch_blocked bench MODEL...`: whole models in NCHW, NHWC and each blocked format.
+"""`python -m torch_blocked bench models MODEL...`: whole models in NCHW, in NHWC, in each blocked
+format, and optimized.
 
 Models of volumes run in NCDHW and NDHWC, those of signals in NCW: torch has no 1-D channels_last.
 
@@ -9,38 +10,33 @@ from __future__ import annotations
 
 import argparse
 import copy
-import difflib
+import re
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import torch_blocked
 from torch_blocked.tensor import format_name
+from torch_blocked.text_table import markdown
 
-from .fold import fold_batch_norms
-from .measure import Timing, time_interleaved
-from .models import MODELS, build_model
-from .report import table, write_csv, write_json
+from . import arguments, models, plot
+from .fold import Untraceable, fold_batch_norms
+from .measure import Timing, on_threads, time_interleaved
+from .report import WrongResult, circumstances, describe, progress, write
 
-# Largest |y - y64| / largest |y64| that a row may show before it is timed.
-TOLERANCE = 1e-4
-INPUT_SEED = 1
+# Largest |y - y64| / largest |y64| that a row may show before it is timed, by dtype.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 1e-2}
 PROFILED_PASSES = 5
 # By number of dims: tags of the contiguous and of torch's channels-last format.
 CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
 CHANNELS_LAST = {4: ("nhwc", torch.channels_last), 5: ("ndhwc", torch.channels_last_3d)}
-
-
-class WrongResult(RuntimeError):
-    """A format gave a result that is not the model's."""
+OPTIMIZED = "optimize"
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,8 @@ class Profile:
 
 @dataclass(frozen=True)
 class Result:
-    """One row: one model in one format. profile is None for dense formats: nothing is traced."""
+    """One row: one model in one format. profile is None where nothing is traced: dense formats, and
+    optimized models, whose plan() tells more."""
 
     model: str
     weights: str
@@ -92,23 +89,29 @@ PROFILE_FIELDS = tuple(Profile.__dataclass_fields__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments and `main` as what runs it."""
-    known = "\n".join(f"  {name:<20}{spec.note}" for name, spec in MODELS.items())
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_models(parser)
     parser.description = (
-        "Times models in NCHW, NHWC and each blocked format the CPU runs well, after verifying\n"
-        "every result against float64. The reorder into the blocked format is part of the time."
+        "Times models in NCHW, NHWC and each blocked format the CPU runs well, and optimized,\n"
+        "after verifying every result against float64. The reorder into the blocked format is\n"
+        "part of the time, the preparation of an optimized model is not."
     )
-    parser.epilog = (
-        f"models:\n{known}\n\n"
-        "To compare on a lesser instruction set, limit the dense rows too:\n"
-        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench ..."
-    )
-    parser.add_argument("models", metavar="MODEL", nargs="+", type=model_name, help="see below")
-    parser.add_argument("--threads", type=positive, help="default: torch.get_num_threads()")
-    parser.add_argument("--batch", type=positive, default=1, help="images in a batch (default: 1)")
-    parser.add_argument("--rounds", type=positive, default=15, help="timed rounds (default: 15)")
+    arguments.add_threads(parser)
     parser.add_argument(
-        "--size", type=positive, help="spatial extent of the inputs (default: the model's own)"
+        "--batch", type=arguments.positive, default=1, help="images in a batch (default: 1)"
+    )
+    arguments.add_rounds(parser, 15)
+    parser.add_argument(
+        "--size", type=arguments.positive, help="spatial extent of the inputs, all of them"
+    )
+    parser.add_argument(
+        "--dtype", choices=list(TOLERANCES), default="float32", help="default: float32"
+    )
+    parser.add_argument(
+        "--format",
+        type=format_tags,
+        metavar="TAGS",
+        help=f"what to time beside the contiguous format, such as nhwc,nChw4c,{OPTIMIZED} "
+        "(default: all that the CPU runs well)",
     )
     parser.add_argument(
         "--fold",
@@ -116,104 +119,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="fold batch norms into convolutions, in every row or in none (default: fold)",
     )
+    arguments.add_outputs(parser)
     parser.add_argument(
-        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
+        "--plot", type=arguments.output_path, metavar="PATH", help="draw the speeds as SVG"
     )
-    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
     parser.set_defaults(run=main)
 
 
-def model_name(text: str) -> str:
-    if text in MODELS:
-        return text
-    near = difflib.get_close_matches(text, MODELS, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
-    raise argparse.ArgumentTypeError(f"unknown model {text!r}; {hint}")
-
-
-def positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
-
-
-def output_path(text: str) -> Path:
-    path = Path(text)
-    if path.parent.is_dir() and not path.is_dir():
-        return path
-    raise argparse.ArgumentTypeError(f"expected a file in an existing folder, got {text!r}")
+def format_tags(text: str) -> list[str]:
+    known = [*CONTIGUOUS.values(), *(tag for tag, _ in CHANNELS_LAST.values()), OPTIMIZED]
+    for tag in text.split(","):
+        if tag not in known and not re.fullmatch(r"nC(w|hw|dhw)\d+c", tag):
+            blocked = ", or a blocked one such as nChw16c"
+            raise argparse.ArgumentTypeError(arguments.unknown("format", tag, known, blocked))
+    return text.split(",")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code: 0, or 1 if a format gave a wrong result."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or threads_before)
-    try:
-        context = describe(args)
-        results = []
-        for name in dict.fromkeys(args.models):
-            results += bench_model(name, args.batch, args.rounds, args.fold, args.size)
-    except WrongResult as error:
-        print(f"torch_blocked bench: {error}", file=sys.stderr)
-        return 1
-    finally:
-        torch.set_num_threads(threads_before)
+    """Runs the command; returns 0. Raises WrongResult and NoModel, before anything is timed."""
+    results: list[Result] = []
+    with on_threads(args.threads):
+        folds = "folded in every row" if args.fold else "folded in no row"
+        context = circumstances(
+            dtype=args.dtype, batch=args.batch, rounds=args.rounds, batch_norm=folds
+        )
+        for name in args.models:
+            results += bench_model(
+                name,
+                args.batch,
+                args.rounds,
+                args.fold,
+                args.size,
+                getattr(torch, args.dtype),
+                args.format,
+                args.input,
+            )
     print(render(context, results))
-    records = [result.record() for result in results]
-    if args.json:
-        write_json(args.json, context, records)
-    if args.csv:
-        write_csv(args.csv, context, records)
+    write(args, context, [result.record() for result in results])
+    if args.plot:
+        args.plot.write_text(draw(results))
     return 0
-
-
-def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """What holds for every row."""
-    folds = "folded in every row" if args.fold else "folded in no row"
-    return {**environment_of(args), "batch_norm": folds}
-
-
-def environment_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The circumstances of a run over models."""
-    environment = torch_blocked.env()
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": environment["cpu"],
-        "isa": environment["isa"],
-        "isa_limits": " ".join(f"{k}={v}" for k, v in environment["isa_limits"].items()),
-        "threads": torch.get_num_threads(),
-        "torch": environment["torch"],
-        "onednn": environment["onednn"],
-        "torch_blocked": environment["torch_blocked"],
-        "dtype": "float32",
-        "batch": args.batch,
-        "rounds": args.rounds,
-    }
 
 
 @torch.no_grad()
 def bench_model(
-    name: str, batch: int = 1, rounds: int = 15, fold: bool = True, size: int | None = None
+    name: str,
+    batch: int = 1,
+    rounds: int = 15,
+    fold: bool = True,
+    size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    formats: Sequence[str] | None = None,
+    input_dims: tuple[int, ...] | None = None,
 ) -> list[Result]:
-    """Verifies, profiles and times one model; one result for each format, NCHW first.
+    """Verifies, profiles and times one model; one result for each format, the contiguous one first.
 
-    Raises WrongResult before timing if a format's result is further than TOLERANCE from the float64
-    result of the model as it was built (not folded)."""
-    model, weights = build_model(name)
-    input = random_input(name, batch, size)
-    expected = copy.deepcopy(model).double()(input.double())
-    folded = 0
+    Raises WrongResult before timing if a format's result is further than its tolerance from the
+    float64 result of the model as it was built (not folded)."""
+    progress(f"{name}: float64")
+    model = models.load(name, input_dims)
+    input = model.random_input(batch, size).to(dtype)
+    module, folded = model.module.to(dtype), 0
+    expected = flat_dense(copy.deepcopy(module).double()(input.double()))
     if fold:
-        model, folded = fold_batch_norms(model)
-    rivals = runners(model, input)
-    errors = {tag: verify(name, tag, call(), expected) for tag, call in rivals.items()}
-    profiles = {tag: profile_passes(rivals[tag]) for tag in blocked_tags(input.dim())}
-    timings = time_interleaved(rivals, rounds)
+        module, folded = folded_module(name, module)
+    rivals = runners(name, module, input, formats)
+    errors = {}
+    for tag, call in rivals.items():
+        progress(f"{name}: {tag} is verified")
+        errors[tag] = verify(name, tag, call(), expected, dtype)
+    profiles = {tag: profile_passes(call) for tag, call in rivals.items() if is_blocked_tag(tag)}
+    timings = time_interleaved(rivals, rounds, what=name)
     contiguous = timings[CONTIGUOUS[input.dim()]]
     return [
         Result(
             model=name,
-            weights=weights,
+            weights=model.weights,
             input_dims=tuple(input.shape),
             folded_batch_norms=folded,
             format=tag,
@@ -226,11 +207,20 @@ def bench_model(
     ]
 
 
-def random_input(name: str, batch: int, size: int | None = None) -> Tensor:
-    """`batch` seeded random inputs of a model; `size` takes the place of each spatial extent."""
-    channels, *spatial = MODELS[name].input_dims
-    dims = (batch, channels, *([size] * len(spatial) if size else spatial))
-    return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+def folded_module(name: str, module: nn.Module) -> tuple[nn.Module, int]:
+    try:
+        return fold_batch_norms(module)
+    except Untraceable as error:
+        raise models.NoModel(f"{error} in {name}; --no-fold times it as it is") from None
+
+
+def is_blocked_tag(tag: str) -> bool:
+    return "C" in tag
+
+
+def dims_of_tag(tag: str) -> int:
+    """4 of nChw16c: a letter for each dim, before the block."""
+    return len(tag.rstrip("0123456789c"))
 
 
 def blocked_tags(ndim: int = 4) -> list[str]:
@@ -238,44 +228,78 @@ def blocked_tags(ndim: int = 4) -> list[str]:
     return [format_name(ndim, block) for block in torch_blocked.native_blocks()]
 
 
-def runners(model: nn.Module, input: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """One function for each format that gives the dense output.
+def flat_dense(output: Any) -> list[Tensor]:
+    """The tensors of a result, dense, in order."""
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    return [each.to_dense() if torch_blocked.is_blocked(each) else each for each in tensors]
+
+
+def runners(
+    name: str, model: nn.Module, input: Tensor, formats: Sequence[str] | None = None
+) -> dict[str, Callable[[], list[Tensor]]]:
+    """One function for each format that gives the dense outputs; the contiguous one first.
 
     NHWC gets its weights and its input in channels_last before the clock starts. A blocked row
     starts from the NCHW input, so its time holds the reorders in and out."""
+    ndim = input.dim()
+    if ndim not in CONTIGUOUS:
+        raise models.NoModel(f"{name}: expected an input of 3 to 5 dims, got {ndim}")
+    last, memory_format = CHANNELS_LAST.get(ndim, (None, None))
+    takes = [tag for tag in (last, *blocked_tags(ndim), OPTIMIZED) if tag]
+    rivals = {CONTIGUOUS[ndim]: lambda: flat_dense(model(input))}
 
-    def blocked(tag: str) -> Callable[[], Tensor]:
-        def call() -> Tensor:
-            output = model(torch_blocked.to_blocked(input, tag))
-            return output.to_dense() if torch_blocked.is_blocked(output) else output
+    def blocked(tag: str) -> Callable[[], list[Tensor]]:
+        return lambda: flat_dense(model(torch_blocked.to_blocked(input, tag)))
 
-        return call
+    for tag in takes if formats is None else formats:
+        if tag == OPTIMIZED:
+            progress(f"{name}: is optimized")
+            optimized = torch_blocked.optimize(model, input)
+            rivals[tag] = lambda call=optimized: flat_dense(call(input))
+        elif tag == last:
+            model_last = copy.deepcopy(model).to(memory_format=memory_format)
+            input_last = input.contiguous(memory_format=memory_format)
+            rivals[tag] = lambda call=model_last, input=input_last: flat_dense(call(input))
+        elif is_blocked_tag(tag) and dims_of_tag(tag) == ndim:
+            rivals[tag] = blocked(tag)
+        elif tag not in rivals:
+            raise models.NoModel(f"{name}: expected formats of {ndim} dims, got {tag}")
+    return rivals
 
-    calls = {CONTIGUOUS[input.dim()]: lambda: model(input)}
-    if input.dim() in CHANNELS_LAST:
-        tag, memory_format = CHANNELS_LAST[input.dim()]
-        model_last = copy.deepcopy(model).to(memory_format=memory_format)
-        input_last = input.contiguous(memory_format=memory_format)
-        calls[tag] = lambda: model_last(input_last)
-    return calls | {tag: blocked(tag) for tag in blocked_tags(input.dim())}
 
+def verify(
+    name: str, tag: str, output: list[Tensor], expected: list[Tensor], dtype: torch.dtype
+) -> float:
+    """The largest error of a tensor of the result relative to its largest expected value.
 
-def verify(name: str, tag: str, output: Tensor, expected: Tensor) -> float:
-    """The largest error relative to the largest expected value.
-
-    Raises WrongResult if it is not below TOLERANCE."""
-    if output.shape != expected.shape:
+    Raises WrongResult if it is not below the tolerance of the dtype."""
+    shapes, wanted = ([list(each.shape) for each in tensors] for tensors in (output, expected))
+    if shapes != wanted:
         raise WrongResult(
-            f"{name} in {tag} gave dims {list(output.shape)}, expected {list(expected.shape)}; "
+            f"{name} in {tag} gave dims {words(shapes)}, expected {words(wanted)}; "
             "nothing was timed"
         )
-    error = ((output - expected).abs().max() / expected.abs().max()).item()
-    if not error < TOLERANCE:  # NaN, too
+    tolerance = TOLERANCES[str(dtype).removeprefix("torch.")]
+    errors = [relative_error(*pair) for pair in zip(output, expected, strict=True)]
+    wrong = [error for error in errors if not error < tolerance]  # NaN, too
+    if wrong:
         raise WrongResult(
-            f"{name} in {tag} is wrong by {error:.1e} of the largest float64 value, expected below "
-            f"{TOLERANCE:.0e}; nothing was timed"
+            f"{name} in {tag} is wrong by {wrong[0]:.1e} of the largest float64 value, expected "
+            f"below {tolerance:.0e}; nothing was timed"
         )
-    return error
+    return max(errors, default=0.0)
+
+
+def words(shapes: list[list[int]]) -> str:
+    return " and ".join(map(str, shapes)) or "of nothing"
+
+
+def relative_error(output: Tensor, expected: Tensor) -> float:
+    if not expected.numel():
+        return 0.0
+    exact = expected.double()
+    difference = (output.double() - exact).abs().max().item()
+    return difference / max(exact.abs().max().item(), torch.finfo(torch.float32).tiny)
 
 
 def profile_passes(call: Callable[[], Any], passes: int = PROFILED_PASSES) -> Profile:
@@ -297,31 +321,20 @@ def profile_passes(call: Callable[[], Any], passes: int = PROFILED_PASSES) -> Pr
 
 
 HEADER = (
-    "model",
-    "format",
-    "median ms",
-    "IQR ms",
-    "min ms",
-    "vs NCHW",
-    "reorder time",
-    "reorders",
-    "packs",
-    "fallbacks",
-    "refs",
-    "error",
+    *("model", "format", "median ms", "IQR ms", "vs NCHW"),
+    *("reorders", "reorder time", "fallbacks", "error"),
 )
 
 
 def render(context: dict[str, Any], results: list[Result]) -> str:
     """The line that names the circumstances, the table, and what its columns mean."""
     c = context
-    isa = f"{c['isa']} by {c['isa_limits']}" if c["isa_limits"] else c["isa"]
-    plural = "" if c["threads"] == 1 else "s"
-    header = (
-        f"{c['cpu']} ({isa}), {c['threads']} thread{plural}, torch {c['torch']}, "
-        f"oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, {c['date']}; "
-        f"{c['dtype']}, batch {c['batch']}, {c['rounds']} rounds, "
-        f"batch norm {c['batch_norm']}"
+    header = describe(
+        c,
+        c["dtype"],
+        f"batch {c['batch']}",
+        f"{c['rounds']} rounds",
+        f"batch norm {c['batch_norm']}",
     )
     weights = {result.model: f"{result.model} {result.weights}" for result in results}
     notes = [
@@ -329,24 +342,30 @@ def render(context: dict[str, Any], results: list[Result]) -> str:
         "Blocked rows include the reorder of the input; counts are of one pass.",
         f"Weights: {', '.join(weights.values())}.",
     ]
-    return "\n".join([header, "", table(HEADER, [cells(r) for r in results], 2), "", *notes])
+    return "\n".join([header, "", markdown(HEADER, [cells(r) for r in results], 2), "", *notes])
 
 
 def cells(result: Result) -> list[str]:
     timing, profile = result.timing, result.profile
-    counts = ["-"] * 5
+    counts = ["-"] * 3
     if profile:
-        counts = [f"{profile.reorder_percent:.1f} %"]
-        counts += [
-            str(n) for n in (profile.reorders, profile.packs, profile.fallbacks, profile.refs)
-        ]
+        reorder_time = f"{profile.reorder_percent:.1f} %"
+        counts = [str(profile.reorders), reorder_time, str(profile.fallbacks)]
     return [
         result.model,
         result.format,
         f"{timing.median_ms:.2f}",
         f"{timing.iqr_ms:.2f}",
-        f"{timing.min_ms:.2f}",
         f"{result.speed_to_nchw:.2f}x",
         *counts,
         f"{result.relative_error:.0e}",
     ]
+
+
+def draw(results: list[Result]) -> str:
+    """The chart that --plot writes: speeds of a model's formats, NCHW's being 1."""
+    rows: dict[str, dict[str, float]] = {}
+    for result in results:
+        rows.setdefault(result.model, {})[result.format] = result.speed_to_nchw
+    ours = {tag for row in rows.values() for tag in row if is_blocked_tag(tag)} | {OPTIMIZED}
+    return plot.marks("Speed of each format, NCHW = 1", rows, ours)

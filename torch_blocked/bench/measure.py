@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
+
+from .report import progress
 
 # One sample of a rival is the mean of as many calls as fit into this time, at most MAX_CALLS.
 SAMPLE_MS = 20.0
@@ -37,12 +42,13 @@ class Timing:
 
 
 def time_interleaved(
-    rivals: Mapping[str, Callable[[], object]], rounds: int, warmups: int = 2
+    rivals: Mapping[str, Callable[[], object]], rounds: int, warmups: int = 2, what: str = ""
 ) -> dict[str, Timing]:
     """Times each rival once a round.
 
     The order is rotated by one each round, so that each rival is first in turn. A sample starts
     with one call that is not timed: it brings the caches back to what the rival left in them.
+    what: a word on the rivals, for the progress.
     """
     for call in rivals.values():
         for _ in range(warmups):
@@ -56,11 +62,13 @@ def time_interleaved(
     gc.disable()
     try:
         for turn in range(rounds):
+            progress(f"{what}: round {turn + 1} of {rounds}")
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 rivals[name]()
                 samples[name].append(sample_ms(rivals[name], calls))
     finally:
+        progress()
         if collects:
             gc.enable()
     return {name: Timing(tuple(values)) for name, values in samples.items()}
@@ -72,3 +80,14 @@ def sample_ms(call: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         call()
     return (time.perf_counter() - start) * 1e3 / calls
+
+
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """torch.set_num_threads(count), and back; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

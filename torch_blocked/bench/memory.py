@@ -13,49 +13,50 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.text_table import markdown
 
-from .inference import INPUT_SEED, output_path, positive
-from .models import MODELS, build_model
-from .report import table, write_json
+from . import arguments, models
+from .report import circumstances, describe, progress, write_json
 
-Run = Callable[[Tensor], Tensor]
-
-
-def dense(name: str, input: Tensor, path: str) -> Run:
-    return build_model(name)[0]
+Run = Callable[[Tensor], Any]
 
 
-def optimized(name: str, input: Tensor, path: str) -> Run:
-    fast = torch_blocked.optimize(build_model(name)[0], input)
+def dense(model: nn.Module, input: Tensor, path: str) -> Run:
+    return model
+
+
+def optimized(model: nn.Module, input: Tensor, path: str) -> Run:
+    fast = torch_blocked.optimize(model, input)
     fast.choice = "blocked"
     return fast
 
 
-def released(name: str, input: Tensor, path: str) -> Run:
-    fast = optimized(name, input, path)
+def released(model: nn.Module, input: Tensor, path: str) -> Run:
+    fast = optimized(model, input, path)
     fast.release()
     return fast
 
 
-def saved(name: str, input: Tensor, path: str) -> Run:
-    fast = optimized(name, input, path)
+def saved(model: nn.Module, input: Tensor, path: str) -> Run:
+    fast = optimized(model, input, path)
     fast.save(path)
     return fast
 
 
-def loaded(name: str, input: Tensor, path: str) -> Run:
+def loaded(model: nn.Module, input: Tensor, path: str) -> Run:
     fast = torch_blocked.load(path)
     fast.release()
     return fast
 
 
 # In this order: `saved` writes the file that `loaded` reads, and measures kernels for all.
-FORMS: dict[str, Callable[[str, Tensor, str], Run]] = {
+FORMS: dict[str, Callable[[nn.Module, Tensor, str], Run]] = {
     "torch": dense,
     "optimize, save": saved,
     "optimize": optimized,
@@ -66,53 +67,60 @@ FORMS: dict[str, Callable[[str, Tensor, str], Run]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments and `main` as what runs it."""
+    arguments.add_models(parser)
     parser.description = "Tells the resident memory of processes that run a model."
-    parser.add_argument("models", nargs="+", choices=list(MODELS), metavar="MODEL")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
-    parser.add_argument(
-        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
-    )
+    arguments.add_threads(parser)
+    arguments.add_outputs(parser, csv=False)
     parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    threads = args.threads or torch.get_num_threads()
     results = []
-    for name in dict.fromkeys(args.models):
+    for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "model")
-            mib = {form: in_process(form, name, args.threads, path) for form in FORMS}
+            mib = {form: in_process(form, name, args.input, threads, path) for form in FORMS}
         results += [
             {"model": name, "form": form, "rss_mib": each, "of_torch": each / mib["torch"]}
             for form, each in mib.items()
         ]
-    environment = torch_blocked.env()
-    context = {key: environment[key] for key in ("cpu", "isa", "torch", "torch_blocked")}
-    context["threads"] = args.threads
-    print(", ".join(f"{key} {value}" for key, value in context.items()), end="\n\n")
+    context = circumstances(dtype="float32", batch=1) | {"threads": threads}
+    print(describe(context, "float32", "batch 1"), end="\n\n")
     rows = [
         (each["model"], each["form"], f"{each['rss_mib']:.0f}", f"{each['of_torch']:.2f}x")
         for each in results
     ]
-    print(table(("model", "form", "MiB", "of torch"), rows, text_columns=2))
+    print(markdown(("model", "form", "MiB", "of torch"), rows, text_columns=2))
     if args.json:
         write_json(args.json, context, results)
     return 0
 
 
-def in_process(form: str, name: str, threads: int, path: str) -> float:
+def in_process(
+    form: str, name: str, input_dims: tuple[int, ...] | None, threads: int, path: str
+) -> float:
     """Resident MiB of a new process that has run the form of the model."""
-    code = f"from torch_blocked.bench import memory; memory.child{(form, name, threads, path)}"
+    progress(f"{name}: {form}")
+    job = (form, name, input_dims, threads, path)
+    code = f"from torch_blocked.bench import memory; memory.child{job}"
     result = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    progress()
     return json.loads(result.stdout)
 
 
-def child(form: str, name: str, threads: int, path: str) -> None:
+def child(
+    form: str, name: str, input_dims: tuple[int, ...] | None, threads: int, path: str
+) -> None:
     torch.set_num_threads(threads)
-    generator = torch.Generator().manual_seed(INPUT_SEED)
-    input = torch.randn(1, *MODELS[name].input_dims, generator=generator)
+    model = models.load(name, input_dims)
+    input = model.random_input(1)
+    module = model.module
+    del model
     with torch.no_grad():
-        run = FORMS[form](name, input, path)
+        run = FORMS[form](module, input, path)
+        del module
         for _ in range(2):
             run(input)
     gc.collect()

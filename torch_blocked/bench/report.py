@@ -1,30 +1,62 @@
-"""Results as an aligned text table (which is also a Markdown table), as JSON and as CSV."""
+"""The circumstances of a run, its progress, and its results as JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
-    """A Markdown table with aligned columns: the first `text_columns` left, the others right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+import torch_blocked
 
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.ljust(width) if i < text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(aligned) + " |"
 
-    rules = [
-        "-" * (width + 2) if i < text_columns else "-" * (width + 1) + ":"
-        for i, width in enumerate(widths)
-    ]
-    return "\n".join([line(header), "|" + "|".join(rules) + "|", *map(line, rows)])
+class WrongResult(RuntimeError):
+    """What was to be timed gave a result that is not the model's."""
+
+
+def circumstances(**others: Any) -> dict[str, Any]:
+    """What holds for every result of a run, for JSON and CSV."""
+    environment = torch_blocked.env()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": environment["cpu"],
+        "isa": environment["isa"],
+        "isa_limits": " ".join(f"{k}={v}" for k, v in environment["isa_limits"].items()),
+        "threads": torch.get_num_threads(),
+        "torch": environment["torch"],
+        "onednn": environment["onednn"],
+        "torch_blocked": environment["torch_blocked"],
+        **others,
+    }
+
+
+def describe(c: dict[str, Any], *others: str) -> str:
+    """The circumstances in a line."""
+    isa = f"{c['isa']} by {c['isa_limits']}" if c["isa_limits"] else c["isa"]
+    threads = f"{c['threads']} thread{'s' * (c['threads'] > 1)}, " if "threads" in c else ""
+    return (
+        f"{c['cpu']} ({isa}), {threads}torch {c['torch']}, "
+        f"oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, {c['date']}; "
+        + ", ".join(others)
+    )
+
+
+def progress(text: str = "") -> None:
+    """Shows on a terminal what is going on, in a line that the next call overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def write(args: Any, context: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """The files that --json and --csv name."""
+    if args.json:
+        write_json(args.json, context, records)
+    if args.csv:
+        write_csv(args.csv, context, records)
 
 
 def write_json(path: Path, context: dict[str, Any], results: list[dict[str, Any]]) -> None:

@@ -1,4 +1,5 @@
-"""`python -m torch_blocked bench train MODELS`: training steps, blocked against torch's own modes.
+"""`python -m torch_blocked bench train MODEL...`: training steps, blocked against torch's own
+modes.
 
 A step is forward, loss, backward and SGD. Every mode starts from the same weights, input and
 target. Before anything is timed, the first loss and gradients of each mode are compared with those
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,24 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.text_table import markdown
 
-from .convolution import names
-from .inference import (
-    CHANNELS_LAST,
-    CONTIGUOUS,
-    INPUT_SEED,
-    Profile,
-    WrongResult,
-    blocked_tags,
-    environment_of,
-    output_path,
-    positive,
-    profile_passes,
-    random_input,
-)
-from .measure import Timing, time_interleaved
-from .models import MODELS, build_model
-from .report import table, write_csv, write_json
+from . import arguments, models
+from .inference import CHANNELS_LAST, CONTIGUOUS, Profile, blocked_tags, profile_passes
+from .measure import Timing, on_threads, time_interleaved
+from .models import INPUT_SEED
+from .report import WrongResult, circumstances, describe, progress, write
 
 LEARNING_RATE, MOMENTUM = 1e-4, 0.9
 # Largest |loss - loss64| / loss64 of a mode's first step, and largest |g - g64| / |g64| of all its
@@ -101,28 +90,24 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments and `main` as what runs it."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_models(parser)
     parser.description = (
         "Times a training step (forward, loss, backward, SGD) of some models in torch's NCHW,\n"
         "channels_last and compiled channels_last and in the blocked format, interleaved, after\n"
         "comparing the first loss and gradients of every mode with float64 and NCHW. The reorder\n"
         "into the blocked format is part of the time."
     )
-    parser.epilog = (
-        f"models: {', '.join(MODELS)}\n\n"
-        "To compare on a lesser instruction set, limit torch too:\n"
-        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench train ..."
-    )
-    parser.add_argument("models", metavar="MODELS", type=names(MODELS), help="a,b,c")
-    parser.add_argument("--threads", type=positive, help="default: torch.get_num_threads()")
-    parser.add_argument("--batch", type=positive, default=8, help="images in a batch (default: 8)")
-    parser.add_argument("--rounds", type=positive, default=7, help="timed rounds (default: 7)")
+    arguments.add_threads(parser)
     parser.add_argument(
-        "--size", type=positive, help="spatial extent of the inputs (default: the model's own)"
+        "--batch", type=arguments.positive, default=8, help="images in a batch (default: 8)"
+    )
+    arguments.add_rounds(parser, 7)
+    parser.add_argument(
+        "--size", type=arguments.positive, help="spatial extent of the inputs, all of them"
     )
     parser.add_argument(
         "--steps",
-        type=positive,
+        type=arguments.positive,
         default=1,
         help="steps whose losses are compared with NCHW's before timing (default: 1)",
     )
@@ -138,21 +123,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="time torch.compile too; compiling takes minutes (default: compile)",
     )
-    parser.add_argument(
-        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
-    )
-    parser.add_argument("--csv", type=output_path, metavar="PATH", help="write every round as CSV")
+    arguments.add_outputs(parser)
     parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code: 0, or 1 if a mode's losses are wrong."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or threads_before)
+    """Runs the command; returns 0. Raises WrongResult and NoModel, before anything is timed."""
     results: list[Result] = []
-    try:
-        context = environment_of(args)
-        print(describe(context), end="\n\n", flush=True)
+    with on_threads(args.threads):
+        context = circumstances(dtype="float32", batch=args.batch, rounds=args.rounds)
+        words = ("float32", f"batch {args.batch}", f"{args.rounds} rounds", "SGD with momentum")
+        print(describe(context, *words), end="\n\n", flush=True)
         for name in args.models:
             rows = bench_model(
                 name,
@@ -162,31 +143,13 @@ def main(args: argparse.Namespace) -> int:
                 args.compile,
                 args.steps,
                 args.learning_rate,
+                args.input,
             )
             print(render(rows), end="\n\n", flush=True)
             results += rows
-    except WrongResult as error:
-        print(f"torch_blocked bench train: {error}", file=sys.stderr)
-        return 1
-    finally:
-        torch.set_num_threads(threads_before)
     print(NOTES)
-    records = [result.record() for result in results]
-    if args.json:
-        write_json(args.json, context, records)
-    if args.csv:
-        write_csv(args.csv, context, records)
+    write(args, context, [result.record() for result in results])
     return 0
-
-
-def describe(c: dict[str, Any]) -> str:
-    isa = f"{c['isa']} by {c['isa_limits']}" if c["isa_limits"] else c["isa"]
-    plural = "" if c["threads"] == 1 else "s"
-    return (
-        f"{c['cpu']} ({isa}), {c['threads']} thread{plural}, torch {c['torch']}, "
-        f"oneDNN {c['onednn']}, torch_blocked {c['torch_blocked']}, {c['date']}; "
-        f"{c['dtype']}, batch {c['batch']}, {c['rounds']} rounds, SGD with momentum"
-    )
 
 
 def bench_model(
@@ -197,14 +160,17 @@ def bench_model(
     compiles: bool = True,
     steps: int = 1,
     learning_rate: float = LEARNING_RATE,
+    input_dims: tuple[int, ...] | None = None,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
     Raises WrongResult before timing if a first loss or gradients are not those in float64 or
     NCHW's, or the losses of the first `steps` steps leave NCHW's."""
-    model, _ = build_model(name)
+    loaded = models.load(name, input_dims)
+    model = loaded.module
     without_dropout(model.train())
-    input = random_input(name, batch, size)
+    input = loaded.random_input(batch, size)
+    progress(f"{name}: float64")
     errors = exact_errors(name, model, input[:EXACT_IMAGES])
     modes = trainings(model, input, compiles, learning_rate)
     firsts = {mode: first_step(mode, training) for mode, training in modes.items()}
@@ -220,7 +186,7 @@ def bench_model(
     drifts = loss_drifts(name, histories, blocked=list(modes)[-1])
     calls = {mode: training.step for mode, training in modes.items()}
     profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags(input.dim())[:1]}
-    timings = time_interleaved(calls, rounds, warmups=1)
+    timings = time_interleaved(calls, rounds, warmups=1, what=name)
     rivals = [mode for mode in modes if mode not in profiles]
     return [
         Result(
@@ -408,7 +374,7 @@ NOTES = (
 
 
 def render(results: list[Result]) -> str:
-    return table(HEADER, [cells(result) for result in results], 2)
+    return markdown(HEADER, [cells(result) for result in results], 2)
 
 
 def cells(result: Result) -> list[str]:

@@ -1,10 +1,12 @@
-"""Handlers of torch ops on blocked tensors: a file per family; importing fills ops.table."""
+"""Handlers of torch ops on blocked tensors: a file per family; importing them fills the tables of
+torch_blocked.dispatch."""
 
 from torch_blocked.ops import (
     batch_norm,
     concat,
     convolution,
     copy,
+    fallback,
     gather,
     glu,
     grid_sampler,
@@ -28,6 +30,7 @@ __all__ = [
     "concat",
     "convolution",
     "copy",
+    "fallback",
     "gather",
     "glu",
     "grid_sampler",

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import asked_for, gradient_like, implements
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import asked_for, gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 
-@implements(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+@implements(
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, takes="input: blocked"
+)
 def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of the batch, dense.
 
     In inference the statistics are empty, as ATen's are. In training mean and var are updated in
     place; the same bits for any number of threads. bfloat16 and float16 are computed in float32."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
     if input.dtype in _NARROW:
         return _widened(func, input, weight, bias, mean, var, training, momentum, eps)
     physical, channels = input._physical, input._channels
@@ -27,8 +28,7 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
             physical, channels, weight, bias, mean, var, momentum, eps
         )
         return BlockedTensor(out, channels), *statistics
-    if mean is None or var is None:
-        return NotImplemented
+    expect(mean is not None and var is not None, "running statistics")
     out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
     return BlockedTensor(out, channels), empty, empty.clone()
@@ -73,7 +73,7 @@ def native_batch_norm_functional(func, input, weight, bias, mean, var, training,
     """As above, with the new running statistics returned and the old ones kept."""
     mean, var = mean.clone(), var.clone()
     result = native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps)
-    return result if result is NotImplemented else (*result, mean, var)
+    return *result, mean, var
 
 
 @implements(aten._native_batch_norm_legit_no_training.default)
@@ -83,7 +83,7 @@ def native_batch_norm_no_training(func, input, weight, bias, mean, var, momentum
 
 def _with_reserve(result):
     """The fourth result of the ops that leave a choice to the backend: nothing to reserve here."""
-    return result if result is NotImplemented else (*result, torch.empty(0, dtype=torch.uint8))
+    return *result, torch.empty(0, dtype=torch.uint8)
 
 
 @implements(aten._batch_norm_no_update.default)
@@ -104,17 +104,15 @@ def batch_norm_with_update(func, input, weight, bias, mean, var, momentum, eps):
 def batch_norm_with_update_functional(func, input, weight, bias, mean, var, momentum, eps):
     mean, var = mean.clone(), var.clone()
     result = batch_norm_with_update(func, input, weight, bias, mean, var, momentum, eps)
-    return result if result is NotImplemented else (*result, mean, var)
+    return *result, mean, var
 
 
-@implements(aten.native_batch_norm_backward.default)
+@implements(aten.native_batch_norm_backward.default, takes="input: blocked")
 def native_batch_norm_backward(
     func, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
     output_mask,
 ):  # fmt: skip
     """-> gradients of input (in its format), weight and bias (dense)."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
     if input.dtype in _NARROW:
         statistics = (weight, running_mean, running_var, save_mean, save_invstd)
         gradients = native_batch_norm_backward(

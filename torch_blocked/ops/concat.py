@@ -6,7 +6,9 @@ import itertools
 
 import torch
 
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.descriptor import blocked_dims, blocks_of
+from torch_blocked.ops.contract import expect, implements, wrapped_dim
+from torch_blocked.ops.operands import to_blocked_like
 from torch_blocked.shadow import channel_view
 from torch_blocked.tensor import BlockedTensor
 
@@ -17,21 +19,20 @@ _tb = torch.ops.torch_blocked
 @implements(aten.cat.default)
 def cat(func, tensors, dim=0):
     like = next(t for t in tensors if isinstance(t, BlockedTensor))
-    ndim = like.dim()
-    if not -ndim <= dim < ndim:
-        return NotImplemented  # ATen says what is wrong
-    dim %= ndim
-    if any(t.dim() != ndim or t.dtype != like.dtype for t in tensors):
-        return NotImplemented
+    dim = wrapped_dim(dim, like.dim())
+    expect(_are_alike(tensors, like), "tensors of one rank and dtype")
     blocked = [to_blocked_like(t, like) for t in tensors]
     channels = [t._channels for t in blocked]
     physicals = [t._physical for t in blocked]
     if dim == 1:
         out = torch.ops.torch_blocked.concat_channels(physicals, channels)
         return BlockedTensor(out, sum(channels))
-    if any(count != channels[0] for count in channels):
-        return NotImplemented
+    expect(len(set(channels)) == 1, "tensors of as many channels")
     return BlockedTensor(func(physicals, dim), channels[0])
+
+
+def _are_alike(tensors, like: BlockedTensor) -> bool:
+    return all(t.dim() == like.dim() and t.dtype == like.dtype for t in tensors)
 
 
 @implements(aten.stack.default)
@@ -39,49 +40,46 @@ def stack(func, tensors, dim=0):
     """Along a new spatial dim; one before C, or a sixth, makes it dense."""
     like = next(t for t in tensors if isinstance(t, BlockedTensor))
     rank = like.dim() + 1
-    if not -rank <= dim < rank:
-        return NotImplemented
-    if dim % rank < 2 or rank > 5:
+    dim = wrapped_dim(dim, rank)
+    if dim < 2 or rank > 5:
         return func([t.to_dense() if isinstance(t, BlockedTensor) else t for t in tensors], dim)
-    if any(t.shape != like.shape or t.dtype != like.dtype for t in tensors):
-        return NotImplemented
+    alike = all(t.shape == like.shape and t.dtype == like.dtype for t in tensors)
+    expect(alike, "tensors of one shape and dtype")
     physicals = [to_blocked_like(t, like)._physical for t in tensors]
-    return BlockedTensor(func(physicals, dim % rank), like._channels)
+    return BlockedTensor(func(physicals, dim), like._channels)
 
 
 @torch.library.register_fake("torch_blocked::concat_channels")
 def _(inputs, channels):
-    n, _, *rest = inputs[0].shape
-    return inputs[0].new_empty(n, -(-sum(channels) // rest[-1]), *rest)
+    n, _, *spatial, block = inputs[0].shape
+    return inputs[0].new_empty(blocked_dims((n, sum(channels), *spatial), block))
 
 
-@implements(aten.slice.Tensor)
+@implements(aten.slice.Tensor, takes="input: blocked, dim: dim")
 def slice_(func, input, dim=0, start=None, end=None, step=1):
     """A view, except for channels that are not whole blocks: those are copied."""
-    if not -input.dim() <= dim < input.dim():
-        return NotImplemented  # ATen says what is wrong
-    dim %= input.dim()
     if dim != 1:  # [N, C/b, *spatial, b]: N and the spatial dims are where they were
         return BlockedTensor(func(input._physical, dim, start, end, step), input._channels)
     first, last, _ = slice(start, end).indices(input._channels)
-    if step != 1:
-        return NotImplemented
+    expect(step == 1, "step 1 over the channels")
     return _channels(input, first, max(last - first, 0))
 
 
-@implements(aten.split.Tensor, aten.unsafe_split.Tensor)
+@implements(aten.split.Tensor, aten.unsafe_split.Tensor, takes="input: blocked, dim: dim")
 def split(func, input, size, dim=0):
     total = input.shape[dim]
-    if size <= 0:
-        return NotImplemented
+    expect(size > 0, "a size above 0")
     sizes = [min(size, total - start) for start in range(0, max(total, 1), size)]
     return split_with_sizes(func, input, sizes, dim)
 
 
-@implements(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+@implements(
+    aten.split_with_sizes.default,
+    aten.unsafe_split_with_sizes.default,
+    takes="input: blocked, dim: dim",
+)
 def split_with_sizes(func, input, sizes, dim=0):
-    if sum(sizes) != input.shape[dim]:
-        return NotImplemented
+    expect(sum(sizes) == input.shape[dim], "sizes that add up to that of the dim")
     starts = [0, *itertools.accumulate(sizes)][:-1]
     return [
         slice_(aten.slice.Tensor, input, dim, start, start + size)
@@ -93,48 +91,38 @@ def _channels(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input`."""
     block = input.block
     if start % block == 0 and (length % block == 0 or start + length == input._channels):
-        physical = input._physical.narrow(1, start // block, -(-length // block))
+        physical = input._physical.narrow(1, start // block, blocks_of(length, block))
         return BlockedTensor(physical, length)
     return channel_view(input, start, length)
 
 
-@implements(aten.slice_backward.default)
+@implements(aten.slice_backward.default, takes="grad_output: blocked, dim: dim")
 def slice_backward(func, grad_output, input_sizes, dim, start, end, step):
     """The gradient of a slice: zeros around it."""
-    dim %= len(input_sizes)
-    if not isinstance(grad_output, BlockedTensor):
-        return NotImplemented
     physical, channels = grad_output._physical, grad_output._channels
     if dim != 1:
         sizes = [*physical.shape]
         sizes[dim] = input_sizes[dim]
         return BlockedTensor(func(physical, sizes, dim, start, end, step), channels)
-    if step != 1:
-        return NotImplemented
+    expect(step == 1, "step 1 over the channels")
     first, _, _ = slice(start, end).indices(input_sizes[1])
     counts = [first, channels, input_sizes[1] - first - channels]
-    n, _, *rest = physical.shape
-    parts = [physical.new_zeros(n, -(-count // rest[-1]), *rest) for count in counts]
+    n, _, *spatial, block = physical.shape
+    parts = [physical.new_zeros(blocked_dims((n, count, *spatial), block)) for count in counts]
     parts[1] = physical
     return BlockedTensor(_tb.concat_channels(parts, counts), input_sizes[1])
 
 
-@implements(aten.slice_scatter.default)
+@implements(aten.slice_scatter.default, takes="input: blocked, src: alike, dim: dim")
 def slice_scatter(func, input, src, dim=0, start=None, end=None, step=1):
-    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
-        return NotImplemented
-    if src.dim() != input.dim() or src.dtype != input.dtype:
-        return NotImplemented
-    dim %= input.dim()
     placed, channels = to_blocked_like(src, input), input._channels
     if dim != 1:
-        if placed._channels != channels:
-            return NotImplemented
+        expect(placed._channels == channels, "src of as many channels")
         out = func(input._physical, placed._physical, dim, start, end, step)
         return BlockedTensor(out, channels)
     first, last, _ = slice(start, end).indices(channels)
-    if step != 1 or placed._channels != last - first or placed.shape[2:] != input.shape[2:]:
-        return NotImplemented
+    fits = placed._channels == last - first and placed.shape[2:] == input.shape[2:]
+    expect(step == 1 and fits, "step 1 over the channels, and src of the dims of the slice")
     counts = [first, last - first, channels - last]
     parts = [_tb.slice_channels(input._physical, channels, *part)
              for part in ((0, first), (last, channels - last))]  # fmt: skip
@@ -144,5 +132,5 @@ def slice_scatter(func, input, src, dim=0, start=None, end=None, step=1):
 
 @torch.library.register_fake("torch_blocked::slice_channels")
 def _(input, channels, start, length):
-    n, _, *rest = input.shape
-    return input.new_empty(n, -(-length // rest[-1]), *rest)
+    n, _, *spatial, block = input.shape
+    return input.new_empty(blocked_dims((n, length, *spatial), block))

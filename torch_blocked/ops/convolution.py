@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from torch_blocked.ops.table import asked_for, gradient_like, implements
+from torch_blocked.descriptor import blocked_dims
+from torch_blocked.ops.contract import implements
+from torch_blocked.ops.operands import asked_for, gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
 
-@implements(aten.convolution.default, aten._convolution.default)
+@implements(
+    aten.convolution.default, aten._convolution.default, takes="input: blocked, weight: dense"
+)
 def convolution(
     func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_
 ):
-    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
-    weight = _dense(weight)
+    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]. The weight is
+    packed for its kernel, so the blocks of activations would be no help."""
     out = torch.ops.torch_blocked.convolution(
         input._physical,
         input._channels,
@@ -34,13 +35,6 @@ def convolution(
     return BlockedTensor(out, weight.shape[1] * groups if transposed else weight.shape[0])
 
 
-def _dense(weight: Tensor) -> Tensor:
-    """A weight is packed for its kernel, so the blocks of activations are no help."""
-    if isinstance(weight, BlockedTensor):
-        return torch.ops.torch_blocked.to_dense(weight._physical, weight._channels)
-    return weight
-
-
 @torch.library.register_fake("torch_blocked::convolution")
 def _(input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n, _, *spatial, block = input.shape
@@ -53,7 +47,7 @@ def _(input, channels, weight, bias, stride, padding, dilation, transposed, outp
         _transposed_extent(i, k, *rest) if transposed else _extent(i, k, *rest)
         for i, k, *rest in zip(spatial, weight.shape[2:], *per_dim, strict=True)
     ]
-    return input.new_empty(n, -(-out_channels // block), *out, block)
+    return input.new_empty(blocked_dims((n, out_channels, *out), block))
 
 
 def _extent(size, kernel, stride, padding, dilation, _output_padding):
@@ -66,7 +60,7 @@ def _transposed_extent(size, kernel, stride, padding, dilation, output_padding):
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
 
-@implements(aten.convolution_backward.default)
+@implements(aten.convolution_backward.default, takes="input: blocked, weight: dense")
 def convolution_backward(
     func, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
     output_padding, groups, output_mask,
@@ -76,9 +70,6 @@ def convolution_backward(
 
     The same bits on every run. With groups of more than one channel the gradient of the weight may
     differ in the last bits between numbers of threads: oneDNN shares the sum over N among them."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
-    weight = _dense(weight)
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     gradients = torch.ops.torch_blocked.convolution_backward(
         gradient_like(grad_output, out_channels, input),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import (
-    DIRECT,
-    DIRECT_BYTES,
-    clear_tail,
-    implements,
-    to_blocked_like,
-)
+from torch_blocked.descriptor import blocked_dims
+from torch_blocked.dispatch import DIRECT, DIRECT_BYTES
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import clear_tail, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -21,12 +18,12 @@ _KEEP = (None, torch.preserve_format)
 _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # and their dims
 
 
-def _fits(memory_format, input) -> bool:
-    """Whether a tensor of so many dims has the memory format."""
-    return _CHANNELS_LAST.get(memory_format, input.dim()) == input.dim()
+def _expect_rank(memory_format, input) -> None:
+    rank = _CHANNELS_LAST.get(memory_format, input.dim())
+    expect(rank == input.dim(), "a memory format of its rank")
 
 
-@implements(aten.detach.default, aten.alias.default)
+@implements(aten.detach.default, aten.alias.default, takes="input: blocked")
 def alias(func, input):
     return BlockedTensor(func(input._physical), input._channels)
 
@@ -36,12 +33,11 @@ def alias(func, input):
 DIRECT[aten.detach.default] = (lambda physical: physical, True)
 
 
-@implements(aten.clone.default)
+@implements(aten.clone.default, takes="input: blocked")
 def clone(func, input, memory_format=None):
-    if not _fits(memory_format, input):
-        return NotImplemented
     physical = input._physical
     if memory_format not in _KEEP:
+        _expect_rank(memory_format, input)
         return _tb.to_dense(
             physical, input._channels, channels_last=memory_format in _CHANNELS_LAST
         )
@@ -51,12 +47,11 @@ def clone(func, input, memory_format=None):
     return BlockedTensor(physical.clone(), input._channels)
 
 
-@implements(aten._to_copy.default)
+@implements(aten._to_copy.default, takes="input: blocked, device: cpu")
 def to_copy(func, input, *, dtype=None, memory_format=None, device=None, **rest):
-    if _elsewhere(device) or not _fits(memory_format, input):
-        return NotImplemented
     if memory_format in _KEEP:
         return BlockedTensor(func(input._physical, dtype=dtype), input._channels)
+    _expect_rank(memory_format, input)
     return _tb.to_dense(
         input._physical,
         input._channels,
@@ -69,35 +64,30 @@ def to_copy(func, input, *, dtype=None, memory_format=None, device=None, **rest)
 def copy_(func, input, source, non_blocking=False):
     if not isinstance(input, BlockedTensor):
         return func(input, _tb.to_dense(source._physical, source._channels))
-    if source.shape != input.shape:
-        return NotImplemented
+    expect(source.shape == input.shape, "a source of the same dims")
     input._physical.copy_(to_blocked_like(source, input)._physical)
     return input
 
 
-@implements(aten.zero_.default)
+@implements(aten.zero_.default, takes="input: blocked")
 def zero_(func, input):
     func(input._physical)
     return input
 
 
-@implements(aten.empty_like.default, aten.zeros_like.default)
-def zeros_like(func, input, *, memory_format=None, **options):
+@implements(aten.empty_like.default, aten.zeros_like.default, takes="input: blocked, device: cpu")
+def zeros_like(func, input, *, memory_format=None, device=None, **options):
     """empty_like too: its tail must be zero, and the rest may as well."""
-    if _elsewhere(options.get("device")):
-        return NotImplemented
     if memory_format not in _KEEP:
-        return _dense_like(func, input, memory_format, options)
+        return _dense_like(func, input, memory_format, {**options, "device": device})
     dtype = options.get("dtype")
     return BlockedTensor(torch.zeros_like(input._physical, dtype=dtype), input._channels)
 
 
-@implements(aten.ones_like.default, aten.full_like.default)
-def full_like(func, input, *value, memory_format=None, **options):
-    if _elsewhere(options.get("device")):
-        return NotImplemented
+@implements(aten.ones_like.default, aten.full_like.default, takes="input: blocked, device: cpu")
+def full_like(func, input, *value, memory_format=None, device=None, **options):
     if memory_format not in _KEEP:
-        return _dense_like(func, input, memory_format, options, *value)
+        return _dense_like(func, input, memory_format, {**options, "device": device}, *value)
     return clear_tail(func(input._physical, *value, dtype=options.get("dtype")), input._channels)
 
 
@@ -108,28 +98,26 @@ def _dense_like(func, input, memory_format, options, *value):
 
 
 @implements(
-    aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    takes="input: blocked, device: cpu",
 )
 def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_memory=None):
     """Blocked like `input` if it has the same rank, else dense."""
-    if layout not in (None, torch.strided) or pin_memory or _elsewhere(device):
-        return NotImplemented
+    expect(layout in (None, torch.strided) and not pin_memory, "a strided tensor, not pinned")
     if len(size) != input.dim():
         return func(input._physical, size, *value, dtype=dtype)
-    n, c, *spatial = size
-    physical_shape = [n, -(-c // input.block), *spatial, input.block]
+    physical_shape = blocked_dims(size, input.block)
     if func in (aten.new_empty.default, aten.new_zeros.default):
-        return BlockedTensor(input._physical.new_zeros(physical_shape, dtype=dtype), c)
-    return clear_tail(func(input._physical, physical_shape, *value, dtype=dtype), c)
+        return BlockedTensor(input._physical.new_zeros(physical_shape, dtype=dtype), size[1])
+    return clear_tail(func(input._physical, physical_shape, *value, dtype=dtype), size[1])
 
 
-@implements(aten.new_empty_strided.default)
+@implements(aten.new_empty_strided.default, takes="input: blocked")
 def new_empty_strided(func, input, size, stride, **options):
     """Blocked if the strides are those of a contiguous tensor, as a blocked tensor shows them."""
-    if tuple(stride) != tuple(torch.empty(size, device="meta").stride()):
-        return NotImplemented
+    contiguous = torch.empty(size, device="meta").stride()
+    expect(tuple(stride) == tuple(contiguous), "the strides of a contiguous tensor")
     return new(aten.new_empty.default, input, size, **options)
-
-
-def _elsewhere(device) -> bool:
-    return device is not None and torch.device(device).type != "cpu"

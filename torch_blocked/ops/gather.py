@@ -8,46 +8,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.descriptor import blocked_dims
+from torch_blocked.ops.contract import as_dense, expect, implements, wrapped_dim
+from torch_blocked.ops.operands import clear_tail, to_blocked_like
 from torch_blocked.ops.shuffle import channel_list, gather_channels
-from torch_blocked.ops.table import clear_tail, implements, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 
-@implements(aten.gather.default)
+@implements(aten.gather.default, takes="input: blocked, dim: dim")
 def gather(func, input, dim, index, sparse_grad=False):
     """Along C the result is dense, as the index is."""
-    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
-        return NotImplemented
-    dim %= input.dim()
     if dim == 1:
-        if not _is_one_channel(index, input.shape):
-            return NotImplemented
-        channels = _dense(index).squeeze(1)
+        channels = _one_channel(index, input.shape)
         return _tb.pick_channels(input._physical, input._channels, channels).unsqueeze(1)
-    if index.dim() != input.dim() or index.shape[1] != input._channels:
-        return NotImplemented
+    alike = index.dim() == input.dim() and index.shape[1] == input._channels
+    expect(alike, "an index of the rank and channels of the input")
     out = func(input._physical, dim, to_blocked_like(index, input)._physical)
     return BlockedTensor(out, input._channels)
 
 
 @implements(aten.scatter.src, aten.scatter_add.default)
 def scatter(func, input, dim, index, src):
-    like = next((t for t in (input, src, index) if isinstance(t, BlockedTensor)), None)
-    if like is None or not -like.dim() <= dim < like.dim() or input.dtype != src.dtype:
-        return NotImplemented
-    if not input.dim() == index.dim() == src.dim() or src.shape != index.shape:
-        return NotImplemented
-    dim %= like.dim()
+    like = next(t for t in (input, src, index) if isinstance(t, BlockedTensor))
+    dim = wrapped_dim(dim, like.dim())
+    alike = input.dim() == index.dim() and input.dtype == src.dtype and src.shape == index.shape
+    expect(alike, "input, index and src of one rank, src of input's dtype and index's dims")
     written = to_blocked_like(input, like)
     if dim == 1:
-        if not _is_one_channel(index, input.shape):
-            return NotImplemented
-        return _scatter_channel(func, written, _dense(index).squeeze(1), _dense(src).squeeze(1))
-    if index.shape[1] != input.shape[1]:
-        return NotImplemented
+        channels = _one_channel(index, input.shape)
+        return _scatter_channel(func, written, channels, as_dense(src).squeeze(1))
+    expect(index.shape[1] == input.shape[1], "an index with the channels of the input")
     physicals = [to_blocked_like(value, like)._physical for value in (index, src)]
     return BlockedTensor(func(written._physical, dim, *physicals), written._channels)
 
@@ -62,29 +55,25 @@ def _scatter_channel(func, input, index, values) -> BlockedTensor:
     return BlockedTensor(kept + _tb.place_channels(values, index, channels, input.block), channels)
 
 
-def _is_one_channel(index: Tensor, dims) -> bool:
-    """Whether `index` names a channel for every pixel: [N, 1, *spatial]."""
-    return tuple(index.shape) == (dims[0], 1, *dims[2:])
+def _one_channel(index: Tensor, dims) -> Tensor:
+    """`index`, which names a channel for every pixel, [N, 1, *spatial], as [N, *spatial]."""
+    expect(tuple(index.shape) == (dims[0], 1, *dims[2:]), "an index of one channel a pixel")
+    return as_dense(index).squeeze(1)
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, BlockedTensor):
-        return _tb.to_dense(tensor._physical, tensor._channels)
-    return tensor
-
-
-@implements(aten.index.Tensor)
+@implements(aten.index.Tensor, takes="input: blocked")
 def index(func, input, indices):
     """With one list of positions, along any dim; other indices fall back."""
-    dim = _only_dim(input, indices)
-    if dim is None:
-        return NotImplemented
-    if dim != 1:
+    if _only_dim(indices) != 1:
         return BlockedTensor(func(input._physical, indices), input._channels)
-    channels = channel_list(indices[1])
-    if channels is None or not all(-input._channels <= c < input._channels for c in channels):
-        return NotImplemented
-    return gather_channels(input, [channel % input._channels for channel in channels])
+    return gather_channels(input, _wrapped_channels(indices[1], input._channels))
+
+
+def _wrapped_channels(index: Tensor, count: int) -> list[int]:
+    """The channels of `count` that `index` names, counted from 0."""
+    channels = channel_list(index)
+    expect(all(-count <= channel < count for channel in channels), f"channels below {count}")
+    return [channel % count for channel in channels]
 
 
 @implements(
@@ -92,45 +81,41 @@ def index(func, input, indices):
     aten.index_put_.default,
     aten._index_put_impl_.default,
     aten._unsafe_index_put.default,
+    takes="input: blocked",
 )
 def index_put(func, input, indices, values, *accumulate):
-    dim = _only_dim(input, indices)
-    if dim is None:
-        return NotImplemented
     writes = func._schema.is_mutable
-    if dim == 1:
-        if writes or not (accumulate and accumulate[0]) or values.dim() != input.dim():
-            return NotImplemented
+    if _only_dim(indices) == 1:
+        adds = any(accumulate[:1]) and not writes
+        expect(adds and values.dim() == input.dim(), "values that are added to channels")
         return _add_channels(input, indices[1], to_blocked_like(values, input), 1)
     if values.dim() == 0:
-        physical = _dense(values)
-    elif values.dim() == input.dim() and values.shape[1] == input._channels:
-        physical = to_blocked_like(values, input)._physical
+        physical = as_dense(values)
     else:
-        return NotImplemented
+        alike = values.dim() == input.dim() and values.shape[1] == input._channels
+        expect(alike, "values of the rank and channels of the input")
+        physical = to_blocked_like(values, input)._physical
     out = func(input._physical, indices, physical, *accumulate)
     blocked = clear_tail(out, input._channels)
     return input if writes else blocked
 
 
-@implements(aten.index_add.default, aten.index_add_.default)
+@implements(
+    aten.index_add.default,
+    aten.index_add_.default,
+    takes="input: blocked, dim: dim, source: alike",
+)
 def index_add(func, input, dim, index, source, alpha=1):
-    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
-        return NotImplemented
-    if source.dim() != input.dim() or source.dtype != input.dtype:
-        return NotImplemented
-    dim %= input.dim()
-    others = [size for at, size in enumerate(source.shape) if at != dim]
-    if others != [size for at, size in enumerate(input.shape) if at != dim]:
-        return NotImplemented
+    others = [[n for at, n in enumerate(t.shape) if at != dim] for t in (input, source)]
+    expect(others[0] == others[1], "a source of the dims of the input, but for the one indexed")
     source = to_blocked_like(source, input)
     if dim != 1:
         out = func(input._physical, dim, index, source._physical, alpha=alpha)
         return input if func._schema.is_mutable else BlockedTensor(out, input._channels)
-    if any(channel < 0 for channel in channel_list(index) or ()):
-        return NotImplemented  # positions from the end are for index_put
+    from_end = any(channel < 0 for channel in channel_list(index))
+    expect(not from_end, "channels counted from 0, others are for index_put")
     out = _add_channels(input, index, source, alpha)
-    if out is NotImplemented or not func._schema.is_mutable:
+    if not func._schema.is_mutable:
         return out
     input._physical.copy_(out._physical)
     return input
@@ -138,13 +123,11 @@ def index_add(func, input, dim, index, source, alpha=1):
 
 def _add_channels(input, index, source, alpha):
     """`source` added to the channels that `index` names, in the order of their naming."""
-    channels, count = channel_list(index), input._channels
-    if channels is None or len(channels) != source._channels:
-        return NotImplemented
-    if not all(-count <= channel < count for channel in channels):
-        return NotImplemented
+    count = input._channels
+    channels = _wrapped_channels(index, count)
+    expect(len(channels) == source._channels, "as many channels named as given")
     out = input._physical
-    for where in _rounds([channel % count for channel in channels], count):
+    for where in _rounds(channels, count):
         out = out.add(gather_channels(source, where)._physical, alpha=alpha)
     return BlockedTensor(out, count)
 
@@ -160,21 +143,17 @@ def _rounds(channels: list[int], count: int) -> list[list[int]]:
     return rounds
 
 
-@implements(aten.index_fill.int_Scalar)
+@implements(aten.index_fill.int_Scalar, takes="input: blocked, dim: dim but C")
 def index_fill(func, input, dim, index, value):
-    if not -input.dim() <= dim < input.dim() or dim % input.dim() == 1:
-        return NotImplemented
-    return clear_tail(func(input._physical, dim % input.dim(), index, value), input._channels)
+    return clear_tail(func(input._physical, dim, index, value), input._channels)
 
 
-def _only_dim(input, indices) -> int | None:
-    """The dim that a 1-D tensor of positions indexes, if it is the only one."""
+def _only_dim(indices) -> int:
+    """The one dim that is indexed, by a 1-D tensor of positions."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
-    if not isinstance(input, BlockedTensor) or len(given) != 1:
-        return None
-    index = indices[given[0]]
-    if isinstance(index, BlockedTensor) or index.dim() != 1 or index.dtype != torch.int64:
-        return None
+    one = indices[given[0]] if len(given) == 1 else None
+    positions = one is not None and one.dim() == 1 and one.dtype == torch.int64
+    expect(positions, "one list of positions")
     return given[0]
 
 
@@ -186,4 +165,4 @@ def _(input, channels, index):
 @torch.library.register_fake("torch_blocked::place_channels")
 def _(values, index, channels, block):
     n, *spatial = values.shape
-    return values.new_empty(n, -(-channels // block), *spatial, block)
+    return values.new_empty(blocked_dims((n, channels, *spatial), block))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import gradient_like, implements
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -18,24 +19,21 @@ def _halves(input: BlockedTensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-@implements(aten.glu.default)
+@implements(aten.glu.default, takes="input: blocked, dim: dim")
 def glu(func, input, dim=-1):
-    if not -input.dim() <= dim < input.dim() or input.shape[dim] % 2:
-        return NotImplemented
-    if dim % input.dim() != 1:
-        return BlockedTensor(func(input._physical, dim % input.dim()), input._channels)
+    expect(input.shape[dim] % 2 == 0, "a dim of two halves")
+    if dim != 1:
+        return BlockedTensor(func(input._physical, dim), input._channels)
     value, gate = _halves(input)
     return BlockedTensor(value * gate.sigmoid(), input._channels // 2)
 
 
-@implements(aten.glu_backward.default)
+@implements(aten.glu_backward.default, takes="input: blocked, dim: dim")
 def glu_backward(func, grad_output, input, dim):
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
-    halved = dim % input.dim() == 1
+    halved = dim == 1
     grad = gradient_like(grad_output, input._channels // (2 if halved else 1), input)
     if not halved:
-        return BlockedTensor(func(grad, input._physical, dim % input.dim()), input._channels)
+        return BlockedTensor(func(grad, input._physical, dim), input._channels)
     value, gate = _halves(input)
     gate = gate.sigmoid()
     parts = [grad * gate, grad * value * gate * (1 - gate)]

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import gradient_like, implements
+from torch_blocked.ops.contract import implements
+from torch_blocked.ops.operands import gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 
-@implements(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+@implements(
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_3d.default,
+    takes="input: blocked, grid: dense",
+)
 def grid_sampler(func, input, grid, interpolation_mode, padding_mode, align_corners):
     """input [N, C, *in] blocked, grid [N, *out, dims] -> [N, C, *out] blocked."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
-    if isinstance(grid, BlockedTensor):
-        grid = _tb.to_dense(grid._physical, grid._channels)
     physical, channels = input._physical, input._channels
     modes = (interpolation_mode, padding_mode, align_corners)
     return BlockedTensor(_tb.grid_sampler(physical, channels, grid, *modes), channels)
 
 
-@implements(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
+@implements(
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    takes="input: blocked, grid: dense",
+)
 def grid_sampler_backward(
     func, grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask
 ):
     """-> gradients of input (blocked) and grid (dense). Equal runs give equal bits."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
-    if isinstance(grid, BlockedTensor):
-        grid = _tb.to_dense(grid._physical, grid._channels)
     grad_input, grad_grid = _tb.grid_sampler_backward(
         gradient_like(grad_output, input._channels, input),
         input._physical,

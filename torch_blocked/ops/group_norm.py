@@ -8,30 +8,28 @@ import math
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import asked_for, clear_tail, gradient_like, implements
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import asked_for, clear_tail, gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 
-@implements(aten.native_group_norm.default)
+@implements(aten.native_group_norm.default, takes="input: blocked")
 def native_group_norm(func, input, weight, bias, batch, channels, pixels, groups, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of every group, dense
     [N, groups]. The same bits for any number of threads."""
-    if not isinstance(input, BlockedTensor) or tuple(input.shape[:2]) != (batch, channels):
-        return NotImplemented
+    expect(tuple(input.shape[:2]) == (batch, channels), "N and C of the input")
     out, mean, rstd = _tb.group_norm(input._physical, channels, weight, bias, groups, eps)
     return BlockedTensor(out, channels), mean, rstd
 
 
-@implements(aten.native_group_norm_backward.default)
+@implements(aten.native_group_norm_backward.default, takes="input: blocked")
 def native_group_norm_backward(
     func, grad_out, input, mean, rstd, weight, batch, channels, pixels, groups, output_mask
 ):
     """-> gradients of input (in its format), weight and bias (dense)."""
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
     grad = gradient_like(grad_out, input._channels, input)
     gradients = _tb.group_norm_backward(
         grad, input._physical, channels, mean, rstd, weight, groups, output_mask
@@ -39,15 +37,13 @@ def native_group_norm_backward(
     return asked_for(gradients, output_mask, channels)
 
 
-@implements(aten.native_layer_norm.default)
+@implements(aten.native_layer_norm.default, takes="input: blocked")
 def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
     """Over C and all pixels as one group; over trailing spatial dims by ATen's reductions.
 
-    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalised dims:
+    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
     dense in the first case, blocked in the second."""
-    count = len(normalized_shape)
-    if not _normalises(input, normalized_shape):
-        return NotImplemented
+    count = _normalized(input, normalized_shape)
     physical, channels = input._physical, input._channels
     if count == input.dim() - 1:
         out, mean, rstd = _tb.group_norm(physical, channels, None, None, 1, eps)
@@ -66,7 +62,7 @@ def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
     return clear_tail(out, channels), mean, rstd
 
 
-@implements(aten.native_layer_norm_backward.default)
+@implements(aten.native_layer_norm_backward.default, takes="input: blocked")
 def native_layer_norm_backward(
     func, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
 ):
@@ -74,32 +70,31 @@ def native_layer_norm_backward(
 
     dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), dy the gradient times the weight.
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
-    if not _normalises(input, normalized_shape):
-        return NotImplemented
-    channels, ndim, count = input._channels, input.dim(), len(normalized_shape)
+    count = _normalized(input, normalized_shape)
+    channels, ndim = input._channels, input.dim()
     grad = gradient_like(grad_out, input._channels, input)
     mean, rstd = (_statistics(value) for value in (mean, rstd))
-    normalised = clear_tail((input._physical - mean) * rstd, channels)._physical
+    normalized = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)
     dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # with the lanes, if with C
     shares = [
         value.sum(dims, keepdim=True) / math.prod(normalized_shape)
-        for value in (scaled, scaled * normalised)
+        for value in (scaled, scaled * normalized)
     ]
-    grad_input = rstd * (scaled - shares[0] - normalised * shares[1])
+    grad_input = rstd * (scaled - shares[0] - normalized * shares[1])
     parameters = [
         _parameter_gradient(values, input, count) if asked else None
-        for values, asked in zip((grad * normalised, grad), output_mask[1:], strict=True)
+        for values, asked in zip((grad * normalized, grad), output_mask[1:], strict=True)
     ]
     return clear_tail(grad_input, channels) if output_mask[0] else None, *parameters
 
 
-def _normalises(input, normalized_shape) -> bool:
-    """Whether the normalised dims are trailing dims of a blocked input, N not among them."""
-    count = len(normalized_shape)
-    if not isinstance(input, BlockedTensor) or not 0 < count < input.dim():
-        return False
-    return tuple(input.shape[-count:]) == tuple(normalized_shape) and 0 not in normalized_shape
+def _normalized(input: BlockedTensor, normalized_shape) -> int:
+    """How many trailing dims are normalized, N not among them."""
+    count, trailing = len(normalized_shape), tuple(normalized_shape)
+    fits = 0 < count < input.dim() and tuple(input.shape[-count:]) == trailing and 0 not in trailing
+    expect(fits, "trailing dims without N, none of them empty")
+    return count
 
 
 def _elementwise(parameter: Tensor, input: BlockedTensor) -> Tensor:

@@ -11,7 +11,9 @@ from functools import cache
 
 from torch import Tensor
 
-from torch_blocked.ops.table import clear_tail, to_blocked_like
+from torch_blocked.descriptor import blocks_of
+from torch_blocked.ops.contract import expect
+from torch_blocked.ops.operands import clear_tail, to_blocked_like
 from torch_blocked.tensor import BlockedTensor
 
 
@@ -22,7 +24,7 @@ def as_images(physical: Tensor) -> Tensor:
 
 def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
     """[N * C/b, b, *spatial] -> blocked; no copy if the images are channels-last."""
-    blocks = -(-channels // images.shape[1])
+    blocks = blocks_of(channels, images.shape[1])
     physical = images.movedim(1, -1).contiguous().unflatten(0, (batch, blocks))
     if images.dtype.is_floating_point:
         return BlockedTensor(physical, channels)
@@ -32,16 +34,13 @@ def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
 def per_image(func, *args, **kwargs):
     """Runs `func` on images. Its tensor arguments are activations of one N and C; `input_size`,
     which the backward formulas carry, becomes the images' own."""
-    like = next((a for a in args if isinstance(a, BlockedTensor)), None)
-    if like is None or kwargs.get("out") is not None or "grad_input" in kwargs:
-        return NotImplemented
-    if like.dim() != _rank(func):
-        return NotImplemented  # to ATen it is one image, [C, *spatial]
-    if like._channels == 0:
-        return NotImplemented  # most of these ops refuse that, but not N = 0, which it would become
+    like = next(a for a in args if isinstance(a, BlockedTensor))
+    expect(like.dim() == _rank(func), "a batch")  # to ATen it is one image, [C, *spatial]
+    # Most of these ops refuse no channels, but not N = 0, which it would become.
+    expect(like._channels > 0, "channels")
     batch, channels, block = like.shape[0], like._channels, like.block
-    if any(isinstance(a, Tensor) and a.shape[:2] != like.shape[:2] for a in args):
-        return NotImplemented
+    alike = all(a.shape[:2] == like.shape[:2] for a in args if isinstance(a, Tensor))
+    expect(alike, "tensors of one N and C")
 
     def image(name, value):
         if isinstance(value, Tensor):
@@ -60,4 +59,4 @@ def per_image(func, *args, **kwargs):
 @cache
 def _rank(func) -> int:
     """Dims of a batch: 4 for upsample_nearest2d."""
-    return int(re.search(r"([123])d", func._schema.name)[1]) + 2
+    return int(re.findall(r"([123])d", func._schema.name)[0]) + 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_blocked.ops.contract import expect, implements
 from torch_blocked.ops.pointwise import pointwise_handler
-from torch_blocked.ops.table import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def _loss_handler(func):
         """Pointwise, then a sum over the physical tensor, whose tail is 0."""
         reduction, values = _with_reduction(func, args, kwargs, _NONE)
         out = pointwise(func, *values)
-        if out is NotImplemented or reduction == _NONE:
+        if reduction == _NONE:
             return out
         total = out._physical.sum()
         return total / out.numel() if reduction == _MEAN else total
@@ -66,11 +66,9 @@ implements(aten.binary_cross_entropy_with_logits.default)(
 )
 
 
-@implements(aten.nll_loss2d_forward.default)
+@implements(aten.nll_loss2d_forward.default, takes="input: blocked, target: dense")
 def nll_loss2d(func, input, target, weight, reduction, ignore_index):
     """input [N, C, H, W] blocked, target [N, H, W] -> the loss, and the sum of the weights."""
-    if not _has_classes(input, target):
-        return NotImplemented
     index, weights = _classes(input, target, weight, ignore_index)
     losses = -_tb.pick_channels(input._physical, input._channels, index) * weights
     total = weights.sum()
@@ -79,32 +77,25 @@ def nll_loss2d(func, input, target, weight, reduction, ignore_index):
     return losses.sum() / total if reduction == _MEAN else losses.sum(), total
 
 
-@implements(aten.nll_loss2d_backward.default)
+@implements(
+    aten.nll_loss2d_backward.default, takes="input: blocked, target: dense, grad_output: dense"
+)
 def nll_loss2d_backward(
     func, grad_output, input, target, weight, reduction, ignore_index, total_weight
 ):
     """Zeros but for the targets' channels."""
-    if not _has_classes(input, target) or isinstance(grad_output, BlockedTensor):
-        return NotImplemented
     index, weights = _classes(input, target, weight, ignore_index)
     grad = grad_output / total_weight if reduction == _MEAN else grad_output
     physical = _tb.place_channels(-weights * grad, index, input._channels, input.block)
     return BlockedTensor(physical, input._channels)
 
 
-def _has_classes(input: Tensor, target: Tensor) -> bool:
-    return (
-        isinstance(input, BlockedTensor)
-        and input.dim() == 4
-        and not isinstance(target, BlockedTensor)
-        and target.dtype == torch.int64
-        and tuple(target.shape) == (input.shape[0], *input.shape[2:])
-    )
-
-
 def _classes(input, target, weight, ignore_index) -> tuple[Tensor, Tensor]:
     """The channel of every pixel, -1 where it is ignored, and its weight. The op that takes the
     channels refuses those that do not exist."""
+    pixels = (input.shape[0], *input.shape[2:])
+    expect(input.dim() == 4 and tuple(target.shape) == pixels, "[N, C, H, W] and a class a pixel")
+    expect(target.dtype == torch.int64, "classes in int64")
     used = target != ignore_index
     index = torch.where(used, torch.where(target < 0, input._channels, target), -1)
     if weight is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from torch_blocked.ops.contract import expect, implements
 from torch_blocked.ops.images import per_image
+from torch_blocked.ops.operands import clear_tail
 from torch_blocked.ops.shuffle import gather_channels
-from torch_blocked.ops.table import clear_tail, implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -19,17 +20,15 @@ for _mode in ("reflection_pad", "replication_pad"):
         )(per_image)
 
 
-@implements(aten.constant_pad_nd.default)
+@implements(aten.constant_pad_nd.default, takes="input: blocked")
 def constant_pad(func, input, pad, value=0):
     """pad: (left, right) of the last dim, then of the one before; negative values crop."""
     spatial = 2 * (input.dim() - 2)
-    if len(pad) % 2 or len(pad) > spatial + 4:
-        return NotImplemented
+    expect(len(pad) % 2 == 0 and len(pad) <= spatial + 4, "two numbers a dim")
     of_channels, of_batch = pad[spatial : spatial + 2], pad[spatial + 2 :]
     if any(of_channels):
-        if input._channels + sum(of_channels) < 0:
-            return NotImplemented
-        input = _pad_channels(input, *of_channels, value)
+        expect(input._channels + sum(of_channels) >= 0, "channels to crop")
+        input = _pad_channels(input, of_channels[0], of_channels[1], value)
     pads = [0, 0, *pad[:spatial]]
     if any(of_batch):
         pads += [0, 0, *of_batch]

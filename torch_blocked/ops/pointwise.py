@@ -5,18 +5,17 @@ Operands that broadcast are seen in physical dims first: [C, 1, 1] becomes [C/b,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from torch_blocked.ops.table import (
-    DIRECT,
-    DIRECT_BYTES,
-    Handler,
-    clear_tail,
-    implements,
-    to_blocked_like,
-    wants_dense_gradient,
-)
+from torch_blocked.dispatch import DIRECT, DIRECT_BYTES, RULES, Handler, decline
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import clear_tail, to_blocked_like, wants_dense_gradient
+from torch_blocked.schema import has_out
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -43,22 +42,23 @@ _POOLED = {
 }
 
 # Torch's own functions, whose call takes 0.7 us less than that of the op.
+_FUNCTIONS: dict[OpOverload, Callable[[Tensor], Tensor]] = {
+    aten.abs.default: torch.abs,
+    aten.exp.default: torch.exp,
+    aten.gelu.default: torch._C._nn.gelu,
+    aten.hardsigmoid.default: torch._C._nn.hardsigmoid,
+    aten.hardswish.default: torch._C._nn.hardswish,
+    aten.neg.default: torch.neg,
+    aten.relu.default: torch.relu,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.silu.default: torch._C._nn.silu,
+    aten.sqrt.default: torch.sqrt,
+    aten.square.default: torch.square,
+    aten.tanh.default: torch.tanh,
+}
 DIRECT |= {
     op: (function, op._schema.name.removeprefix("aten::") in _KEEPS_ZERO)
-    for op, function in {
-        aten.abs.default: torch.abs,
-        aten.exp.default: torch.exp,
-        aten.gelu.default: torch._C._nn.gelu,
-        aten.hardsigmoid.default: torch._C._nn.hardsigmoid,
-        aten.hardswish.default: torch._C._nn.hardswish,
-        aten.neg.default: torch.neg,
-        aten.relu.default: torch.relu,
-        aten.sigmoid.default: torch.sigmoid,
-        aten.silu.default: torch._C._nn.silu,
-        aten.sqrt.default: torch.sqrt,
-        aten.square.default: torch.square,
-        aten.tanh.default: torch.tanh,
-    }.items()
+    for op, function in _FUNCTIONS.items()
 }
 
 _DIVIDES = {
@@ -111,8 +111,9 @@ def pointwise_handler(func) -> Handler:
     into, out_name = _POOLED.get(func, (None, ""))
 
     def pointwise(func, *args, **kwargs):
+        operands: Any
         if random:
-            return NotImplemented  # random streams follow the logical order
+            decline("expected no random numbers, which follow the logical order")
         if len(args) == 1 and not kwargs:
             like = args[0]
             operands = (like,)
@@ -124,12 +125,14 @@ def pointwise_handler(func) -> Handler:
         else:
             operands = [a for a in args if isinstance(a, Tensor)]
             operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
-            if divides and not any(operand.is_floating_point() for operand in operands):
-                return NotImplemented  # integers: dividing by the tail's zeros is an error
+            if divides:  # integers by the zeros of the tail would be an error
+                fractions = any(operand.is_floating_point() for operand in operands)
+                expect(fractions, "floating-point numbers to divide")
             like = operands[0] if len(operands) == 1 else _result_like(operands)
-            if like is None or (writes and not _can_write(args[0], like, operands)):
-                return NotImplemented
-            args = [_physical(a, like) if isinstance(a, Tensor) else a for a in args]
+            if writes:
+                fits = _can_write(args[0], like, operands)
+                expect(fits, "a written tensor with the dims of the result")
+            args = tuple(_physical(a, like) if isinstance(a, Tensor) else a for a in args)
             kwargs = {
                 name: _physical(value, like) if isinstance(value, Tensor) else value
                 for name, value in kwargs.items()
@@ -158,6 +161,18 @@ for _op in _UNTAGGED:
     implements(_op)(pointwise_handler(_op))
 
 
+def _tagged_handler(func) -> Handler | None:
+    """PyTorch tags its pointwise ops, so that a whole family is one rule. What is written into
+    `out` goes the way of the fallback."""
+    returns_tensors = all(isinstance(ret.type, torch.TensorType) for ret in func._schema.returns)
+    if torch.Tag.pointwise in func.tags and returns_tensors and not has_out(func):
+        return pointwise_handler(func)
+    return None
+
+
+RULES.append(_tagged_handler)
+
+
 def _are_alike(args) -> bool:
     """Whether the first two are blocked, of one shape and format, and the rest no tensors."""
     if len(args) < 2 or not (type(args[0]) is type(args[1]) is BlockedTensor):
@@ -180,7 +195,7 @@ def _fills_pool(like: BlockedTensor, operands) -> bool:
     )
 
 
-def _result_like(operands: list[Tensor]) -> BlockedTensor | None:
+def _result_like(operands: list[Tensor]) -> BlockedTensor:
     """The blocked operand that has the result's rank and channels, if all others can follow it."""
     shape = operands[0].shape
     if all(operand.shape == shape for operand in operands):
@@ -194,7 +209,7 @@ def _result_like(operands: list[Tensor]) -> BlockedTensor | None:
     return _channels_of_dense(operands, dims)
 
 
-def _channels_of_dense(operands: list[Tensor], dims) -> BlockedTensor | None:
+def _channels_of_dense(operands: list[Tensor], dims) -> BlockedTensor:
     """Where every blocked operand has one channel and the result more: a dense one that has them,
     blocked."""
     like = next(
@@ -205,7 +220,7 @@ def _channels_of_dense(operands: list[Tensor], dims) -> BlockedTensor | None:
             lifted = operand[(None,) * (len(dims) - operand.dim())]
             if lifted.shape[1] == dims[1] and not isinstance(operand, BlockedTensor):
                 return to_blocked_like(lifted.detach(), like)
-    return None
+    decline("expected an operand with the rank and channels of the result")
 
 
 def _can_write(written: Tensor, like: BlockedTensor, operands: list[Tensor]) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from torch_blocked.ops.contract import implements
 from torch_blocked.ops.images import per_image
-from torch_blocked.ops.table import implements
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import implements
+from torch_blocked.ops.contract import implements
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -25,10 +25,9 @@ _tb = torch.ops.torch_blocked
     getattr(aten.random_, "from"),  # a keyword of Python
     aten.random_.to,
     aten.uniform_.default,
+    takes="input: blocked",
 )
 def fill(func, input, *args, **kwargs):
-    if not isinstance(input, BlockedTensor):
-        return NotImplemented
     dense = func(torch.empty(input.shape, dtype=input.dtype), *args, **kwargs)
     input._physical.copy_(_tb.to_blocked(dense, input.block))
     return input
@@ -39,15 +38,14 @@ def fill(func, input, *args, **kwargs):
     aten.randn_like.default,
     aten.randint_like.default,
     aten.randint_like.low_dtype,
+    takes="input: blocked, memory_format: kept format",
 )
 def like(func, input, *args, memory_format=None, **kwargs):
-    if memory_format not in (None, torch.preserve_format):
-        return NotImplemented
     dense: Tensor = func(torch.empty(input.shape, dtype=input.dtype), *args, **kwargs)
     return BlockedTensor(_tb.to_blocked(dense, input.block), input._channels)
 
 
-@implements(aten.bernoulli.default, aten.bernoulli.p)
+@implements(aten.bernoulli.default, aten.bernoulli.p, takes="input: blocked")
 def bernoulli(func, input, *args, **kwargs):
     dense = func(_tb.to_dense(input._physical, input._channels), *args, **kwargs)
     return BlockedTensor(_tb.to_blocked(dense, input.block), input._channels)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import clear_tail, implements
+from torch_blocked.ops.contract import bound, expect, implements, wrapped_dim, wrapped_dims
+from torch_blocked.ops.operands import clear_tail
 from torch_blocked.ops.view import without_dims
 from torch_blocked.tensor import BlockedTensor
 
@@ -42,14 +44,13 @@ _SINGLE_DIM = {aten.any.dim, aten.all.dim, aten.prod.dim_int}
 
 @implements(
     *_ZERO_IS_NEUTRAL, *_COMBINES, aten.mean.dim, aten.var.correction, aten.std.correction,
-    aten.logsumexp.default,
+    aten.logsumexp.default, takes="input: blocked",
 )  # fmt: skip
 def reduction(func, input, *args, **kwargs):
-    arguments = _bind(func, args, kwargs)
+    arguments = bound(func, args, kwargs)
     keepdim = arguments.pop("keepdim", False)
     dims = _dims(input, arguments.pop("dim", None))
-    if dims is None or not _computes(func, input, arguments.get("dtype")):
-        return NotImplemented
+    expect(_computes(func, input, arguments.get("dtype")), _FRACTIONS)
     if 1 in dims:
         return _over_channels(func, input, dims, keepdim, arguments)
     out = _reduce(func, input._physical, dims, arguments)
@@ -57,41 +58,38 @@ def reduction(func, input, *args, **kwargs):
     return blocked if keepdim else without_dims(blocked, dims)
 
 
-@implements(aten.var_mean.correction, aten.std_mean.correction)
+@implements(aten.var_mean.correction, aten.std_mean.correction, takes="input: blocked")
 def moments(func, input, *args, **kwargs):
     first = aten.var.correction if func is aten.var_mean.correction else aten.std.correction
-    arguments = _bind(func, args, kwargs)
+    arguments = bound(func, args, kwargs)
     spread = reduction(first, input, **arguments)
     arguments.pop("correction", None)
     if arguments.get("dim") is None:
         arguments["dim"] = []
-    return spread if spread is NotImplemented else (
-        spread, reduction(aten.mean.dim, input, **arguments)
-    )  # fmt: skip
+    return spread, reduction(aten.mean.dim, input, **arguments)
 
 
-@implements(aten.norm.ScalarOpt_dim)
+@implements(aten.norm.ScalarOpt_dim, takes="input: blocked")
 def norm(func, input, ord, dim, keepdim=False):
     order = 2 if ord is None else ord
     return reduction(aten.linalg_vector_norm.default, input, order, dim, keepdim)
 
 
-@implements(aten.sum.default, aten.mean.default)
+@implements(aten.sum.default, aten.mean.default, takes="input: blocked")
 def over_everything(func, input, **options):
     """A dense scalar."""
-    if not _computes(func, input, options.get("dtype")):
-        return NotImplemented
+    expect(_computes(func, input, options.get("dtype")), _FRACTIONS)
     total = aten.sum.default(input._physical, **options)
     return total / input.numel() if func is aten.mean.default else total
 
 
 @implements(
     aten.max.default, aten.min.default, aten.all.default, aten.prod.default, aten.any.default,
-    aten.count_nonzero.default,
+    aten.count_nonzero.default, takes="input: blocked",
 )  # fmt: skip
 def scalar(func, input, *args, **kwargs):
-    if func is aten.count_nonzero.default and args != (None,) and args:
-        return NotImplemented
+    if func is aten.count_nonzero.default:
+        expect(args in ((), (None,)), "all dims")
     if func in (aten.any.default, aten.count_nonzero.default):
         return func(input._physical)
     combine = {
@@ -103,21 +101,21 @@ def scalar(func, input, *args, **kwargs):
 
 @implements(
     aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default, aten.median.dim,
-    aten.nanmedian.dim, aten.mode.default, aten.kthvalue.default,
+    aten.nanmedian.dim, aten.mode.default, aten.kthvalue.default, takes="input: blocked",
 )  # fmt: skip
 def selection(func, input, *args, **kwargs):
     """Values and where they are, along one dim; along C only the greatest and the least."""
-    arguments = _bind(func, args, kwargs)
-    dim = arguments.get("dim", None if func in _ARG else -1)
-    if dim is None or not -input.dim() <= dim < input.dim():
-        return NotImplemented
-    dim %= input.dim()
+    arguments = bound(func, args, kwargs)
+    given: Any = arguments.get("dim", None if func in _ARG else -1)
+    expect(given is not None, "a dim")
+    dim = wrapped_dim(given, input.dim())
     keepdim = arguments.pop("keepdim", False)
     if dim == 1:
         return _select_channel(func, input, keepdim)
     arguments["dim"] = dim
     out = func(input._physical, **arguments, keepdim=True)
-    values = [clear_tail(v, input._channels) for v in (out if isinstance(out, tuple) else (out,))]
+    results = out if isinstance(out, tuple) else (out,)
+    values: Any = [clear_tail(each, input._channels) for each in results]
     if not keepdim:
         values = [without_dims(value, [dim]) for value in values]
     return tuple(values) if isinstance(out, tuple) else values[0]
@@ -128,8 +126,7 @@ _EXTREMES = {aten.max.dim: aten.amax.default, aten.min.dim: aten.amin.default}
 
 
 def _select_channel(func, input, keepdim):
-    if func not in _ARG and func not in _EXTREMES:
-        return NotImplemented
+    expect(func in _ARG or func in _EXTREMES, "a dim other than C")
     least = func in (aten.argmin.default, aten.min.dim)
     indices = _tb.argmax_channels(input._physical, input._channels, least)
     if keepdim:
@@ -141,8 +138,9 @@ def _select_channel(func, input, keepdim):
 
 def _over_channels(func, input, dims, keepdim, arguments):
     lanes = [*dims, input.dim()]
-    if input._channels == 0:
-        return NotImplemented
+    expect(input._channels > 0, "channels")
+    if func is aten.linalg_vector_norm.default:  # below 0 the least absolute value: a zero counts
+        expect(arguments.get("ord", 2) >= 0, "an order of 0 or more")
     if func in (aten.sum.dim_IntList, aten.mean.dim):
         out = _sum(input._physical, input._channels, dims, **arguments)
         if func is aten.mean.dim:
@@ -154,14 +152,14 @@ def _over_channels(func, input, dims, keepdim, arguments):
     elif func in _COMBINES:
         combine = _COMBINES[func]
         out = _combined(input, combine, lambda part: _reduce(func, part, lanes, arguments))
-    elif func is aten.linalg_vector_norm.default and not arguments.get("ord", 2) >= 0:
-        return NotImplemented  # the least absolute value: a zero counts
     else:
         out = _reduce(func, input._physical, lanes, arguments)
     if not keepdim:
         return out.squeeze(lanes)
     return BlockedTensor(aten.constant_pad_nd(out, [0, input.block - 1]), 1)
 
+
+_FRACTIONS = "floating-point numbers"
 
 # What ATen computes for floating-point and complex types only.
 _OF_FRACTIONS = {
@@ -228,20 +226,10 @@ def _sum(physical: Tensor, channels: int, dims: list[int], dtype=None) -> Tensor
     return out.sum(rest, keepdim=True) if rest else out
 
 
-def _dims(input, dims) -> list[int] | None:
-    """Sorted and from 0; all if none are named. None if ATen has an error to name."""
+def _dims(input, dims) -> list[int]:
+    """Sorted and from 0; all if none are named."""
     given = [dims] if isinstance(dims, int) else (dims or range(input.dim()))
-    if not all(-input.dim() <= dim < input.dim() for dim in given):
-        return None
-    found = sorted({dim % input.dim() for dim in given})
-    return found if len(found) == len(given) else None
-
-
-def _bind(func, args, kwargs) -> dict:
-    """The arguments after `self` by name, without those that are None."""
-    names = [argument.name for argument in func._schema.arguments[1:]]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return {name: value for name, value in given.items() if value is not None}
+    return sorted(wrapped_dims(given, input.dim()))
 
 
 @torch.library.register_fake("torch_blocked::argmax_channels")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from torch_blocked.descriptor import blocked_dims
+
 
 @torch.library.register_fake("torch_blocked::to_blocked")
 def _(input, block, *, dtype=None):
-    n, c, *spatial = input.shape
-    return input.new_empty(n, -(-c // block), *spatial, block, dtype=dtype)
+    return input.new_empty(blocked_dims(input.shape, block), dtype=dtype)
 
 
 @torch.library.register_fake("torch_blocked::to_dense")
@@ -23,7 +24,7 @@ def _(input, channels, *, channels_last=False, dtype=None):
 @torch.library.register_fake("torch_blocked::reblock")
 def _(input, channels, block, *, dtype=None):
     n, _, *spatial, _ = input.shape
-    return input.new_empty(n, -(-channels // block), *spatial, block, dtype=dtype)
+    return input.new_empty(blocked_dims((n, channels, *spatial), block), dtype=dtype)
 
 
 @torch.library.register_fake("torch_blocked::empty_like")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import clear_tail, implements
+from torch_blocked.ops.contract import bound, expect, implements, wrapped_dim
+from torch_blocked.ops.operands import clear_tail
 
 aten = torch.ops.aten
 
@@ -18,14 +19,12 @@ aten = torch.ops.aten
     aten.sort.default,
     aten.sort.stable,
     aten.topk.default,
+    takes="input: blocked",
 )
 def along_dim(func, input, *args, **kwargs):
-    names = [argument.name for argument in func._schema.arguments[1:]]
-    arguments = dict(zip(names, args, strict=False)) | kwargs
-    dim = arguments.get("dim", -1)
-    if not -input.dim() <= dim < input.dim() or dim % input.dim() == 1:
-        return NotImplemented
-    arguments["dim"] = dim % input.dim()
+    arguments = bound(func, args, kwargs)
+    arguments["dim"] = dim = wrapped_dim(arguments.get("dim", -1), input.dim())
+    expect(dim != 1, "a dim other than C")
     out = func(input._physical, **arguments)
     if isinstance(out, tuple):
         return tuple(clear_tail(value, input._channels) for value in out)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_blocked.ops.table import implements
+from torch_blocked.descriptor import blocked_dims
+from torch_blocked.ops.contract import expect, implements, wrapped_dim
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -26,47 +27,35 @@ def gather_channels(input: BlockedTensor, index: Sequence[int]) -> BlockedTensor
     return BlockedTensor(out, len(index))
 
 
-@implements(aten.index_select.default)
+@implements(aten.index_select.default, takes="input: blocked, dim: dim")
 def index_select(func, input, dim, index):
-    if not isinstance(input, BlockedTensor) or not -input.dim() <= dim < input.dim():
-        return NotImplemented
-    dim %= input.dim()
     if dim != 1:
         return BlockedTensor(func(input._physical, dim, index), input._channels)
     channels = channel_list(index)
-    if channels is None or any(channel < 0 for channel in channels):
-        return NotImplemented
+    expect(all(channel >= 0 for channel in channels), "channels counted from 0")
     return gather_channels(input, channels)
 
 
-def channel_list(index: torch.Tensor) -> list[int] | None:
-    """The values of a 1-D integer tensor; None if there are none to be had, in tracing."""
-    if isinstance(index, (FakeTensor, BlockedTensor)) or index.dim() > 1 or index.dtype.is_complex:
-        return None
+def channel_list(index: torch.Tensor) -> list[int]:
+    """The values of a 1-D integer tensor; in tracing there are none to be had."""
+    values = not isinstance(index, (FakeTensor, BlockedTensor)) and not index.dtype.is_complex
+    expect(values and index.dim() <= 1, "channels in a list whose values are known")
     return index.reshape(-1).tolist()
 
 
-@implements(aten.flip.default)
+@implements(aten.flip.default, takes="input: blocked, dims: dims")
 def flip(func, input, dims):
-    if not all(-input.dim() <= dim < input.dim() for dim in dims):
-        return NotImplemented
-    dims = [dim % input.dim() for dim in dims]
-    if len(set(dims)) != len(dims):
-        return NotImplemented
     if 1 in dims:
         input = gather_channels(input, range(input._channels)[::-1])
         dims.remove(1)
     return BlockedTensor(func(input._physical, dims), input._channels)
 
 
-@implements(aten.roll.default)
+@implements(aten.roll.default, takes="input: blocked")
 def roll(func, input, shifts, dims=()):
-    if not dims or len(shifts) != len(dims):
-        return NotImplemented  # as if it had one dim, or an error
-    if not all(-input.dim() <= dim < input.dim() for dim in dims):
-        return NotImplemented
+    expect(len(dims) == len(shifts) > 0, "a dim for each shift")  # none: as if it had one dim
+    dims = [wrapped_dim(dim, input.dim()) for dim in dims]
     for shift, dim in zip(shifts, dims, strict=True):
-        dim %= input.dim()
         if dim == 1:
             channels = input._channels
             input = gather_channels(input, [(c - shift) % channels for c in range(channels)])
@@ -75,32 +64,33 @@ def roll(func, input, shifts, dims=()):
     return input
 
 
-@implements(aten.repeat.default)
+@implements(aten.repeat.default, takes="input: blocked")
 def repeat(func, input, repeats):
-    if len(repeats) != input.dim() or any(count < 0 for count in repeats):
-        return NotImplemented
+    each = len(repeats) == input.dim() and all(count >= 0 for count in repeats)
+    expect(each, "a count of 0 or more for each dim")
     batch, channels, *spatial = repeats
     if channels != 1:
         input = gather_channels(input, [*range(input._channels)] * channels)
     return BlockedTensor(func(input._physical, [batch, 1, *spatial, 1]), input._channels)
 
 
-@implements(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@implements(
+    aten.channel_shuffle.default, aten.native_channel_shuffle.default, takes="input: blocked"
+)
 def channel_shuffle(func, input, groups):
     channels = input._channels
-    if groups < 1 or channels % groups:
-        return NotImplemented
+    expect(groups > 0 and channels % groups == 0, "groups of whole channels")
     size = channels // groups
     return gather_channels(input, [g * size + c for c in range(size) for g in range(groups)])
 
 
-@implements(aten.pixel_shuffle.default)
+@implements(aten.pixel_shuffle.default, takes="input: blocked")
 def pixel_shuffle(func, input, upscale_factor):
     out = _tb.pixel_shuffle(input._physical, input._channels, upscale_factor)
     return BlockedTensor(out, input._channels // upscale_factor**2)
 
 
-@implements(aten.pixel_unshuffle.default)
+@implements(aten.pixel_unshuffle.default, takes="input: blocked")
 def pixel_unshuffle(func, input, downscale_factor):
     if input.shape[0] == 0:
         return input.clone()  # ATen gives an empty batch back as it is
@@ -110,19 +100,19 @@ def pixel_unshuffle(func, input, downscale_factor):
 
 @torch.library.register_fake("torch_blocked::gather_channels")
 def _(input, channels, index):
-    n, _, *rest = input.shape
-    return input.new_empty(n, -(-len(index) // rest[-1]), *rest)
+    n, _, *spatial, block = input.shape
+    return input.new_empty(blocked_dims((n, len(index), *spatial), block))
 
 
 @torch.library.register_fake("torch_blocked::pixel_shuffle")
 def _(input, channels, factor):
     n, _, h, w, block = input.shape
-    blocks = -(-(channels // factor**2) // block)
-    return input.new_empty(n, blocks, h * factor, w * factor, block)
+    dims = (n, channels // factor**2, h * factor, w * factor)
+    return input.new_empty(blocked_dims(dims, block))
 
 
 @torch.library.register_fake("torch_blocked::pixel_unshuffle")
 def _(input, channels, factor):
     n, _, h, w, block = input.shape
-    blocks = -(-(channels * factor**2) // block)
-    return input.new_empty(n, blocks, h // factor, w // factor, block)
+    dims = (n, channels * factor**2, h // factor, w // factor)
+    return input.new_empty(blocked_dims(dims, block))

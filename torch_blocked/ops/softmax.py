@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_blocked.ops.table import clear_tail, gradient_like, implements
+from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.operands import clear_tail, gradient_like
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -13,25 +14,22 @@ _tb = torch.ops.torch_blocked
 _LOGARITHMS = {aten._log_softmax.default, aten._log_softmax_backward_data.default}
 
 
-@implements(aten._softmax.default, aten._log_softmax.default)
+@implements(aten._softmax.default, aten._log_softmax.default, takes="input: blocked, dim: dim")
 def softmax(func, input, dim, half_to_float):
     """The same bits for any number of threads. Types other than float32: over C on a dense copy."""
-    if not -input.dim() <= dim < input.dim():
-        return NotImplemented  # ATen says what is wrong
-    dim %= input.dim()
     physical, channels = input._physical, input._channels
     if dim != 1 and physical.dtype != torch.float32:
         return clear_tail(func(physical, dim, half_to_float), channels)
     return BlockedTensor(_tb.softmax(physical, channels, dim, func in _LOGARITHMS), channels)
 
 
-@implements(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@implements(
+    aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+    takes="output: blocked, dim: dim",
+)
 def softmax_backward(func, grad_output, output, dim, input_dtype):
-    if not isinstance(output, BlockedTensor) or not -output.dim() <= dim < output.dim():
-        return NotImplemented
-    if input_dtype != output.dtype:
-        return NotImplemented
-    dim %= output.dim()
+    expect(input_dtype == output.dtype, "the dtype of the output")
     grad = gradient_like(grad_output, output._channels, output)
     physical, channels = output._physical, output._channels
     if dim != 1 and physical.dtype != torch.float32:

@@ -6,10 +6,14 @@ change of dims has no blocked form: its result is dense, one counted reorder awa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.table import implements, to_blocked_like
+from torch_blocked.descriptor import blocks_of
+from torch_blocked.ops.contract import expect, implements, wrapped_dims
+from torch_blocked.ops.operands import to_blocked_like
 from torch_blocked.shadow import (
     IN_PLACE_VIEWS,
     BlockedCopy,
@@ -30,7 +34,7 @@ def flat_channels(input: BlockedTensor) -> Tensor | None:
         return None
     try:
         rows = input._physical.view(input.shape[0], -1 if input._channels else 0)
-    except RuntimeError:  # blocks of a slice lie apart
+    except (RuntimeError, ValueError):  # blocks of a slice lie apart; traced, a ValueError
         return None
     return rows[:, : input._channels]
 
@@ -45,7 +49,12 @@ def without_dims(input: BlockedTensor, dims: list[int]) -> Tensor:
     return dense.reshape(kept)
 
 
-@implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+@implements(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    takes="input: blocked",
+)
 def view(func, input, size, *_strides):
     if tuple(size) == tuple(input.shape):
         return BlockedTensor(aten.alias(input._physical), input._channels)
@@ -53,7 +62,7 @@ def view(func, input, size, *_strides):
     if flat is not None:
         try:
             return flat.view(size)
-        except RuntimeError:  # rows are padded to whole blocks, and `size` joins them
+        except (RuntimeError, ValueError):  # rows are padded to whole blocks, and `size` joins them
             pass
     same_channels = _with_spatial(input, size)
     if same_channels is not None:
@@ -69,7 +78,7 @@ def _with_spatial(input: BlockedTensor, size) -> BlockedTensor | None:
         return None
     try:
         physical = input._physical.view(*input._physical.shape[:2], *size[2:], input.block)
-    except RuntimeError:  # ATen has the error to name, or a copy to make
+    except (RuntimeError, ValueError):  # ATen has the error to name, or a copy to make
         return None
     return BlockedTensor(physical, input._channels)
 
@@ -104,7 +113,10 @@ def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTens
     def push() -> None:
         input._physical.copy_(_regrouped(view, *input.shape[:2]))
 
-    view._shadow = Shadow(input, lambda: view._physical.copy_(copy()), push)
+    def pull() -> None:
+        view._physical.copy_(copy())
+
+    view._shadow = Shadow(input, pull, push)
     return view
 
 
@@ -112,7 +124,7 @@ def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
     """The physical tensor of `input` with N * C shared out to `batch` images of `new` channels."""
     n, blocks, *rest = input._physical.shape
     block, old = input.block, input._channels
-    padded = -(-new // block) * block
+    padded = blocks_of(new, block) * block
     index = [
         at // old * blocks * block + at % old if channel < new else -1
         for image in range(batch)
@@ -124,92 +136,74 @@ def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
     return out.view(batch, padded // block, *rest)
 
 
-@implements(aten.permute.default)
+@implements(aten.permute.default, takes="input: blocked, dims: dims")
 def permute(func, input, dims):
     ndim = input.dim()
-    order = [d % ndim for d in dims] if all(-ndim <= d < ndim for d in dims) else []
-    if order[:2] == [0, 1] and len(set(order)) == ndim:  # of the spatial dims only
-        return BlockedTensor(func(input._physical, [*order, ndim]), input._channels)
-    return dense_view(func, input, dims, channels_last=order == [0, *range(2, ndim), 1])
+    if dims[:2] == [0, 1] and len(dims) == ndim:  # of the spatial dims only
+        return BlockedTensor(func(input._physical, [*dims, ndim]), input._channels)
+    return dense_view(func, input, dims, channels_last=dims == [0, *range(2, ndim), 1])
 
 
-@implements(aten.transpose.int)
+@implements(aten.transpose.int, takes="input: blocked, dim0: spatial dim, dim1: spatial dim")
 def transpose(func, input, dim0, dim1):
-    if all(2 <= dim % input.dim() for dim in (dim0, dim1) if -input.dim() <= dim < input.dim()):
-        dims = [dim % input.dim() for dim in (dim0, dim1)]
-        if all(-input.dim() <= dim < input.dim() for dim in (dim0, dim1)):
-            return BlockedTensor(func(input._physical, *dims), input._channels)
-    return NotImplemented
+    return BlockedTensor(func(input._physical, dim0, dim1), input._channels)
 
 
-def _loses_spatial(input, dim: int) -> bool:
-    """Whether a blocked tensor is left when `dim` goes."""
-    return input.dim() > 3 and -input.dim() <= dim < input.dim() and dim % input.dim() >= 2
+_LEFT = "a spatial dim to be left"
 
 
-@implements(aten.select.int)
+@implements(aten.select.int, takes="input: blocked, dim: spatial dim")
 def select(func, input, dim, index):
-    if not _loses_spatial(input, dim):
-        return NotImplemented
-    return BlockedTensor(func(input._physical, dim % input.dim(), index), input._channels)
+    expect(input.dim() > 3, _LEFT)
+    return BlockedTensor(func(input._physical, dim, index), input._channels)
 
 
-@implements(aten.unbind.int)
+@implements(aten.unbind.int, takes="input: blocked, dim: spatial dim")
 def unbind(func, input, dim=0):
-    if not _loses_spatial(input, dim):
-        return NotImplemented
-    parts = func(input._physical, dim % input.dim())
+    expect(input.dim() > 3, _LEFT)
+    parts = func(input._physical, dim)
     return [BlockedTensor(part, input._channels) for part in parts]
 
 
-@implements(aten.select_backward.default)
+@implements(aten.select_backward.default, takes="grad_output: blocked, dim: new dim")
 def select_backward(func, grad_output, input_sizes, dim, index):
     """Zeros but for the selected place."""
     rank = len(input_sizes)
-    if not isinstance(grad_output, BlockedTensor) or rank != grad_output.dim() + 1:
-        return NotImplemented
-    if dim % rank < 2 or rank > 5:
-        return NotImplemented
+    expect(grad_output.dim() + 1 == rank <= 5 and dim >= 2, "a spatial dim of at most three")
     physical, channels = grad_output._physical, grad_output._channels
     sizes = [input_sizes[0], physical.shape[1], *input_sizes[2:], grad_output.block]
-    return BlockedTensor(func(physical, sizes, dim % rank, index), channels)
+    return BlockedTensor(func(physical, sizes, dim, index), channels)
 
 
-@implements(aten.select_scatter.default)
+@implements(aten.select_scatter.default, takes="input: blocked, dim: spatial dim")
 def select_scatter(func, input, src, dim, index):
-    if not isinstance(input, BlockedTensor) or not _loses_spatial(input, dim):
-        return NotImplemented
-    if src.dim() != input.dim() - 1 or src.shape[1] != input._channels:
-        return NotImplemented
+    expect(input.dim() > 3, _LEFT)
+    fits = src.dim() == input.dim() - 1 and src.shape[1] == input._channels
+    expect(fits, "src of one dim less and as many channels")
     placed = to_blocked_like(src, input)._physical
-    return BlockedTensor(func(input._physical, placed, dim % input.dim(), index), input._channels)
+    return BlockedTensor(func(input._physical, placed, dim, index), input._channels)
 
 
-@implements(aten.unsqueeze.default)
+@implements(aten.unsqueeze.default, takes="input: blocked, dim: new dim")
 def unsqueeze(func, input, dim):
-    position = dim % (input.dim() + 1) if -input.dim() - 1 <= dim <= input.dim() else 0
-    if position < 2 or input.dim() == 5:
-        return NotImplemented
-    return BlockedTensor(func(input._physical, position), input._channels)
+    expect(dim >= 2 and input.dim() < 5, "a spatial dim of at most three")
+    return BlockedTensor(func(input._physical, dim), input._channels)
 
 
-@implements(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@implements(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, takes="input: blocked")
 def squeeze(func, input, dim=None):
     given = range(input.dim()) if dim is None else dim
     given = given if isinstance(given, (list, tuple, range)) else [given]
-    if not all(-input.dim() <= d < input.dim() for d in given):
-        return NotImplemented
-    dims = [d % input.dim() for d in given if input.shape[d] == 1]
-    if any(d < 2 for d in dims) or input.dim() - len(dims) < 3:
-        return NotImplemented
+    dims = [d for d in wrapped_dims(given, input.dim()) if input.shape[d] == 1]
+    expect(all(d >= 2 for d in dims) and input.dim() - len(dims) >= 3, _LEFT)
     return BlockedTensor(aten.squeeze.dims(input._physical, dims), input._channels)
 
 
-@implements(aten.expand.default)
+@implements(aten.expand.default, takes="input: blocked")
 def expand(func, input, size, implicit=False):
     """Over N and the spatial dims the same memory, as the gradient of a mean needs it."""
-    if len(size) != input.dim() or size[1] not in (-1, input._channels):
-        return NotImplemented
+    same_channels = len(size) == input.dim() and size[1] in (-1, input._channels)
+    expect(same_channels, "a size of the same rank and channels")
     physical = func(input._physical, [size[0], -1, *size[2:], -1])
     return BlockedTensor(physical, input._channels)
 
@@ -217,7 +211,7 @@ def expand(func, input, size, implicit=False):
 @implements(*(op for op, view in IN_PLACE_VIEWS.items() if view is not None))
 def change_dims(func, input, *args, **kwargs):
     """Makes `input` the view that the op without its underscore gives of what it was."""
-    view = IN_PLACE_VIEWS[func]
+    view: Any = IN_PLACE_VIEWS[func]
     become(input, view(anchor(input), *args, **kwargs))
     return input
 
@@ -246,8 +240,7 @@ def set_(func, input):
 @implements(aten.set_.source_Tensor)
 def set_to(func, input, source):
     """The memory of `source`, blocked or dense."""
-    if input.dtype != source.dtype:
-        return NotImplemented  # ATen says what is wrong
+    expect(input.dtype == source.dtype, "a source of the same dtype")
     blocked = isinstance(source, BlockedTensor)
     become(input, anchor(source) if blocked else source.detach())
     return input

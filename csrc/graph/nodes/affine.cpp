@@ -5,6 +5,8 @@
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
 #include "graph/run.h"
+#include "kernels/kernels.h"
+#include "kernels/normalization.h"
 #include "runtime/threads.h"
 
 namespace torch_blocked::graph {
@@ -73,12 +75,18 @@ Prepared prepare(const Step& step, const Running& running) {
   const auto run = [&tensors = running.tensors, from = step.reads.at(step.node->read(0)),
                     to = step.writes[0], scale = std::move(scale), shift = std::move(shift),
                     epilogue, blocks, lanes, rows, row] {
-    const auto* src = tensors[from].const_data_ptr<float>();
     auto* dst = tensors[to].mutable_data_ptr<float>();
+    const kernels::Affine rows_of{.src = tensors[from].const_data_ptr<float>(),
+                                  .scale = scale.data(),
+                                  .shift = shift.data(),
+                                  .dst = dst,
+                                  .block = lanes,
+                                  .pixels = row / lanes,
+                                  .periods = blocks};
     const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
     parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        table.affine(src, scale.data(), shift.data(), dst, lanes, row / lanes, blocks, i, i + 1);
+        table.affine(rows_of, i, i + 1);
         if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
       }
     });

@@ -190,13 +190,17 @@ double cost(Planner& planner, const Node& node, std::int64_t format) {
   return chosen(planner, node, format).total;
 }
 
+const Traits& traits_of(const Choice& choice) {
+  return convolution_implementations().row(choice.implementation).traits;
+}
+
 // The gather whose sources a convolution reads itself; null if it needs the result, or it is there
 // anyway.
 const Node* gather_for(const Planner& planner, const Node& node, const Choice& choice) {
   const Value src = node.read(0);
   const Node* maker = planner.waiting(src);
   const auto* gather = maker ? maker->as<Gather>() : nullptr;
-  if (!gather || choice.implementation != "direct") return nullptr;
+  if (!gather || !traits_of(choice).gathers_channels) return nullptr;
   if (planner.home(src) != choice.problem.src_block) return nullptr;
   return gathers_in_place(choice.problem, gather->channels) ? maker : nullptr;
 }
@@ -222,7 +226,7 @@ const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.
 // A sum is stored over its residual, but not over what the convolution reads around each pixel.
 Value stored_over(const Step& step) {
   const Value residual = step.node->read(1);
-  const bool sums = sums_in_place(choice_of(step).implementation);
+  const bool sums = traits_of(choice_of(step)).sums_in_place;
   return sums && residual != step.node->read(0) ? residual : kNone;
 }
 

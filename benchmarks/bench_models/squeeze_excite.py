@@ -72,7 +72,7 @@ def convolution(
     stride: int = 1,
     groups: int = 1,
 ) -> nn.Sequential:
-    """Convolution with "same" padding, batch normalisation, activation."""
+    """Convolution with "same" padding, batch normalization, activation."""
     layers = [
         nn.Conv2d(
             in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False

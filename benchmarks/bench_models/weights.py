@@ -19,7 +19,7 @@ def random_model(
 
     constructor is called on the meta device: no time goes into weights that are replaced.
     dims [N, C, *spatial] is the batch of random images that sets the statistics of the batch norms:
-    they are what training would leave, so a wrong or forgotten normalisation shows in the result.
+    they are what training would leave, so a wrong or forgotten normalization shows in the result.
     Raises TypeError if a layer with parameters has no rule below.
     """
     with torch.device("meta"):

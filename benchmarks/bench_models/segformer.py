@@ -28,7 +28,7 @@ def pixels(x: Tensor, height: int, width: int) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Convolution whose patches overlap, and normalisation: [N, C, H, W] -> [N, OC, H', W']."""
+    """Convolution whose patches overlap, and normalization: [N, C, H, W] -> [N, OC, H', W']."""
 
     def __init__(self, in_channels: int, channels: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class MixFFN(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MixFFN, each normalised before and with a shortcut: [N, H W, C], same."""
+    """Attention and MixFFN, each normalized before and with a shortcut: [N, H W, C], same."""
 
     def __init__(self, channels: int, heads: int, reduction: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Projection(nn.Module):
 
 
 class Fusion(nn.Module):
-    """1x1 convolution, batch normalisation, ReLU."""
+    """1x1 convolution, batch normalization, ReLU."""
 
     def __init__(self) -> None:
         super().__init__()

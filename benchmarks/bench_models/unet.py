@@ -2,7 +2,7 @@
 checkpoint that PyTorch Hub lists.
 
 Source: "U-Net: Convolutional Networks for Biomedical Image Segmentation" (arXiv 1505.04597), with
-padded convolutions and batch normalisation."""
+padded convolutions and batch normalization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def double_conv(name: str, in_channels: int, width: int) -> nn.Sequential:
-    """Twice 3x3 convolution, batch normalisation, ReLU: [N, C, H, W] -> [N, width, H, W]."""
+    """Twice 3x3 convolution, batch normalization, ReLU: [N, C, H, W] -> [N, width, H, W]."""
     return nn.Sequential(
         OrderedDict(
             {

@@ -1,8 +1,6 @@
-#include "kernels/epilogue.h"
+#include "kernels/finish.h"
 
 #include <algorithm>
-
-#include "kernels/entries.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 

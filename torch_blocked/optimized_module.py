@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import io
 import os
 import re
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from torch_blocked.environment import env
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged
 from torch_blocked.tensor import BlockedTensor
+from torch_blocked.text_table import columns
 from torch_blocked.watched import WatchedTensor
 
 # Captures kept, each with its plans; of inputs that were given, which capture serves them.
@@ -32,11 +35,17 @@ _FORMS, _SERVED = 8, 4096
 _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
 
 
+def measured_with() -> str:
+    """Tells one build from another where measured times are concerned: implementations, kernels or
+    oneDNN of another build may be faster or slower than those that were measured."""
+    return hashlib.sha1(_C.fingerprint().encode()).hexdigest()[:12]
+
+
 def tuning_file() -> Path:
-    """Where measurements of kernels are kept, by version and CPU; safe to delete."""
+    """Where measurements of kernels are kept, by version, build and CPU; safe to delete."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     environment = env()
-    name = "-".join(("tuning", environment["torch_blocked"], environment["cpu"]))
+    name = "-".join(("tuning", environment["torch_blocked"], measured_with(), environment["cpu"]))
     return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
@@ -44,27 +53,32 @@ def tuning_file() -> Path:
 class _Call:
     """Arguments as a capture sees them: what is no tensor is part of what it was made for."""
 
-    args: tuple
-    kwargs: dict
-    leaves: list
-    constants: tuple
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    constants: tuple[Any, ...]
     spec: Any
     inputs: _C.Inputs
 
     @property
-    def signature(self) -> tuple:
+    def signature(self) -> tuple[Any, Any]:
         return self.spec, self.constants
 
 
 @dataclass
 class _Form:
-    """A capture and what runs it, for calls with this signature. Without a capture, the model runs
-    in parts, for `reason`."""
+    """A capture and what runs it, for calls with this signature."""
 
-    signature: tuple
-    captured: Capture | None
-    compiled: _C.Compiled | None
-    reason: str = ""
+    signature: tuple[Any, Any]
+    captured: Capture
+    compiled: _C.Compiled
+
+
+@dataclass
+class _InParts:
+    """In place of a form where there is no capture: the model runs in parts, for `reason`."""
+
+    reason: str
 
 
 class OptimizedModule(nn.Module):
@@ -75,31 +89,37 @@ class OptimizedModule(nn.Module):
     measured to be faster; "model" if the two did not agree, which is a defect to report. The
     weights are those the model had; calls from several threads run side by side."""
 
+    _model: Any  # the model; None if a file was loaded, or after release()
+
     def __init__(
         self,
         model: nn.Module | None,
+        in_parts: Callable[[nn.Module, str], nn.Module] | None = None,
         *,
         dynamic: bool = True,
         tune: bool = True,
         dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
+        """in_parts: makes of the model and a reason what runs where no capture can be had; without
+        a model, as load() makes it, there is none."""
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
+        self._in_parts = in_parts
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._times = times or {}
         self._weights = _C.Weights()
-        self._converted: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self._converted: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._forms: list[_Form] = []
-        self._served: OrderedDict[tuple, _Form] = OrderedDict()
+        self._served: OrderedDict[tuple[Any, ...], _Form | _InParts] = OrderedDict()
         self._lock = threading.RLock()
         self._released = False
         self._parts: nn.Module | None = None
-        self._example: tuple[tuple, dict] | None = None
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.choice, self.reason = "blocked", ""
         super().train(False)
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's. Raises what the model raises for arguments that it does not take, and
         TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
         if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
@@ -110,15 +130,16 @@ class OptimizedModule(nn.Module):
         form = self._served.get((call.signature, call.inputs.key))
         if form is None:
             form = self._find(call)
-        if form.compiled is None:
+        if isinstance(form, _InParts):
             return self._parts_for(form)(*args, **kwargs)
         by_ops = self.choice == "dense" or _C.Recorder.is_running()
         results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
         return self._results(form.captured, results)
 
-    forward._torchdynamo_disable = True  # it is compiled already
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # it is compiled already
 
-    def _call(self, args: tuple, kwargs: dict) -> _Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        spec: Any
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             leaves, spec = structure.flatten((args, kwargs))
         else:
@@ -127,7 +148,7 @@ class OptimizedModule(nn.Module):
         inputs = _C.Inputs(leaves, self._dtype, BlockedTensor, DenseView, WatchedTensor)
         return _Call(args, kwargs, leaves, _hashable(constants), spec, inputs)
 
-    def _results(self, captured: Capture, results: list[Tensor]):
+    def _results(self, captured: Capture, results: list[Tensor]) -> Any:
         values = iter(results)
         outputs = [next(values) if _is_value(each) else each for each in captured.outputs]
         if self._dtype is not None:
@@ -139,10 +160,10 @@ class OptimizedModule(nn.Module):
             outputs[place] = BlockedTensor(outputs[place], channels)
         return structure.unflatten(outputs, captured.out_spec)
 
-    def _find(self, call: _Call) -> _Form:
+    def _find(self, call: _Call) -> _Form | _InParts:
         """The form for a call like none before: one that was shown to hold for it, or a new one."""
         with self._lock:
-            form = next(
+            form: _Form | _InParts = next(
                 (
                     each
                     for each in self._forms
@@ -155,7 +176,7 @@ class OptimizedModule(nn.Module):
                 self._served.popitem(last=False)
             return form
 
-    def _captured(self, call: _Call) -> _Form:
+    def _captured(self, call: _Call) -> _Form | _InParts:
         if self._model is None:
             known = [named(form.captured.input_metas, form.signature) for form in self._forms]
             raise ValueError(
@@ -171,7 +192,7 @@ class OptimizedModule(nn.Module):
                     raise
                 with torch.no_grad(), unchanged(self._model):
                     self._model(*call.args, **call.kwargs)  # what it refuses, it says best
-                return _Form(call.signature, None, None, str(error))
+                return _InParts(str(error))
         if captured.notice:
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
         for form in self._forms:
@@ -181,16 +202,14 @@ class OptimizedModule(nn.Module):
                 return form
         return self._add(call.signature, captured)
 
-    def _parts_for(self, form: _Form) -> nn.Module:
+    def _parts_for(self, form: _InParts) -> Any:
         """The model in parts, for inputs for which it cannot be captured whole."""
-        from torch_blocked.compile import OptimizedParts
-
         with self._lock:
-            if self._parts is None:
-                self._parts = OptimizedParts(self._model, form.reason)
+            if self._parts is None and self._in_parts is not None:
+                self._parts = self._in_parts(self._model, form.reason)
             return self._parts
 
-    def _add(self, signature: tuple, captured: Capture) -> _Form:
+    def _add(self, signature: tuple[Any, Any], captured: Capture) -> _Form:
         path = tuning_file()
         with contextlib.suppress(OSError):  # without a file each process measures anew
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +244,7 @@ class OptimizedModule(nn.Module):
                 self._converted[place] = (each, each.to(self._dtype))
             return self._converted[place][1]
 
-        def in_dtype(metas: list) -> list:
+        def in_dtype(metas: list[Any]) -> list[Any]:
             return [(d, self._dtype if dtype.is_floating_point else dtype) for d, dtype in metas]
 
         return replace(
@@ -236,12 +255,14 @@ class OptimizedModule(nn.Module):
             metas={},
         )
 
-    def _prepare(self, args: tuple, kwargs: dict) -> None:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Captures and plans for the example inputs."""
         example = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))
         self._example = example
         call = self._call(args, kwargs)
-        self._find(call).compiled.prepare(call.inputs)
+        form = self._find(call)
+        if isinstance(form, _Form):  # the first call either has one or raises CaptureError
+            form.compiled.prepare(call.inputs)
 
     def _choose(self, choice: str, reason: str) -> None:
         self.choice, self.reason = choice, reason
@@ -255,7 +276,7 @@ class OptimizedModule(nn.Module):
             refuse_training()
         return self
 
-    def _apply(self, fn, recurse: bool = True) -> OptimizedModule:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedModule:
         """Only what changes nothing. Raises NotImplementedError for other types and devices."""
         probe = fn(torch.zeros(1))
         if probe.dtype != torch.float32 or probe.device.type != "cpu":
@@ -265,44 +286,37 @@ class OptimizedModule(nn.Module):
             )
         return self
 
-    def state_dict(self, *args, **kwargs) -> NoReturn:
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError: the weights are folded and packed."""
         raise NotImplementedError(
             "torch_blocked::state_dict: expected a model with parameters, got an optimized one, "
             "whose weights are folded and packed; use the model's state_dict(), or save(path)"
         )
 
-    def load_state_dict(self, *args, **kwargs) -> NoReturn:
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError, as state_dict()."""
         self.state_dict()
 
-    def plan(self, *args, **kwargs) -> str:
+    def plan(self, *args: Any, **kwargs: Any) -> str:
         """A table of what runs for inputs like these (none: the example): each step with its
         output, format, implementation, time in microseconds and why."""
         if not args and not kwargs:
             args, kwargs = self._example
         call = self._call(args, kwargs)
         form = self._find(call)
-        if form.compiled is None:
-            return self._parts_for(form).plan()
+        if isinstance(form, _InParts):
+            return str(self._parts_for(form).plan())
         compiled = form.compiled
-        rows = [("op", "output", "implementation", "us", "why")]
-        for step in compiled.report(call.inputs):
-            rows.append(
-                (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]
-            ).rstrip()
-            for row in rows
+        rows = [
+            (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
+            for step in compiled.report(call.inputs)
         ]
+        table = columns(("op", "output", "implementation", "us", "why"), rows, "lllrl")
         packed = self._weights.packed_bytes() / 2**20
         arena = compiled.arena_bytes(call.inputs) / 2**20
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
         why = f" ({self.reason})" if self.reason else ""
-        return "\n".join([f"runs: {self.choice}{why}; {memory}", *lines])
+        return f"runs: {self.choice}{why}; {memory}\n{table}"
 
     def release(self) -> None:
         """Lets go of the dense weights and of the model; packed weights stay. From now on only
@@ -316,7 +330,7 @@ class OptimizedModule(nn.Module):
             )
         object.__setattr__(self, "_model", None)
         self._released, self._parts = True, None
-        for key in [key for key, form in self._served.items() if form.compiled is None]:
+        for key in [key for key, form in self._served.items() if isinstance(form, _InParts)]:
             del self._served[key]
         self._converted = {}
         for form in self._forms:
@@ -325,12 +339,12 @@ class OptimizedModule(nn.Module):
         for form in self._forms:
             form.compiled.release()
 
-    def save(self, path: str | os.PathLike | io.IOBase) -> None:
+    def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
         """Writes the graphs, their dense weights and what was measured; load() reads them, on any
         CPU. Sizes that ran before will run then, and all others that the captures hold for.
 
-        Raises ValueError after release(), NotImplementedError where the model itself runs or
-        arguments and results have types of their own."""
+        Raises ValueError after release(), NotImplementedError where the model itself or a part of
+        it runs, for any sizes so far, or arguments and results have types of their own."""
         if self._released:
             raise ValueError(
                 "torch_blocked::optimize: expected dense weights to save, got a module after "
@@ -341,10 +355,16 @@ class OptimizedModule(nn.Module):
                 f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
                 f"({self.reason}); save the model"
             )
+        parts = next((form for form in self._served.values() if form.compiled is None), None)
+        if parts is not None:
+            raise NotImplementedError(
+                "torch_blocked::optimize: expected a model that is captured whole, got one that "
+                f"runs in parts for inputs that it has seen ({parts.reason}); save the model"
+            )
         self._weights.check_unchanged(
             [each for form in self._forms for each in form.captured.constants.values()]
         )
-        times = {}
+        times: dict[str, tuple[str, float]] = {}
         for form in self._forms:
             times |= form.compiled.times()
         example = pytree.tree_map_only(Tensor, torch.empty_like, dense(self._example))
@@ -360,12 +380,13 @@ class OptimizedModule(nn.Module):
                 "dtype": self._dtype,
                 "choice": self.choice,
                 "cpu": env()["cpu"],
+                "measured_with": measured_with(),
                 "times": times,
             },
             path,
         )
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> Any:
         """Copied and pickled as save() and load() do it."""
         file = io.BytesIO()
         self.save(file)
@@ -376,7 +397,7 @@ def _from_bytes(content: bytes) -> OptimizedModule:
     return load(io.BytesIO(content))
 
 
-def dense(value):
+def dense(value: Any) -> Any:
     return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
 
 
@@ -395,7 +416,7 @@ def _refuse_tracing() -> None:
     )
 
 
-def named(metas: list, signature: tuple) -> str:
+def named(metas: list[Any], signature: tuple[Any, Any]) -> str:
     """Tensors and other arguments in words: "float32 [1, 3, 8, 8], 2, by name or nested"."""
     tensors = [f"{str(dtype).removeprefix('torch.')} {list(dims)}" for dims, dtype in metas]
     spec, constants = signature
@@ -403,7 +424,7 @@ def named(metas: list, signature: tuple) -> str:
     return ", ".join([*tensors, *(repr(each)[:40] for _, each in constants), *more]) or "none"
 
 
-def _hashable(constants: tuple) -> tuple:
+def _hashable(constants: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         hash(constants)
     except TypeError:
@@ -418,7 +439,7 @@ def refuse_training() -> NoReturn:
     )
 
 
-def _form_to_data(form: _Form) -> dict:
+def _form_to_data(form: _Form) -> dict[str, Any]:
     data = {each.name: getattr(form.captured, each.name) for each in fields(Capture)}
     data["nodes"] = [vars(node) for node in form.captured.nodes]
     data["out_spec"] = structure.dumps(form.captured.out_spec)
@@ -430,7 +451,7 @@ def _form_to_data(form: _Form) -> dict:
     }
 
 
-def _form_of_data(data: dict) -> tuple[tuple, Capture]:
+def _form_of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
     spec = data["spec"] if isinstance(data["spec"], int) else structure.loads(data["spec"])
     constants = tuple((type(each), each) for each in data["constants"])
     fields = dict(data["capture"])
@@ -439,7 +460,7 @@ def _form_of_data(data: dict) -> tuple[tuple, Capture]:
     return (spec, _hashable(constants)), Capture(**fields)
 
 
-def load(path: str | os.PathLike | io.IOBase) -> OptimizedModule:
+def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
     """What OptimizedModule.save wrote, planned for this CPU. Nothing in the file is executed.
 
     Raises ValueError if the file is none of ours, or broken."""
@@ -457,11 +478,12 @@ def load(path: str | os.PathLike | io.IOBase) -> OptimizedModule:
             f"({str(error).splitlines()[0]}); save the optimized module again"
         ) from error
     check_dtype(data["dtype"])
+    same = (data["cpu"], data.get("measured_with")) == (env()["cpu"], measured_with())
     loaded = OptimizedModule(
         None,
         tune=data["tune"],
         dtype=data["dtype"],
-        times=data["times"] if data["cpu"] == env()["cpu"] else None,
+        times=data["times"] if same else None,
     )
     for signature, captured in forms:
         loaded._add(signature, captured)
@@ -490,5 +512,5 @@ def has_bfloat16() -> bool:
     return _C.isa() == "avx512" and torch.cpu._is_avx512_bf16_supported()
 
 
-def _is_value(entry) -> bool:
+def _is_value(entry: object) -> bool:
     return isinstance(entry, list) and len(entry) == 2 and entry[0] == VALUE

@@ -1,4 +1,4 @@
-"""VGG-16 without batch normalisation, with torchvision's parameter names.
+"""VGG-16 without batch normalization, with torchvision's parameter names.
 
 Source: "Very Deep Convolutional Networks" (arXiv 1409.1556), configuration D."""
 

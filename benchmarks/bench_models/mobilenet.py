@@ -22,7 +22,7 @@ STAGES = (
 def conv_bn_relu6(
     in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    """Convolution with "same" padding, batch normalisation, ReLU6."""
+    """Convolution with "same" padding, batch normalization, ReLU6."""
     return nn.Sequential(
         nn.Conv2d(
             in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def double_conv(in_channels: int, middle: int, out_channels: int) -> nn.Sequential:
-    """Twice 3x3x3 convolution, batch normalisation, ReLU."""
+    """Twice 3x3x3 convolution, batch normalization, ReLU."""
     layers: list[nn.Module] = []
     for before, after in ((in_channels, middle), (middle, out_channels)):
         layers += [

@@ -13,7 +13,7 @@ STAGES = ((116, 4), (232, 8), (464, 4))
 
 
 def pointwise(in_channels: int, out_channels: int) -> list[nn.Module]:
-    """1x1 convolution, batch normalisation, ReLU."""
+    """1x1 convolution, batch normalization, ReLU."""
     return [
         nn.Conv2d(in_channels, out_channels, 1, bias=False),
         nn.BatchNorm2d(out_channels),
@@ -22,7 +22,7 @@ def pointwise(in_channels: int, out_channels: int) -> list[nn.Module]:
 
 
 def depthwise(channels: int, stride: int) -> list[nn.Module]:
-    """3x3 depthwise convolution, batch normalisation."""
+    """3x3 depthwise convolution, batch normalization."""
     return [
         nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False),
         nn.BatchNorm2d(channels),

@@ -1,4 +1,4 @@
-#include "runtime/fma_peak.h"
+#include "kernels/fma_peak.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 """The table of problems, and the one check that every result passes.
 
 A row says how to run an op on a tensor of any N and C; tests expand it over channels, batches and
-blocks, benchmarks over large sizes. Adding an op is adding its row."""
+blocks. Adding an op is adding its row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_blocked import _C
 from torch_blocked.formats import to_blocked
 from torch_blocked.profile import profile
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
@@ -26,7 +25,6 @@ CHANNELS_AROUND = {8: (1, 7, 8, 9, 17), 16: (3, 15, 16, 17, 33)}
 CHANNELS = (1, 3, 7, 8, 9, 15, 16, 17, 33)  # all of them
 BATCHES = (0, 1, 3)
 SPATIAL = {3: (11,), 4: (9, 7), 5: (5, 6, 7)}
-LARGE_SPATIAL = {3: (3136,), 4: (56, 56), 5: (16, 28, 28)}
 
 # A direct kernel may be this much further from float64 than ATen's float32 is (Winograd: twice) ...
 ERROR_FACTOR = 2.0
@@ -418,8 +416,8 @@ def problems(family: str | None = None) -> Iterator[Problem]:
     return (p for p in PROBLEMS if family in (None, p.family))
 
 
-def dims_of(problem: Problem, batch: int, channels: int, large: bool = False) -> Dims:
-    return (batch, channels, *(LARGE_SPATIAL if large else SPATIAL)[problem.ndim])
+def dims_of(problem: Problem, batch: int, channels: int) -> Dims:
+    return (batch, channels, *SPATIAL[problem.ndim])
 
 
 def make_tensors(problem: Problem, dims: Dims, seed: int = 0) -> tuple[Tensor, ...]:
@@ -516,16 +514,6 @@ def assert_close(
     dense_error = (expected.double() - exact).abs().max()
     allowed = max(error_factor * dense_error, RELATIVE_FLOOR * exact.abs().max())
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}, ATen's {dense_error:.3g}"
-
-
-@contextmanager
-def forced(implementation: str) -> Iterator[None]:
-    """Convolutions run by this implementation; "" for the one the library chooses."""
-    _C.force_convolution(implementation)
-    try:
-        yield
-    finally:
-        _C.force_convolution("")
 
 
 @contextmanager

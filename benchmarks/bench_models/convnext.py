@@ -24,14 +24,14 @@ class Permute(nn.Module):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Layer normalisation over the channels of each pixel: [N, C, H, W] -> [N, C, H, W]."""
+    """Layer normalization over the channels of each pixel: [N, C, H, W] -> [N, C, H, W]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Block(nn.Module):
-    """Depthwise 7x7, then normalisation and two linear layers per pixel, scaled, and a shortcut:
+    """Depthwise 7x7, then normalization and two linear layers per pixel, scaled, and a shortcut:
     [N, C, H, W] -> [N, C, H, W]."""
 
     def __init__(self, channels: int) -> None:

@@ -1,0 +1,155 @@
+// The row kernel of depthwise and grouped convolutions: a vector of output channels, some pixels of
+// an output row in registers, and a Source that says how input lanes reach output lanes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "kernels/grouped.h"
+#include "kernels/lanes.h"
+#include "kernels/unrolled.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+
+// One output row of one channel block.
+struct GroupedRow {
+  const float* src;         // of the image, input pixel 0 under the first tap that sees the input
+  const float* weights;     // [inputs, KW, kWidth] of that tap
+  const LaneSource* lanes;  // [inputs, sources]
+  float* dst;               // output pixel 0
+  std::int64_t kd, kh;      // how many taps see the input, along d and h
+  std::int64_t src_d, src_h, weights_d, weights_h;  // elements from a tap to the next
+  std::int64_t src_plane;                           // and from a block of src to the next
+  Vec bias, lanes_mask;                             // of the channels there are
+  Vec least, greatest;                              // the activation, if it is a clamp
+  bool clamps;                                      // it is all of the epilogue
+};
+
+// f(0), f(1) ...: an array that is filled as it is made stays in registers.
+template <int kCount, typename F>
+TORCH_BLOCKED_INLINE inline std::array<Vec, kCount> vectors(F&& f) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) TORCH_BLOCKED_INLINE {
+    return std::array<Vec, kCount>{f(i)...};
+  }(std::make_integer_sequence<int, kCount>());
+}
+
+// Which input pixels there are, counted from the one under tap 0 of a tile's first output.
+struct InputPixels {
+  std::int64_t begin, end;
+};
+
+// Adds one kernel row to the sums of kPixels outputs. An input vector is made once and serves all
+// kTaps. kTaps 0: any number of taps, stride and dilation, at an input vector for each product.
+// Unless kInside, taps beyond the input's ends are left out.
+template <int kPixels, int kTaps, int kStride, bool kInside, typename Source>
+TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels input,
+                                          const Source& source, const float* weights,
+                                          std::array<Vec, kPixels>& sums) {
+  const auto outside = [&](std::int64_t pixel) TORCH_BLOCKED_INLINE {
+    return !kInside && (pixel < input.begin || pixel >= input.end);
+  };
+  if constexpr (kTaps > 0) {
+    const auto taps = vectors<kTaps>(
+        [&](int tap) TORCH_BLOCKED_INLINE { return Vec::loadu(weights + tap * kWidth); });
+    unrolled<(kPixels - 1) * kStride + kTaps>([&]<int pixel>() TORCH_BLOCKED_INLINE {
+      if (outside(pixel)) return;
+      const Vec x = in_register(source(pixel * kWidth));
+      unrolled<kTaps>([&]<int tap>() TORCH_BLOCKED_INLINE {
+        constexpr int kOutput = (pixel - tap) / kStride;
+        if constexpr (pixel >= tap && (pixel - tap) % kStride == 0 && kOutput < kPixels) {
+          sums[kOutput] = at::vec::fmadd(x, taps[tap], sums[kOutput]);
+        }
+      });
+    });
+  } else {
+    for (std::int64_t tap = 0; tap < w.kernel; ++tap, weights += kWidth) {
+      const Vec weight = Vec::loadu(weights);
+      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+        const std::int64_t pixel = tap * w.dilation + i * w.stride;
+        if (outside(pixel)) return;
+        sums[i] = at::vec::fmadd(source(pixel * kWidth), weight, sums[i]);
+      });
+    }
+  }
+}
+
+// dst = epilogue(sums), for whatever is more than a clamp.
+void store_finished(const GroupedConvolution& g, const GroupedRow& row, const float* sums,
+                    float* dst, std::int64_t count);
+
+// Output pixels [first, first + count) of a row, count <= kPixels.
+template <typename Source, int kPixels, int kTaps, int kStride, bool kInside>
+void grouped_tile(const GroupedConvolution& g, const GroupedRow& row, std::int64_t first,
+                  std::int64_t count) {
+  const GroupedAxis& w = g.axes[2];
+  const std::int64_t origin = first * w.stride + w.origin;
+  const InputPixels pixels{-origin, w.in - origin};
+  const Vec bias = row.bias;
+  auto sums = vectors<kPixels>([&](int) { return bias; });
+  const float *src_d = row.src + origin * kWidth, *weights_d = row.weights;
+  for (std::int64_t kd = row.kd; kd > 0; --kd, src_d += row.src_d, weights_d += row.weights_d) {
+    const float *src = src_d, *weights_h = weights_d;
+    for (std::int64_t kh = row.kh; kh > 0; --kh, src += row.src_h, weights_h += row.weights_h) {
+      const float* weights = weights_h;
+      const std::int64_t inputs = Source::kOneInput ? 1 : g.inputs;
+      for (std::int64_t input = 0; input < inputs; ++input, weights += w.kernel * kWidth) {
+        const Source source(g, row, input, src);
+        add_taps<kPixels, kTaps, kStride, kInside>(w, pixels, source, weights, sums);
+      }
+    }
+  }
+  const std::int64_t step = w.dst_step * kWidth;
+  float* dst = row.dst + first * step;
+  if (row.clamps) {
+    const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+      if (i >= count) return;
+      const Vec value = at::vec::clamp(sums[i], least, greatest);
+      (Source::kZeroTail ? value : value & mask).store(dst + i * step);
+    });
+  } else {
+    alignas(64) float rest[kPixels * kWidth];
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE { sums[i].store(rest + i * kWidth); });
+    store_finished(g, row, rest, dst, count);
+  }
+}
+
+using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRow&, std::int64_t,
+                             std::int64_t);
+
+// Output pixels of a tile: 7 and 14 divide the maps of most networks. 32 (16) registers hold the
+// sums, the taps of a kernel row and an input vector.
+#if defined(CPU_CAPABILITY_AVX512)
+inline constexpr std::array kTilePixels{1, 4, 7, 10, 14};
+#elif defined(CPU_CAPABILITY_AVX2)
+inline constexpr std::array kTilePixels{1, 4, 7, 10};
+#else
+inline constexpr std::array kTilePixels{1, 4};  // not chosen without FMA: small rather than fast
+#endif
+
+// [size][inside]
+using GroupedTiles = std::array<std::array<GroupedTile, 2>, kTilePixels.size()>;
+
+// The tiles of a kernel row with `taps` at `stride`; 0 and 0: of any.
+struct GroupedKernel {
+  std::int64_t taps, stride;
+  GroupedTiles tiles;
+};
+
+template <typename Source, int kTaps, int kStride>
+constexpr GroupedKernel grouped_kernel() {
+  return []<std::size_t... i>(std::index_sequence<i...>) {
+    return GroupedKernel{kTaps,
+                         kStride,
+                         {{{grouped_tile<Source, kTilePixels[i], kTaps, kStride, false>,
+                            grouped_tile<Source, kTilePixels[i], kTaps, kStride, true>}...}}};
+  }(std::make_index_sequence<kTilePixels.size()>());
+}
+
+// Runs parts [begin, end) by the first of the kernels that fits; the last must fit any.
+void grouped_parts(const GroupedConvolution& g, const GroupedKernel* kernels, std::int64_t begin,
+                   std::int64_t end);
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

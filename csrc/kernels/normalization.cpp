@@ -1,0 +1,93 @@
+#include "kernels/normalization.h"
+
+#include "kernels/lanes.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+// The sum of f(pixel) over the pixels. Groups of 16 in 4 accumulators, which hide the latency of an
+// addition; the groups with Kahan's correction, so that long sums are as exact as short ones.
+template <typename F>
+inline Vec sum_over(std::int64_t pixels, F&& f) {
+  Vec total(0.f), excess(0.f);  // excess: what rounding added to total
+  for (std::int64_t first = 0; first < pixels; first += 16) {
+    Vec sums[4] = {Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
+    if (first + 16 <= pixels) {
+      for (std::int64_t i = 0; i < 16; ++i) sums[i % 4] = sums[i % 4] + f(first + i);
+    } else {
+      for (std::int64_t pixel = first; pixel < pixels; ++pixel) sums[0] = sums[0] + f(pixel);
+    }
+    const Vec group = ((sums[0] + sums[1]) + (sums[2] + sums[3])) - excess;
+    const Vec sum = total + group;
+    excess = (sum - total) - group;
+    total = sum;
+  }
+  return total;
+}
+
+}  // namespace
+
+void sum_pixels(const PixelSums& sums) {
+  // A copy, whose fields stay in registers: through a reference, stores to memory might change
+  // them.
+  const PixelSums p = sums;
+  for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+    const Vec total = sum_over(
+        p.pixels, [&](std::int64_t pixel) { return load(p.src + pixel * p.block + lane, count); });
+    store(total, p.sum + lane, count);
+  });
+}
+
+void moments(const PixelMoments& moments) {
+  const PixelMoments p = moments;
+  for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+    const auto value = [&](std::int64_t pixel) {
+      return load(p.src + pixel * p.block + lane, count);
+    };
+    const Vec total = sum_over(p.pixels, value);
+    store(total, p.sum + lane, count);
+    const Vec mean = total / Vec(static_cast<float>(p.pixels));
+    const Vec around_mean = sum_over(p.pixels, [&](std::int64_t pixel) {
+      const Vec deviation = value(pixel) - mean;
+      return deviation * deviation;
+    });
+    store(around_mean, p.squares + lane, count);
+  });
+}
+
+void gradient_sums(const PixelGradientSums& sums) {
+  const PixelGradientSums p = sums;
+  for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+    const auto diff = [&](std::int64_t pixel) {
+      return load(p.diff_dst + pixel * p.block + lane, count);
+    };
+    const Vec center = load(p.mean + lane, count);
+    store(sum_over(p.pixels, diff), p.sum + lane, count);
+    const Vec product = sum_over(p.pixels, [&](std::int64_t pixel) {
+      return diff(pixel) * (load(p.src + pixel * p.block + lane, count) - center);
+    });
+    store(product, p.dot + lane, count);
+  });
+}
+
+void normalization_gradient(const NormalizationGradient& gradient, std::int64_t begin,
+                            std::int64_t end) {
+  const NormalizationGradient p = gradient;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t period = row % p.periods * p.block, first = row * p.pixels * p.block;
+    for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+      const Vec a = load(p.diff_scale + period + lane, count);
+      const Vec b = load(p.src_scale + period + lane, count);
+      const Vec c = load(p.shift + period + lane, count);
+      const Vec center = load(p.mean + period + lane, count);
+      for (std::int64_t pixel = 0; pixel < p.pixels; ++pixel) {
+        const std::int64_t offset = first + pixel * p.block + lane;
+        const Vec deviation = load(p.src + offset, count) - center;
+        const Vec diff = at::vec::fmadd(load(p.diff_dst + offset, count), a, c);
+        store(at::vec::fmadd(deviation, b, diff), p.diff_src + offset, count);
+      }
+    });
+  }
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -1,0 +1,22 @@
+// Arguments of the kernel that gathers lanes.
+#pragma once
+
+#include <cstdint>
+
+namespace torch_blocked::kernels {
+
+// Where a lane of dst comes from: element `offset` of source `src`; -1: it is zero.
+struct GatheredLane {
+  std::int64_t src, offset;
+};
+
+// One pixel after the other, its lanes from anywhere: dst[lane] = srcs[src][offset]. The sources
+// begin with a block and have the same stride between pixels; 4-byte elements.
+struct LaneGather {
+  const float* const* srcs;
+  const GatheredLane* lanes;  // [block]
+  float* dst;
+  std::int64_t block, pixels, src_stride, dst_stride;
+};
+
+}  // namespace torch_blocked::kernels

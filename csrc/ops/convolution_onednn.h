@@ -1,0 +1,17 @@
+// A convolution in oneDNN's words, forward and backward.
+#pragma once
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "ops/convolution.h"
+
+namespace torch_blocked {
+
+// Weights as oneDNN sees them: [OC, IC, *kernel], or [G, OC/G, IC/G, *kernel] with groups.
+Dims onednn_weight_dims(const ConvolutionProblem& problem);
+// The descriptor of dense weights with those of `weight`'s strides.
+dnnl::memory::desc dense_weights_md(const ConvolutionProblem& problem, const at::Tensor& weight);
+// nwc, nhwc or ndhwc.
+dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
+
+}  // namespace torch_blocked

@@ -1,0 +1,26 @@
+// How long a convolution should take, of its sizes: what the lists' estimates are made of. Measured
+// on Zen 4; what counts is which of two is longer.
+#pragma once
+
+#include "ops/convolution.h"
+
+namespace torch_blocked {
+
+// Who is faster is often known better than by how much. These only decide between two that take
+// about the same time.
+inline constexpr double kBarelyFaster = 0.999, kBarelySlower = 1.001;
+
+// FMAs in microseconds, on one thread.
+double microseconds_of(double fmas);
+
+// The FMAs that `products` for each of `tiles` tiles count for, per pair of an input and an output
+// channel: weights that do not fit in L2 are streamed, and few tiles wait for them.
+double streamed_fmas(const ConvolutionProblem& problem, double products, double tiles);
+
+// A convolution that sums all its products, at the pace of oneDNN's blocked kernels.
+double direct_microseconds(const ConvolutionProblem& problem);
+
+// A pass that moves src or dst: about memcpy's pace in cache, and the start of the threads.
+double moving_microseconds(const Dims& dims, at::ScalarType dtype);
+
+}  // namespace torch_blocked

@@ -1,0 +1,21 @@
+// A convolution in tiles, which Winograd's kernels take, forward and backward.
+#pragma once
+
+#include <array>
+
+#include "kernels/winograd.h"
+#include "ops/convolution.h"
+
+namespace torch_blocked {
+
+// Whether the kernels can run a problem: 3x3, 1x3x3 or 3x3x3 at stride 1, float32, blocked.
+bool winograd_possible(const ConvolutionProblem& problem);
+// Whether they may: not below AVX2, nor with TORCH_BLOCKED_WINOGRAD=0.
+bool winograd_enabled();
+// What they see of it.
+kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
+// How many tiles of so many outputs, along d, h and w, it has.
+std::int64_t winograd_tiles(const ConvolutionProblem& problem,
+                            const std::array<std::int64_t, 3>& tile);
+
+}  // namespace torch_blocked

@@ -1,0 +1,74 @@
+#include "ops/implementations.h"
+
+#include <algorithm>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "format/errors.h"
+
+namespace torch_blocked {
+namespace {
+
+constexpr std::size_t kMostFamilies = 16;
+
+// Filled before main(), by the lists themselves.
+std::vector<Family*>& registered() {
+  static std::vector<Family*> all;
+  return all;
+}
+
+thread_local std::array<const char*, kMostFamilies> last_of_families{};
+
+}  // namespace
+
+Family::Family(const char* name, std::vector<const char*> names)
+    : name_(name), names_(std::move(names)), index_(registered().size()) {
+  registered().push_back(this);
+}
+
+void Family::force(const std::string& implementation) {
+  const bool all = implementation.empty();
+  forced_ = all ? -1 : static_cast<int>(place("force_implementation", implementation));
+}
+
+const char* Family::last() const {
+  const char* name = last_of_families[index_];
+  return name ? name : "none";
+}
+
+void Family::set_last(const char* implementation) const {
+  last_of_families[index_] = implementation;
+}
+
+std::size_t Family::place(const char* op, const std::string& implementation) const {
+  const auto found = std::ranges::find(names_, implementation);
+  if (found == names_.end()) fail_value(op, text("one of ", names_), implementation, "");
+  return static_cast<std::size_t>(found - names_.begin());
+}
+
+void Family::fail_forced(const char* implementation, const std::string& problem) const {
+  fail_not_implemented(
+      name_, text("a problem for ", implementation), problem,
+      text("force_implementation(\"", name_, "\", \"\") allows every implementation"));
+}
+
+const std::vector<Family*>& families() { return registered(); }
+
+Family& family(const std::string& name) {
+  std::vector<std::string> names;
+  for (Family* each : registered()) {
+    if (each->name() == name) return *each;
+    names.emplace_back(each->name());
+  }
+  fail_value("force_implementation", text("one of ", names), name, "");
+}
+
+std::string fingerprint() {
+  std::vector<std::string> parts;  // in an order that linking does not change
+  for (const Family* each : registered()) parts.push_back(text(each->name(), each->names()));
+  std::ranges::sort(parts);
+  const dnnl_version_t& onednn = *dnnl_version();
+  return text(parts, " ", TORCH_BLOCKED_SOURCES, " oneDNN ", onednn.major, ".", onednn.minor, ".",
+              onednn.patch, " ", onednn.hash);
+}
+
+}  // namespace torch_blocked

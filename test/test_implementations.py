@@ -1,0 +1,152 @@
+"""The lists of implementations: each can be forced, says what ran last, and gives the same results
+by each of its rows; times are kept for one build only."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_optimize import blocked, cache_folder  # noqa: F401
+from torch import nn
+
+import torch_blocked as tb
+from torch_blocked import _C
+from torch_blocked.optimized import tuning_file
+from torch_blocked.bench.convolution import forced
+
+FAMILIES = ("convolution", "linear", "pooling", "reorder", "squeeze_excite", "weight_gradient")
+
+
+def test_families():
+    implementations = _C.implementations()
+    assert tuple(implementations) == FAMILIES
+    for names in implementations.values():
+        assert names and len(set(names)) == len(names)
+        assert all(name in _C.fingerprint() for name in names)
+    assert _C.onednn_version()["version"] in _C.fingerprint()
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"expected one of \[transpose, onednn, aten\], got best"):
+        _C.force_implementation("reorder", "best")
+    with pytest.raises(ValueError, match="expected one of .*, got convolutions"):
+        _C.force_implementation("convolutions", "")
+    with pytest.raises(ValueError, match="expected one of .*, got convolutions"):
+        _C.last_implementation("convolutions")
+
+
+@pytest.mark.parametrize("name", _C.implementations()["reorder"])
+@pytest.mark.parametrize("block", (8, 16))
+def test_reorders(name, block):
+    x = torch.randn(2, 17, 5, 7)
+    for dense in (x, x.contiguous(memory_format=torch.channels_last)):
+        expected = dense.to_blocked(f"nChw{block}c")
+        with forced(name, "reorder"):
+            result = dense.to_blocked(f"nChw{block}c")
+            assert _C.last_implementation("reorder") == name
+            assert torch.equal(result._physical, expected._physical)
+            assert torch.equal(result.to_dense(), x)
+
+
+def test_forced_reorder_refuses():
+    x = torch.randn(2, 17, 5, 7, dtype=torch.float64)
+    refused = pytest.raises(NotImplementedError, match="reorder: expected a problem for transpose")
+    with forced("transpose", "reorder"), refused:
+        x.to_blocked("nChw8c")
+
+
+# channels, outputs, groups, kernel, dtype -> what must be among those that take it
+WEIGHTS = (
+    (24, 40, 1, 3, torch.float32, {"winograd", "direct", "aten"}),
+    (3, 16, 1, 7, torch.float32, {"direct", "aten"}),
+    (16, 16, 16, 5, torch.float32, {"depthwise", "aten"}),
+    (16, 16, 1, 3, torch.bfloat16, {"in_float32", "aten"}),
+)
+
+
+@pytest.mark.parametrize(("channels", "outputs", "groups", "kernel", "dtype", "known"), WEIGHTS)
+def test_weight_gradients(channels, outputs, groups, kernel, dtype, known):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, channels, 14, 13, generator=generator)
+    weight = torch.randn(outputs, channels // groups, kernel, kernel, generator=generator)
+    x, weight = x.to(dtype).double(), weight.to(dtype).double().requires_grad_()
+    y = F.conv2d(x, weight, padding=kernel // 2, groups=groups)
+    diff = torch.randn(y.shape, generator=generator).to(dtype)
+    (expected,) = torch.autograd.grad(y, weight, diff.double())
+    narrow = weight.detach().to(dtype).requires_grad_()
+    taken = set()
+    for name in _C.implementations()["weight_gradient"]:
+        y = F.conv2d(x.to(dtype).to_blocked("nChw8c"), narrow, padding=kernel // 2, groups=groups)
+        try:
+            with forced(name, "weight_gradient"), tb.strict():
+                (result,) = torch.autograd.grad(y, narrow, diff.to_blocked("nChw8c"))
+        except NotImplementedError as error:
+            assert f"expected a problem for {name}" in str(error) or name == "aten"
+            taken |= {name} & {"aten"}
+            continue
+        assert _C.last_implementation("weight_gradient") == name
+        taken.add(name)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        assert (result - expected).abs().max() <= tolerance * expected.abs().max(), name
+    assert known <= taken
+
+
+@torch.no_grad()
+def test_linear_rows():
+    optimized = blocked(nn.Linear(300, 70).eval(), torch.randn(2, 300))
+    taken = {}
+    for rows in (1, 100):
+        optimized(torch.randn(rows, 300))
+        taken[rows] = _C.last_implementation("linear")
+    assert taken[100] == "onednn" and taken[1] in _C.implementations()["linear"]
+    assert _C.isa() == "default" or taken[1] == "few_rows"
+    with forced("onednn", "linear"):
+        optimized(torch.randn(3, 300))
+        assert _C.last_implementation("linear") == "onednn"
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 16, 3, padding=1)
+        self.gates = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x):
+        y = F.max_pool2d(self.convolution(x), 2)
+        return y * torch.sigmoid(self.gates(F.adaptive_avg_pool2d(y, 1)))
+
+
+@torch.no_grad()
+def test_families_of_one():
+    optimized = blocked(Pooled().eval(), torch.randn(1, 3, 16, 16))
+    optimized(torch.randn(1, 3, 18, 18))
+    assert _C.last_implementation("pooling") == "onednn"
+    assert _C.last_implementation("squeeze_excite") == "three_passes"
+
+
+# What no kernel takes: read from a file, it must have been believed.
+BELIEVED = "fastest alone: 0.001 us"
+
+
+def test_tuning_file_is_of_one_build(monkeypatch):
+    model, x = nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(1, 8, 9, 9)
+    first = blocked(model, x, tune=True)
+    problems = first._forms[0].compiled.times()
+    assert problems and BELIEVED not in first.plan()
+    lines = [f"{problem}\taten\t0.001\n" for problem in problems]
+    tuning_file().write_text("".join(lines))
+    assert BELIEVED in blocked(model, x, tune=True).plan()
+    before = tuning_file()
+    monkeypatch.setattr(_C, "fingerprint", lambda: "another oneDNN")
+    assert tuning_file() != before
+    assert BELIEVED not in blocked(model, x, tune=True).plan()
+
+
+def test_times_in_a_saved_model_are_of_one_build(monkeypatch, tmp_path):
+    path = tmp_path / "model.pt"
+    blocked(nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(1, 8, 9, 9), tune=True).save(path)
+    data = torch.load(path, weights_only=True)
+    data["times"] = {problem: ("aten", 0.001) for problem in data["times"]}
+    torch.save(data, path)
+    tuning_file().unlink(missing_ok=True)  # it would be believed before the model
+    assert BELIEVED in tb.load(path).plan()
+    monkeypatch.setattr(_C, "fingerprint", lambda: "another list")
+    assert BELIEVED not in tb.load(path).plan()

@@ -1,0 +1,130 @@
+"""Types and options of arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from . import models
+
+
+def positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
+
+
+def numbers(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def input_dims(text: str) -> tuple[int, ...]:
+    """`3x224x224`: the dims of one image."""
+    return tuple(positive(part) for part in text.split("x"))
+
+
+def output_path(text: str) -> Path:
+    path = Path(text)
+    if path.parent.is_dir() and not path.is_dir():
+        return path
+    raise argparse.ArgumentTypeError(f"expected a file in an existing folder, got {text!r}")
+
+
+def input_path(text: str) -> Path:
+    path = Path(text)
+    if path.is_file():
+        return path
+    raise argparse.ArgumentTypeError(f"expected a file, got {text!r}")
+
+
+def names(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Parses `a,b,c` of known names."""
+
+    def parse(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(unknown("name", name, known))
+        return list(dict.fromkeys(text.split(",")))
+
+    return parse
+
+
+def unknown(kind: str, name: str, known: Collection[str], others: str = "") -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}{others}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def model_names(text: str) -> list[str]:
+    """Parses `a,b,c` of models: those of the zoo, and module:factory."""
+    for name in text.split(","):
+        if ":" in name:
+            try:
+                models.factory(name)
+            except models.NoModel as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+        elif name not in (known := models.known()):
+            reason = (
+                unknown("model", name, known, " or module:factory")
+                if known
+                else (
+                    f"unknown model {name!r}; name one of yours as module:factory, such as "
+                    "torchvision.models:resnet50 (the benchmarks' own come with the source only)"
+                )
+            )
+            raise argparse.ArgumentTypeError(reason)
+    return text.split(",")
+
+
+class ModelNames(argparse.Action):
+    """All models named, each once, in the order they come."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        named = dict.fromkeys(name for each in values for name in each)
+        setattr(namespace, self.dest, list(named))
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The positional MODEL and --input; the parser's epilog lists the models there are."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    listed = "\n".join(f"  {name:<20}{note}" for name, note in models.known().items())
+    parser.epilog = (
+        "models:\n"
+        "  module:factory      a function, class or module of your own or of a package that you\n"
+        "                      have, such as torchvision.models:resnet50\n"
+        f"{listed}\n\n"
+        "To compare on a lesser instruction set, limit torch's kernels too:\n"
+        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench ..."
+    )
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", type=model_names, action=ModelNames, help="see below"
+    )
+    parser.add_argument(
+        "--input",
+        type=input_dims,
+        metavar="DIMS",
+        help="dims of one input, such as 3x256x256 (default: the model's own; "
+        f"module:factory: {'x'.join(map(str, models.IMAGE))})",
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive, help="default: torch.get_num_threads()")
+
+
+def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--rounds", type=positive, default=default, help=f"timed rounds (default: {default})"
+    )
+
+
+def add_outputs(parser: argparse.ArgumentParser, csv: bool = True) -> None:
+    parser.add_argument(
+        "--json", type=output_path, metavar="PATH", help="write the results as JSON"
+    )
+    if csv:
+        parser.add_argument(
+            "--csv", type=output_path, metavar="PATH", help="write every round as CSV"
+        )

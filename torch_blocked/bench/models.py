@@ -1,0 +1,90 @@
+"""What is timed: models of the user's, named module:factory, and those of the source's benchmarks/.
+
+The package itself holds no models."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+import torch_blocked
+
+IMAGE = (3, 224, 224)
+SEED, INPUT_SEED = 0, 1
+
+
+class NoModel(ValueError):
+    """A name that does not lead to a model."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in evaluation mode and float32. weights: a word on them, as "random"."""
+
+    name: str
+    module: nn.Module
+    weights: str
+    input_dims: tuple[int, ...]  # [C, *spatial] of one input
+
+    def random_input(self, batch: int, size: int | None = None) -> Tensor:
+        """`batch` seeded random inputs; `size` takes the place of each spatial extent."""
+        channels, *spatial = self.input_dims
+        dims = (batch, channels, *([size] * len(spatial) if size else spatial))
+        return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+
+
+def zoo() -> ModuleType | None:
+    """benchmarks/bench_models of the source, if the package lies in it or it can be imported."""
+    folder = Path(torch_blocked.__file__).parents[1] / "benchmarks"
+    if (folder / "bench_models").is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        return importlib.import_module("bench_models")
+    except ModuleNotFoundError:
+        return None
+
+
+def known() -> dict[str, str]:
+    """Names of the zoo's models with a note on each; empty without the source."""
+    found = zoo()
+    return {name: spec.note for name, spec in found.MODELS.items()} if found else {}
+
+
+def factory(name: str) -> Callable[[], nn.Module]:
+    """What makes the model of a name module:factory. Raises NoModel."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise NoModel(f"{name!r}: no module {error.name!r}; is it installed?") from None
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, nn.Module):
+        return lambda: found
+    if not callable(found):
+        raise NoModel(f"{name!r}: expected a function or class that makes a model, got {found!r}")
+    return found
+
+
+def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
+    """The model of that name. Raises NoModel if a factory makes something else.
+
+    One of the user's has the weights that its factory gives it, which are random ones with a fixed
+    seed unless it says otherwise."""
+    if ":" not in name:
+        found = zoo()
+        module, weights = found.build_model(name)
+        return Model(name, module, weights, input_dims or found.MODELS[name].input_dims)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        module = factory(name)()
+    if not isinstance(module, nn.Module):
+        raise NoModel(f"{name!r}: expected a torch.nn.Module, got {type(module).__name__}")
+    return Model(name, module.eval().float(), "its own", input_dims or IMAGE)

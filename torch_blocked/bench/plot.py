@@ -1,0 +1,115 @@
+"""Relative speeds as SVG: one row for each model, one mark for each rival, readable on light and
+dark pages and at the width of a text column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from xml.sax.saxutils import escape
+
+WIDTH, LABEL, RIGHT = 830, 150, 30  # of the picture, of a row's name, and what is free on the right
+ROW, TOP, AXIS = 24, 44, 26  # heights of a row, of the title with the legend, and of the axis
+LEGEND = 30  # width of a mark in the legend and of the space around a name
+LETTER = 6.6  # width of a letter, on average
+
+# Marks of radius about 5 around the origin: rivals take these in turn, ours the last one each.
+SHAPES = (
+    "M-4.5,-4.5H4.5V4.5H-4.5Z",  # square
+    "M0,-5.5L5.5,4.5H-5.5Z",  # triangle
+    "M0,5.5L5.5,-4.5H-5.5Z",  # triangle on its tip
+    "M-5,0A5,5 0 1 0 5,0A5,5 0 1 0 -5,0Z",  # circle
+    "M-6,0L0,-6L6,0L0,6Z",  # diamond
+    "M-5,-2H-2V-5H2V-2H5V2H2V5H-2V2H-5Z",  # cross
+    "M-5,-5L0,-2L5,-5L2,0L5,5L0,2L-5,5L-2,0Z",  # star of four
+)
+COLOURS = ("#7b8794", "#4c9f70", "#8e6bbf", "#3b82c4", "#c9a227", "#b5607e", "#5a6b2f")
+OURS_COLOURS = ("#d9622b", "#f0a070", "#a03c10")
+
+STYLE = """
+  text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
+  .page { fill: #ffffff; }
+  .title { font-weight: bold; }
+  .name { text-anchor: end; } .tick { text-anchor: middle; }
+  .line { stroke: #d1d9e0; } .one { stroke: #59636e; stroke-dasharray: 3 3; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc; }
+    .page { fill: #0d1117; }
+    .line { stroke: #3d444d; } .one { stroke: #9198a1; }
+  }
+"""  # noqa: E501
+
+
+def marks(title: str, rows: Mapping[str, Mapping[str, float]], ours: Collection[str]) -> str:
+    """rows: by name, the speed of each rival; 1 has a line of its own. ours: in bold colours.
+
+    The axis is logarithmic: twice as fast is as far to the right as half as fast is to the left."""
+    rivals = list(dict.fromkeys(rival for row in rows.values() for rival in row))
+    looks = {rival: look for rival, look in zip(rivals, _looks(rivals, ours), strict=True)}
+    speeds = [speed for row in rows.values() for speed in row.values()]
+    low, high = _powers(speeds)
+    parts = [f'<text class="title" x="8" y="17">{escape(title)}</text>', *_legend(looks)]
+    bottom = TOP + ROW * len(rows)
+
+    def x_of(speed: float) -> float:
+        share = (math.log2(speed) - low) / (high - low)
+        return LABEL + share * (WIDTH - LABEL - RIGHT)
+
+    for power in range(low, high + 1):
+        x, kind = x_of(2**power), "one" if power == 0 else "line"
+        parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 17}">{2**power:g}x</text>')
+    for index, (name, row) in enumerate(rows.items()):
+        y = TOP + ROW * index + ROW / 2
+        parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4}">{escape(name)}</text>')
+        parts.append(f'<line class="line" x1="{LABEL}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        # Ours last, so that nothing lies over it.
+        for rival in sorted(row, key=lambda rival: rival in ours):
+            text = f"{name}, {rival}: {row[rival]:.2f}"
+            parts.append(_mark(looks[rival], x_of(row[rival]), y, text))
+    height = bottom + AXIS
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" role="img">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{STYLE}</style>",
+            f'<rect class="page" width="{WIDTH}" height="{height}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _looks(rivals: list[str], ours: Collection[str]) -> list[tuple[str, str]]:
+    """(shape, colour) of each rival."""
+    looks, counts = [], [0, 0]
+    for rival in rivals:
+        mine = rival in ours
+        colours = OURS_COLOURS if mine else COLOURS
+        shape = SHAPES[(counts[mine] + 3 * mine) % len(SHAPES)]
+        looks.append((shape, colours[counts[mine] % len(colours)]))
+        counts[mine] += 1
+    return looks
+
+
+def _powers(speeds: list[float]) -> tuple[int, int]:
+    """The powers of 2 between which all speeds lie, 1 among them."""
+    low = min([0, *(math.floor(math.log2(speed)) for speed in speeds)])
+    return low, max([low + 1, *(math.ceil(math.log2(speed)) for speed in speeds)])
+
+
+def _legend(looks: Mapping[str, tuple[str, str]]) -> list[str]:
+    parts, x = [], 14.0
+    for rival, look in looks.items():
+        parts.append(_mark(look, x, 31, rival))
+        parts.append(f'<text x="{x + 10:.1f}" y="35">{escape(rival)}</text>')
+        x += LEGEND + LETTER * len(rival)
+    return parts
+
+
+def _mark(look: tuple[str, str], x: float, y: float, text: str) -> str:
+    shape, colour = look
+    return (
+        f'<path d="{shape}" fill="{colour}" transform="translate({x:.1f},{y:g})">'
+        f"<title>{escape(text)}</title></path>"
+    )

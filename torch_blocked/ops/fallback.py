@@ -1,0 +1,135 @@
+"""What runs an op that no handler takes: its parts, a dense view, or, counted, dense copies."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torch_blocked import _C
+from torch_blocked.dispatch import LAST_RESORTS, OPS_TABLE
+from torch_blocked.ops.operands import to_blocked_like
+from torch_blocked.profile import is_strict
+from torch_blocked.schema import has_out, is_view_op, written_arguments
+from torch_blocked.shadow import become, dense_view
+from torch_blocked.tensor import BlockedTensor
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_warned: set[str] = set()
+
+
+def in_parts(func, args, kwargs, reason: str):
+    """Runs an op that is written in other ops. In inference mode such ops, as conv2d, come whole:
+    autograd, which takes them apart elsewhere, is left out. (Their decompositions in Python go
+    further down than we want.)
+
+    The dense parts may be conjugated or negated lazily, and what resolves that is else left out
+    while a handler runs."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return NotImplemented
+    conjugate, negative = (
+        torch._C._SetExcludeDispatchKeyGuard(key, False)
+        for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    )
+    with conjugate, negative:
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def as_dense_view(func, args, kwargs, reason: str):
+    if is_view_op(func) and isinstance(args[0], BlockedTensor):
+        return dense_view(func, *args, **kwargs)
+    return NotImplemented
+
+
+def on_dense_copies(func, args, kwargs, reason: str):
+    """Runs `func` on dense copies; written arguments are written back, results re-blocked if the op
+    belongs to a family that keeps the format."""
+    blocked = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, BlockedTensor)]
+    _announce(func, blocked, reason)
+    _refuse_partial_overlap(func, args, kwargs, blocked)
+    dense = {id(a): a.to_dense() for a in blocked}
+
+    def to_dense(value):
+        if isinstance(value, Tensor) and id(value) not in dense and not func._schema.is_mutable:
+            return regular(value)
+        return dense.get(id(value), value)
+
+    out = func(*pytree.tree_map(to_dense, args), **pytree.tree_map(to_dense, kwargs))
+
+    written = {id(dense[id(a)]): a for a in written_arguments(func, args, kwargs) if id(a) in dense}
+    for copy_id, original in written.items():
+        _write_back(func, original, next(d for d in dense.values() if id(d) == copy_id))
+    like, keeps_format = blocked[0], func in OPS_TABLE
+
+    def from_dense(value):
+        if id(value) in written:
+            return written[id(value)]
+        if keeps_format and isinstance(value, Tensor) and value.dim() == like.dim():
+            return to_blocked_like(value, like)
+        return value
+
+    return pytree.tree_map(from_dense, out)
+
+
+LAST_RESORTS += (in_parts, as_dense_view, on_dense_copies)
+
+
+def regular(value: Tensor) -> Tensor:
+    """`value` with strides that ATen reads right. Its batch norm backward on the CPU takes a
+    gradient with strides [C, 1, W * C, C], as a transposed sequence of batch 1 has them, for
+    contiguous."""
+    if value.dim() < 3 or value.shape[0] != 1 or value.layout != torch.strided:
+        return value
+    return value.contiguous()
+
+
+def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) -> None:
+    """Raises RuntimeError if `out` shares a part of its memory with another argument, as ATen does
+    where it sees the memory; copies would hide it."""
+    if not has_out(func):
+        return
+    for out in written_arguments(func, args, kwargs):
+        for other in blocked:
+            if isinstance(out, BlockedTensor) and out is not other and _overlap(out, other):
+                raise RuntimeError(
+                    f"torch_blocked::{func}: expected an `out` in memory of its own, got one that "
+                    f"shares a part of that of another argument; pass a .clone()"
+                )
+
+
+def _overlap(a: BlockedTensor, b: BlockedTensor) -> bool:
+    """Whether their memory is the same in part and, as ATen asks too, each is in one piece."""
+    if type(a._physical) is not Tensor or type(b._physical) is not Tensor:
+        return False
+    (first, end), (other, other_end) = sorted(
+        (x._physical.data_ptr(), x._physical.data_ptr() + x._physical.nbytes) for x in (a, b)
+    )
+    in_one_piece = a._physical.is_contiguous() and b._physical.is_contiguous()
+    return in_one_piece and other < min(end, other_end) and (first, end) != (other, other_end)
+
+
+def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
+    name = str(func)
+    formats = ", ".join(f"{a.format} {tuple(a.shape)}" for a in blocked)
+    if is_strict():
+        raise NotImplementedError(
+            f"torch_blocked::{name}: expected a blocked kernel for {formats}, got none "
+            f"({reason}); call .to_dense() on the input, or leave torch_blocked.strict()"
+        )
+    _C.trace_fallback(name, f"{formats}: {reason}")
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"torch_blocked: {name} runs on a dense copy of {formats} ({reason}); "
+            "torch_blocked.profile() counts these, torch_blocked.strict() refuses them",
+            stacklevel=5,
+        )
+
+
+def _write_back(func, original, dense: Tensor) -> None:
+    if dense.shape != original.shape:  # an `out` of other dims
+        can_block = 3 <= dense.dim() <= 5
+        return become(original, to_blocked_like(dense, original) if can_block else dense)
+    original._physical.copy_(torch.ops.torch_blocked.to_blocked(dense, original.block))
