@@ -1,17 +1,16 @@
 // Batch norms in inference: folded into the weights of what makes or reads their operand, else a
 // scale and a shift per channel.
-#include <algorithm>
-#include <array>
 #include <ranges>
 
 #include "format/errors.h"
-#include "graph/rules.h"
+#include "graph/nodes/layers.h"
 
 namespace torch_blocked::graph {
 namespace {
 
 // A batch norm in inference: scale and shift in float64, and what they come from.
 struct BatchNorm {
+  Value src;
   Affine affine;
   std::vector<at::Tensor> sources;
   double eps;
@@ -40,7 +39,7 @@ std::optional<BatchNorm> find_batch_norm(const Graph& graph, const Node& node,
   if (tensor(1)) scale = scale.mul(tensor(1)->to(at::kDouble));
   at::Tensor shift = tensor(3)->to(at::kDouble).neg().mul(scale);
   if (tensor(2)) shift = shift.add(tensor(2)->to(at::kDouble));
-  return BatchNorm{{src, scale, shift}, std::move(sources), eps};
+  return BatchNorm{src, {scale, shift}, std::move(sources), eps};
 }
 
 // Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
@@ -103,12 +102,12 @@ bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses,
   const auto take = [&](auto& layer) {
     fold_into(layer, norm, "before", weights,
               [&] { return fold_before(layer.weight, layer.bias, norm.affine); });
-    layer.src = norm.affine.src;
+    reader->arguments[0] = {ValueRef{norm.src}};
     return true;
   };
-  if (reader && reader->linear && rows) return take(*reader->linear);
-  if (!reader || !reader->convolution) return false;
-  Convolution& c = *reader->convolution;
+  if (reader && reader->as<Linear>() && rows) return take(*reader->as<Linear>());
+  if (!reader || !reader->as<Convolution>()) return false;
+  Convolution& c = *reader->as<Convolution>();
   const bool pads = std::ranges::any_of(c.padding, [](std::int64_t pad) { return pad != 0; });
   if (c.transposed || c.groups != 1 || pads) return false;
   return take(c);
@@ -116,13 +115,13 @@ bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses,
 
 // True if what makes a batch norm's input takes it into its weights.
 bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& weights) {
-  if (maker && maker->convolution) {
-    Convolution& c = *maker->convolution;
+  if (maker && maker->as<Convolution>()) {
+    Convolution& c = *maker->as<Convolution>();
     fold_into(c, norm, text("after ", c.transposed, " ", c.groups), weights,
               [&] { return fold_after(c, norm.affine); });
-  } else if (maker && maker->linear && rows) {
-    fold_into(*maker->linear, norm, "after", weights,
-              [&] { return fold_after(*maker->linear, norm.affine); });
+  } else if (maker && maker->as<Linear>() && rows) {
+    Linear& linear = *maker->as<Linear>();
+    fold_into(linear, norm, "after", weights, [&] { return fold_after(linear, norm.affine); });
   } else {
     return false;
   }
@@ -138,16 +137,17 @@ bool only_first_is_read(const Node& node, const Uses& uses) {
 
 }  // namespace
 
-void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights) {
+void fold_batch_norms(Rewrite& rewrite) {
+  auto& [graph, metas, weights] = rewrite;
   const Uses uses(graph);
   for (Node& node : graph.nodes) {
     auto norm = find_batch_norm(graph, node, metas);
     if (!norm || !only_first_is_read(node, uses)) continue;
     Affine& affine = norm->affine;
-    const Meta& meta = metas[Uses::at(affine.src)];
+    const Meta& meta = metas[Uses::at(norm->src)];
     const bool rows = meta.dims.size() == 2;
-    Node* maker = uses.maker[Uses::at(affine.src)];
-    if (uses.only_reader(affine.src) && fold_into_maker(maker, *norm, rows, weights)) {
+    Node* maker = uses.maker[Uses::at(norm->src)];
+    if (uses.only_reader(norm->src) && fold_into_maker(maker, *norm, rows, weights)) {
       maker->outputs = {node.output()};
       node.outputs.clear();
       continue;
@@ -160,9 +160,7 @@ void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& wei
     affine.scale = affine.scale.to(at::kFloat);
     affine.shift = affine.shift.to(at::kFloat);
     node.outputs.resize(1);  // the statistics of training come along, empty
-    node.kind = Kind::kAffine;
-    node.affine = std::move(affine);
-    node.arguments.clear();
+    node.become(nodes::affine, {{ValueRef{norm->src}}}, std::move(affine));
   }
   sweep(graph);
 }

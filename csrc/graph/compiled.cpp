@@ -32,39 +32,6 @@ std::string format_name(const SlotPlan& slot) {
   return blocked_name(static_cast<std::int64_t>(slot.dims.size()), slot.format);
 }
 
-std::string implementation_of(const Step& step) {
-  switch (step.kind) {
-    case StepKind::kConvolution:
-      return step.implementation;
-    case StepKind::kAffine:
-    case StepKind::kConcat:
-    case StepKind::kGather:
-    case StepKind::kReorder:
-    case StepKind::kRegroup:
-    case StepKind::kSqueezeExcite:
-      return "torch_blocked";
-    case StepKind::kLinear:
-    case StepKind::kPooling:
-      return "onednn";
-    default:
-      return "aten";
-  }
-}
-
-std::string why_of(const Step& step) {
-  if (step.kind == StepKind::kReorder) return "the next step takes this format";
-  if (step.kind == StepKind::kDense) return "the next step takes no views; a copy if it is one";
-  if (step.kind == StepKind::kBoxed) return "no kernel for blocked tensors";
-  if (step.kind == StepKind::kSqueezeExcite) {
-    return text("squeeze and excitation in one step, ", step.node->squeeze_excite->layers.size(),
-                " layers");
-  }
-  if (step.kind != StepKind::kConvolution) return "";
-  const char* gathers = step.gather ? "; gathers its channels" : "";
-  if (step.microseconds > 0) return text("fastest alone: ", step.microseconds, " us", gathers);
-  return text("first in the list", gathers);
-}
-
 // What tuning and packing used and freed goes back to the system: 150 MiB for ResNet-50.
 void return_idle_memory() {
   release_pool();
@@ -131,12 +98,7 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
       metas, [](const Meta& meta) { return c10::multiply_integers(meta.dims) == 0; });
   if (simplified && !empty) simplify(entry->graph, metas, *weights_);
   for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
-  for (Node& node : entry->graph.nodes) {
-    at::Tensor* bias = node.convolution ? &node.convolution->bias
-                       : node.linear    ? &node.linear->bias
-                                        : nullptr;
-    if (bias && bias->defined()) *bias = weights_->own(*bias);
-  }
+  for (Node& node : entry->graph.nodes) node.kind->own(node, *weights_);
   entry->plan = make_plan(entry->graph, inputs, tuner, native_blocks()[0]);
   return entry;
 }
@@ -181,11 +143,7 @@ void Compiled::release() {
   const std::lock_guard lock(mutex_);
   for (const auto& entry : simplified_) {
     put_back(*entry, take(*entry));  // has packed what it needs
-    for (Node& node : entry->graph.nodes) {
-      if (node.convolution) node.convolution->weight.reset();
-      if (node.linear) node.linear->weight.reset();
-      if (node.squeeze_excite) node.squeeze_excite->layers.clear();
-    }
+    for (Node& node : entry->graph.nodes) node.kind->release(node);
   }
   graph_.constants.clear();
   as_captured_.clear();
@@ -199,7 +157,7 @@ std::vector<at::Tensor> Compiled::run(Entry& entry, const std::vector<Given>& in
   const auto values = (*run)(inputs);
   put_back(entry, std::move(run));
   std::vector<at::Tensor> outputs;
-  for_arguments(entry.graph.outputs, [&](Value value) { outputs.push_back(values.at(value)); });
+  for_values(entry.graph.outputs, [&](Value value) { outputs.push_back(values.at(value)); });
   return outputs;
 }
 
@@ -237,7 +195,8 @@ std::string Compiled::first_difference(const std::vector<Given>& inputs, double 
         if (apart.item<double>() <= tolerance * scale) return;  // NaN is a difference, too
         const Step& at = entry->plan.steps[step];
         difference = text("step ", step, " (", at.node->name, " ", result.sizes(), " by ",
-                          implementation_of(at), "): off by ", apart.item<double>(), " of ", scale);
+                          at.kind->implementation(entry->plan, at), "): off by ",
+                          apart.item<double>(), " of ", scale);
       });
   return difference;
 }
@@ -252,10 +211,10 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Step& step = entry->plan.steps[i];
     const SlotPlan& dst = entry->plan.slots[step.writes[0]];
-    const char* own = step.kind == StepKind::kDense ? "contiguous" : "reorder";
-    report.push_back({step.node ? step.node->name : own,
+    report.push_back({step.node ? step.node->name : step.kind->name,
                       text(format_name(dst), format_name(dst).empty() ? "" : " ", dst.dims),
-                      implementation_of(step), why_of(step), times[i]});
+                      step.kind->implementation(entry->plan, step), step.kind->why(step),
+                      times[i]});
   }
   return report;
 }

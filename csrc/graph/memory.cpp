@@ -18,28 +18,6 @@ std::int64_t bytes_of(const SlotPlan& slot) {
   return elements * static_cast<std::int64_t>(c10::elementSize(slot.dtype));
 }
 
-bool is_blocked(const SlotPlan& slot) { return slot.format >= 4; }
-
-// Steps whose result is their input in memory, where that is contiguous.
-bool is_view(const Step& step) {
-  return step.kind == StepKind::kRegroup ||
-         (step.kind == StepKind::kBoxed && is_reshape(*step.node));
-}
-
-// Steps whose result may be a view of what they read.
-bool may_be_view(const Step& step) {
-  return step.kind == StepKind::kBoxed || step.kind == StepKind::kRegroup ||
-         step.kind == StepKind::kDense;
-}
-
-// Blocks of one pixel are rows of channels, if no tail lies between two of them.
-bool same_memory(const SlotPlan& blocked, const SlotPlan& plain) {
-  const Dims& dims = blocked.dims;
-  if (plain.format != kPlain || blocked.dtype != plain.dtype || dims.size() < 3) return false;
-  if (c10::multiply_integers(at::IntArrayRef(dims).slice(2)) != 1) return false;
-  return dims[0] == 1 || blocked.format < 4 || dims[1] % blocked.format == 0;
-}
-
 class MemoryPlanner {
  public:
   explicit MemoryPlanner(const Plan& plan)
@@ -74,21 +52,17 @@ class MemoryPlanner {
   void find_lifetimes() {
     for (std::size_t i = 0; i < plan_.steps.size(); ++i) {
       const Step& step = plan_.steps[i];
-      // What ATen computes, it allocates too.
-      const bool ours = step.kind == StepKind::kConvolution || step.kind == StepKind::kAffine ||
-                        step.kind == StepKind::kReorder || step.kind == StepKind::kLinear ||
-                        step.kind == StepKind::kPooling || step.kind == StepKind::kSqueezeExcite ||
-                        (step.kind == StepKind::kGather && is_blocked(plan_.slots[step.writes[0]]));
+      const bool fills = step.kind->fills(step, plan_.slots[step.writes[0]]);
       for (const Slot slot : step.writes) {
         first_[slot] = last(slot) = i;
-        result_.slots[slot].in_arena = ours;
+        result_.slots[slot].in_arena = fills;
       }
       for (const auto& [value, slot] : step.reads) last(slot) = i;
     }
     for (const auto& [value, slot] : plan_.outputs) last(slot) = plan_.steps.size();
     for (std::size_t i = plan_.steps.size(); i-- > 0;) {
       const Step& step = plan_.steps[i];
-      if (!may_be_view(step)) continue;
+      if (!step.kind->may_be_view) continue;
       for (const auto& [value, from] : step.reads) {
         for (const Slot to : step.writes) last(from) = std::max(last(from), last(to));
       }
@@ -98,7 +72,7 @@ class MemoryPlanner {
   void find_bases() {
     for (Slot slot = 0; slot < bases_.size(); ++slot) bases_[slot] = {slot};
     for (const Step& step : plan_.steps) {
-      if (!may_be_view(step)) continue;
+      if (!step.kind->may_be_view) continue;
       for (const Slot to : step.writes) {
         for (const auto& [value, from] : step.reads) {
           bases_[to].insert(bases_[from].begin(), bases_[from].end());
@@ -111,13 +85,13 @@ class MemoryPlanner {
   // blocks: then they are written there in the first place.
   void place_concat(std::size_t i) {
     const Step& step = plan_.steps[i];
-    if (step.kind != StepKind::kConcat) return;
+    if (!step.kind->joins_channels) return;
     const SlotPlan& dst = plan_.slots[step.writes[0]];
     const std::int64_t lanes = dst.format;
     if (dst.dims[0] != 1 || dst.format == kChannelsLast) return;
     std::vector<Slot> operands;
     bool fits = true;
-    for_reads(*step.node, [&](Value value) {
+    for_values(step.node->arguments, [&](Value value) {
       const Slot slot = step.reads.at(value);
       fits &= plan_.slots[slot].dims[1] % lanes == 0 && result_.slots[slot].in_arena;
       fits &= std::ranges::find(operands, slot) == operands.end();
@@ -151,36 +125,30 @@ class MemoryPlanner {
     return true;
   }
 
-  // What only sees the same memory with other dims, or in a format that says the same of it.
+  // A result that is its input, byte for byte: the same pixels with other dims, or in a format that
+  // lies in memory as the other does.
   void place_view(std::size_t i) {
     const Step& step = plan_.steps[i];
     if (step.reads.size() != 1 || step.writes.size() != 1) return;
     const Slot from = step.reads.begin()->second, to = step.writes[0];
-    const bool same = step.kind == StepKind::kReorder
-                          ? same_memory(plan_.slots[from], plan_.slots[to])
-                          : is_view(step) && plan_.slots[from].format == plan_.slots[to].format;
+    const bool same = step.kind->is_same_memory(step, plan_.slots[from], plan_.slots[to]);
     if (!same || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
     adopt(to, root_[from], shift_[from]);
     result_.slots[to].in_arena = true;
     result_.copies[i] = false;
   }
 
-  // A sum is stored over its residual, an affine or a product with gates over its src, where nobody
-  // else reads them.
+  // A sum is stored over its residual, a scaled value over what it is made of, where nobody else
+  // reads that.
   void work_in_place(std::size_t i) {
     const Step& step = plan_.steps[i];
-    Value over = kNone;
-    if (step.kind == StepKind::kConvolution) {
-      const auto& row = convolution_implementations().row(step.implementation);
-      if (row.traits.sums_in_place) over = step.node->convolution->residual;
-    }
-    if (step.kind == StepKind::kAffine) over = step.node->affine->src;
-    if (step.kind == StepKind::kSqueezeExcite) over = step.node->squeeze_excite->src;
+    const Value over = step.kind->stored_over(step);
     if (over == kNone) return;
     const Slot from = step.reads.at(over), to = step.writes[0];
-    bool is_src = step.node->convolution && step.node->convolution->src == over;
-    for (const auto& [value, slot] : step.reads) is_src |= value != over && overlaps(slot, from);
-    if (is_src || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
+    const bool is_read_too = std::ranges::any_of(step.reads, [&](const auto& read) {
+      return read.first != over && overlaps(read.second, from);
+    });
+    if (is_read_too || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
     if (last(root_[from]) != i || last(from) != i) return;
     if (plan_.slots[from].format != plan_.slots[to].format) return;
     if (result_.slots[from].bytes != result_.slots[to].bytes) return;

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "graph/inputs.h"
-#include "ops/pooling.h"
+#include "graph/node_kind.h"
+#include "ops/convolution.h"
 
 namespace torch_blocked::graph {
 
@@ -13,35 +14,16 @@ struct SlotPlan {
   Dims dims;
   at::ScalarType dtype;
   std::int64_t format;
-};
 
-enum class StepKind {
-  kConvolution,
-  kAffine,
-  kPointwise,
-  kImages,
-  kPooling,
-  kConcat,
-  kGather,
-  kSqueezeExcite,
-  kRegroup,
-  kLinear,
-  kBoxed,
-  kReorder,
-  kDense  // kStrided -> kPlain: the same memory where its strides are in order, else a copy
+  bool is_blocked() const { return format >= 4; }
 };
 
 struct Step {
-  StepKind kind;
-  const Node* node;  // null for a reorder
-  std::map<Value, Slot> reads;
-  std::vector<Slot> writes;  // as node->outputs
-  // kConvolution
-  ConvolutionProblem problem = {};
-  std::string implementation = {};
-  double microseconds = 0;         // measured; 0: not
-  const Gather* gather = nullptr;  // that it reads the sources of, instead of its result
-  std::optional<PoolingProblem> pooling = {};
+  const NodeKind* kind;
+  const Node* node;  // null for steps between nodes: reorders and copies of views
+  std::map<Value, Slot> reads = {};
+  std::vector<Slot> writes = {};  // as node->outputs
+  std::any choice = {};           // what the kind has chosen for these sizes and formats
 };
 
 struct Plan {

@@ -1,14 +1,14 @@
 // What the passes over a graph share.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
-#include <string_view>
-
-#include "graph/graph.h"
+#include "graph/aten.h"
+#include "graph/node_kind.h"
+#include "kernels/kernels.h"
 
 namespace torch_blocked::graph {
 
+using kernels::Activation;
+using kernels::Epilogue;
 using Activated = Activation::Kind;
 
 // Who makes and who reads each value.
@@ -23,9 +23,9 @@ struct Uses {
         is_output(maker.size()) {
     for (Node& node : graph.nodes) {
       for (const Value value : node.outputs) maker[at(value)] = &node;
-      for_reads(node, [&](Value value) { readers[at(value)].push_back(&node); });
+      for_values(node.arguments, [&](Value value) { readers[at(value)].push_back(&node); });
     }
-    for_arguments(graph.outputs, [&](Value value) { is_output[at(value)] = true; });
+    for_values(graph.outputs, [&](Value value) { is_output[at(value)] = true; });
   }
 
   static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
@@ -36,22 +36,9 @@ struct Uses {
   }
 };
 
-inline bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
-  return std::ranges::find(names, std::string_view(node.name)) != names.end();
-}
-
 inline const at::Tensor* constant_of(const Graph& graph, const Argument& argument) {
   const auto found = graph.constants.find(argument.value());
   return found == graph.constants.end() ? nullptr : &found->second;
-}
-
-inline bool is_none(const Argument& argument) {
-  return argument.is_constant() && argument.constant().isNone();
-}
-
-inline double number(const Argument& argument, double missing) {
-  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
-  return argument.constant().toScalar().toDouble();
 }
 
 // Takes out nodes marked by having no outputs.
@@ -59,20 +46,53 @@ inline void sweep(Graph& graph) {
   std::erase_if(graph.nodes, [](const Node& node) { return node.outputs.empty(); });
 }
 
+// The reads of a node with an epilogue: the second is there for sums only.
+inline std::vector<Argument> with_residual(Value src, Value residual) {
+  std::vector<Argument> reads{{ValueRef{src}}};
+  if (residual != kNone) reads.push_back({ValueRef{residual}});
+  return reads;
+}
+
 // "aten::conv2d + relu": what a node stands for, and one more op.
 inline std::string joined_name(const std::string& name, const Node& more) {
   return name + " + " + more.name.substr(std::string_view("aten::").size());
 }
 
-// batch_norm.cpp: before zero padding and residuals join the convolutions, which would stand in the
-// way.
-void fold_batch_norms(Graph& graph, const std::vector<Meta>& metas, Weights& weights);
+// The graph that passes change. Metas are those of its values; who adds a value adds its meta.
+struct Rewrite {
+  Graph& graph;
+  std::vector<Meta>& metas;
+  Weights& weights;
 
-// The activation that a node is of its first argument; nothing if kernels have none such.
+  const Meta& meta(Value value) const { return metas[Uses::at(value)]; }
+};
+
+// A node whose only result is an image, [N, C, *spatial] of floats, and that no kind has taken.
+struct Candidate {
+  const Graph& graph;
+  const Node& node;
+  const Uses& uses;
+  const std::vector<Meta>& metas;
+
+  const Meta& meta(Value value) const { return metas[Uses::at(value)]; }
+  const Meta& result() const { return meta(node.output()); }
+  // Whether all that it reads are images of that type and rank, and no constants.
+  bool reads_images() const;
+  // Whether a value comes from a node that makes images in any format.
+  bool is_from_image(Value value) const;
+};
+
+// Whether what a node makes may be in another format than plain.
+bool makes_images(const Node& node);
+
+// batch_norm.cpp: batch norms in inference become part of their neighbours' weights, or affine.
+void fold_batch_norms(Rewrite& rewrite);
+
+// The activation that a node is of its first argument; nothing if kernels have no such activation.
 std::optional<Activation> find_activation(const Node& node);
 
-// Whether `reader`, the only reader of `value`, can happen in the epilogue of what makes it; then
-// it is added there, with the value that joins a sum as residual.
+// Adds `reader`, the only reader of `value`, to the epilogue of what makes the value, with the
+// value that joins a sum as residual. False, and nothing changes, if it cannot happen there.
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,
                    const std::vector<Meta>& metas, Epilogue& epilogue, Value& residual);
 

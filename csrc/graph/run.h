@@ -21,6 +21,20 @@ class PackedStore {
   std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;  // dense ones may be gone
 };
 
+// What the functions of steps work on.
+struct Running {
+  const Plan& plan;
+  const MemoryPlan& memory;
+  std::vector<at::Tensor>& tensors;  // by slot: physical for blocked formats, else as strides say
+  PackedStore& weights;
+};
+
+// A step made ready: primitives, packed weights and a function.
+struct Prepared {
+  std::function<void()> run;
+  bool loops_only = false;  // threads may go through it together
+};
+
 // Runs one call at a time.
 class Run {
  public:
@@ -38,27 +52,6 @@ class Run {
   std::int64_t arena_bytes() const { return memory_.bytes; }
 
  private:
-  struct Prepared {
-    std::function<void()> run;
-    bool loops_only = false;  // threads may go through it together
-  };
-
-  Prepared prepare(const Step& step, std::size_t index, PackedStore& weights);
-  Prepared prepare_convolution(const Step& step, PackedStore& weights);
-  Prepared prepare_gathered(const Step& step, PackedStore& weights);
-  Prepared prepare_gather(const Step& step);
-  Prepared prepare_affine(const Step& step);
-  Prepared prepare_squeeze_excite(const Step& step, PackedStore& weights);
-  Prepared prepare_linear(const Step& step, PackedStore& weights);
-  Prepared prepare_pooling(const Step& step);
-  Prepared prepare_regroup(const Step& step);
-  Prepared prepare_reorder(const Step& step);
-  Prepared prepare_dense(const Step& step);
-  Prepared prepare_concat(const Step& step);
-  Prepared prepare_boxed(const Step& step);
-  std::vector<Slot> sources(const Step& step, const Gather& gather) const;
-  std::vector<std::int64_t> channels(const std::vector<Slot>& slots) const;
-  std::vector<const float*> data(const std::vector<Slot>& slots) const;
   void begin(const std::vector<Given>& inputs);
   void run_steps(std::size_t first, std::size_t end);
   void end();
@@ -66,7 +59,7 @@ class Run {
   const Plan& plan_;
   MemoryPlan memory_;
   at::Tensor arena_;
-  std::vector<at::Tensor> slots_;  // physical for blocked formats, else as their strides say
+  std::vector<at::Tensor> slots_;
   std::vector<Prepared> steps_;
   std::vector<std::size_t> sections_;        // where steps begin that threads go through together
   std::vector<std::vector<Slot>> releases_;  // by step: ATen's memory that nobody reads any more

@@ -11,7 +11,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "graph/graph.h"
+#include "graph/aten.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -33,7 +33,10 @@ std::size_t wrap(std::int64_t dim, std::size_t rank) {
 // The arguments of a node; what is not of the kind asked for ends the rule.
 class Call {
  public:
-  Call(const Node& node, const Metas& metas) : arguments_(node.arguments), metas_(metas) {}
+  Call(const Node& node, const Metas& metas)
+      : name_(node.name), arguments_(node.arguments), metas_(metas) {}
+
+  std::string_view name() const { return name_; }
 
   const Meta& tensor(std::size_t i) const {
     require(is_tensor(i));
@@ -99,6 +102,7 @@ class Call {
     return *list;
   }
 
+  std::string_view name_;
   const std::vector<Argument>& arguments_;
   const Metas& metas_;
 };
@@ -159,40 +163,34 @@ Metas true_divide(const Call& call) {
 
 // ---- convolutions and windows -------------------------------------------------------------------
 
-// (input, weight, bias, stride, padding, dilation, groups): weight [OC, IC / groups, *kernel].
+// Weight [OC, IC / groups, *kernel], of transposed ones [IC, OC / groups, *kernel].
 Metas convolution(const Call& call) {
+  const ConvolutionOp& op = *convolution_op(call.name());
   const Meta &src = call.floating(0), &weight = call.tensor(1);
   const std::size_t rank = src.dims.size();
   require(rank >= 3 && weight.dims.size() == rank && weight.dtype == src.dtype);
-  const Dims stride = call.list(3, rank - 2), padding = call.list(4, rank - 2),
-             dilation = call.list(5, rank - 2);
-  require(src.dims[1] == weight.dims[1] * call.integer(6));
+  const auto list = [&](std::int64_t i) {
+    return i < 0 ? Dims(rank - 2, 0) : call.list(static_cast<std::size_t>(i), rank - 2);
+  };
+  const Dims stride = list(op.stride), padding = list(op.padding), dilation = list(op.dilation),
+             output_padding = list(op.output_padding);
+  const std::int64_t groups = call.integer(static_cast<std::size_t>(op.groups));
+  std::int64_t inputs = weight.dims[1] * groups, outputs = weight.dims[0];
+  if (op.transposed) std::swap(inputs, outputs);
+  require(src.dims[1] == inputs);
   Meta dst = src;
-  dst.dims[1] = weight.dims[0];
+  dst.dims[1] = outputs;
   for (std::size_t i = 0; i + 2 < rank; ++i) {
-    const std::int64_t reach = dilation[i] * (weight.dims[2 + i] - 1) + 1;
-    const std::int64_t room = src.dims[2 + i] + 2 * padding[i] - reach;
-    require(room >= 0 && stride[i] > 0);
-    dst.dims[2 + i] = room / stride[i] + 1;
-  }
-  return {dst};
-}
-
-// (input, weight, bias, stride, padding, output_padding, groups, dilation): weight
-// [IC, OC / groups, *kernel].
-Metas transposed_convolution(const Call& call) {
-  const Meta &src = call.floating(0), &weight = call.tensor(1);
-  const std::size_t rank = src.dims.size();
-  require(rank >= 3 && weight.dims.size() == rank && weight.dtype == src.dtype);
-  const Dims stride = call.list(3, rank - 2), padding = call.list(4, rank - 2),
-             output_padding = call.list(5, rank - 2), dilation = call.list(7, rank - 2);
-  require(src.dims[1] == weight.dims[0]);
-  Meta dst = src;
-  dst.dims[1] = weight.dims[1] * call.integer(6);
-  for (std::size_t i = 0; i + 2 < rank; ++i) {
-    dst.dims[2 + i] = (src.dims[2 + i] - 1) * stride[i] - 2 * padding[i] +
-                      dilation[i] * (weight.dims[2 + i] - 1) + output_padding[i] + 1;
-    require(dst.dims[2 + i] > 0);
+    std::int64_t& size = dst.dims[2 + i];
+    const std::int64_t reach = dilation[i] * (weight.dims[2 + i] - 1);
+    if (op.transposed) {
+      size = (size - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i] + 1;
+    } else {
+      const std::int64_t room = size + 2 * padding[i] - reach - 1;
+      require(room >= 0 && stride[i] > 0);
+      size = room / stride[i] + 1;
+    }
+    require(size > 0);
   }
   return {dst};
 }
@@ -208,17 +206,18 @@ std::int64_t windows(std::int64_t size, std::int64_t reach, std::int64_t stride,
 }
 
 // (input, kernel, stride, padding, ...); in front of the spatial dims, channels and perhaps N.
-template <std::size_t kSpatial, std::size_t kDilation, std::size_t kCeilMode>
 Metas pooling(const Call& call) {
+  const PoolingOp& op = *pooling_op(call.name());
+  const auto spatial = static_cast<std::size_t>(op.name[op.name.size() - 2] - '0');  // "..2d"
   Meta dst = call.floating(0);
-  require(dst.dims.size() > kSpatial);
-  const Dims kernel = call.list(1, kSpatial), given = call.list(2, kSpatial),
-             padding = call.list(3, kSpatial),
-             dilation = kDilation > 0 ? call.list(kDilation, kSpatial) : Dims(kSpatial, 1);
+  require(dst.dims.size() > spatial);
+  const auto list = [&](std::int64_t i) { return call.list(static_cast<std::size_t>(i), spatial); };
+  const Dims kernel = list(1), given = list(2), padding = list(3),
+             dilation = op.dilation < 0 ? Dims(spatial, 1) : list(op.dilation);
   const Dims stride = given.empty() ? kernel : given;
-  const bool ceil_mode = call.flag(kCeilMode);
-  for (std::size_t i = 0; i < kSpatial; ++i) {
-    std::int64_t& size = dst.dims[dst.dims.size() - kSpatial + i];
+  const bool ceil_mode = call.flag(static_cast<std::size_t>(op.ceil_mode));
+  for (std::size_t i = 0; i < spatial; ++i) {
+    std::int64_t& size = dst.dims[dst.dims.size() - spatial + i];
     size = windows(size, dilation[i] * (kernel[i] - 1) + 1, stride[i], padding[i], ceil_mode);
   }
   return {dst};
@@ -505,14 +504,10 @@ Metas split_with_sizes(const Call& call) {
 
 using Rule = Metas (*)(const Call& call);
 
-// Ops without overload whose result is like their first argument.
-constexpr std::array<std::string_view, 33> kSame{
-    "relu",          "relu6",      "hardtanh",   "leaky_relu", "hardswish",  "hardsigmoid",
-    "silu",          "gelu",       "elu",        "mish",       "tanh",       "sigmoid",
-    "softplus",      "exp",        "log",        "sqrt",       "rsqrt",      "abs",
-    "neg",           "clamp",      "clamp_min",  "clamp_max",  "dropout",    "feature_dropout",
-    "alpha_dropout", "detach",     "contiguous", "clone",      "batch_norm", "instance_norm",
-    "group_norm",    "layer_norm", "prelu"};
+// Ops without overload whose result is like their first argument, beside the pointwise ones.
+constexpr auto kSame = std::to_array<std::string_view>(
+    {"log", "rsqrt", "clamp_max", "dropout", "feature_dropout", "alpha_dropout", "detach",
+     "contiguous", "clone", "batch_norm", "instance_norm", "group_norm", "layer_norm", "prelu"});
 
 // Others, by "op.overload".
 struct Row {
@@ -526,15 +521,11 @@ const std::vector<Row>& rows() {
        {"add.Tensor", "sub.Tensor", "mul.Tensor", "add.Scalar", "sub.Scalar", "mul.Scalar",
         "maximum.", "minimum."}},
       {true_divide, {"div.Tensor", "div.Scalar"}},
-      {convolution, {"conv1d.", "conv2d.", "conv3d."}},
-      {transposed_convolution,
-       {"conv_transpose1d.", "conv_transpose2d.input", "conv_transpose3d.input"}},
-      {pooling<1, 4, 5>, {"max_pool1d."}},
-      {pooling<2, 4, 5>, {"max_pool2d."}},
-      {pooling<3, 4, 5>, {"max_pool3d."}},
-      {pooling<1, 0, 4>, {"avg_pool1d."}},
-      {pooling<2, 0, 4>, {"avg_pool2d."}},
-      {pooling<3, 0, 4>, {"avg_pool3d."}},
+      {convolution,
+       {"conv1d.", "conv2d.", "conv3d.", "conv_transpose1d.", "conv_transpose2d.input",
+        "conv_transpose3d.input"}},
+      {pooling,
+       {"max_pool1d.", "max_pool2d.", "max_pool3d.", "avg_pool1d.", "avg_pool2d.", "avg_pool3d."}},
       {adaptive_pooling<1>, {"adaptive_avg_pool1d."}},
       {adaptive_pooling<2>, {"adaptive_avg_pool2d."}},
       {adaptive_pooling<3>, {"adaptive_avg_pool3d."}},
@@ -568,10 +559,11 @@ const std::vector<Row>& rows() {
   return rows;
 }
 
-Rule rule_of(const std::string& op) {
-  if (op.ends_with(".") && std::ranges::find(kSame, op.substr(0, op.size() - 1)) != kSame.end()) {
-    return same;
-  }
+// Of "relu" and an overload, "".
+Rule rule_of(std::string_view name, std::string_view overload) {
+  const bool is_same = is_pointwise(name) || std::ranges::find(kSame, name) != kSame.end();
+  if (overload.empty() && is_same) return same;
+  const std::string op = std::string(name) + "." + std::string(overload);
   for (const Row& row : rows()) {
     if (std::ranges::find(row.ops, op) != row.ops.end()) return row.rule;
   }
@@ -583,8 +575,7 @@ Rule rule_of(const std::string& op) {
 std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas) {
   constexpr std::string_view kAten = "aten::";
   if (!node.name.starts_with(kAten)) return std::nullopt;
-  const std::string op = node.name.substr(kAten.size()) + "." + node.overload;
-  const Rule rule = rule_of(op);
+  const Rule rule = rule_of(std::string_view(node.name).substr(kAten.size()), node.overload);
   if (!rule) return std::nullopt;
   try {
     Metas results = rule(Call(node, metas));

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "graph/aten.h"
+
 namespace torch_blocked::graph {
 namespace {
 

@@ -1,12 +1,12 @@
-// Nodes as calls through the dispatcher: arguments typed by the op's schema.
+// What no kind takes: the op itself, called through the dispatcher on plain tensors, with arguments
+// typed by its schema.
+#include "graph/nodes/boxed.h"
+
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
 
 #include "format/errors.h"
-#include "graph/graph.h"
+#include "graph/aten.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -86,10 +86,37 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
   return list_of(items, element);
 }
 
-Meta meta_of(const IValue& value) {
-  if (!value.isTensor() || !value.toTensor().defined()) return {};
-  return {value.toTensor().sizes().vec(), value.toTensor().scalar_type()};
+// Whether an op's results are those that were planned: sizes may depend on values where no rule and
+// no meta kernel says so, and who reads them next reads raw memory.
+void check_results(const Node& node, std::size_t got, std::size_t wanted) {
+  if (got == wanted) return;
+  fail_value("optimize", text(wanted, " results of ", node.name), text(got),
+             "its results depend on values; call the model itself");
 }
+
+void check_result(const Node& node, const at::Tensor& result, const SlotPlan& slot) {
+  const Dims wanted = slot.is_blocked() ? physical_dims(slot.dims, slot.format) : slot.dims;
+  if (result.sizes() == wanted && result.scalar_type() == slot.dtype) return;
+  fail_value("optimize", text(slot.dtype, " ", wanted, " of ", node.name),
+             text(result.scalar_type(), " ", result.sizes()),
+             "its results depend on values; call the model itself");
+}
+
+// Other dims over memory that is in order are in order, too.
+std::optional<FixedFormats> fixed(const Node& node) {
+  return is_reshape(node) ? FixedFormats{kPlain, kPlain} : FixedFormats{kStrided, kStrided};
+}
+
+bool is_same_memory(const Step& step, const SlotPlan& src, const SlotPlan& dst) {
+  return is_reshape(*step.node) && src.format == dst.format;
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  return prepare_call(step, running,
+                      {.result = [](const at::Tensor& result, const SlotPlan&) { return result; }});
+}
+
+std::string why(const Step&) { return "no kernel for blocked tensors"; }
 
 }  // namespace
 
@@ -113,69 +140,51 @@ std::vector<IValue> call(const Node& node, const std::function<IValue(Value)>& v
   return flat;
 }
 
-namespace {
-
-// Whether the run told the results' sizes, and the op is none whose sizes follow from values.
-bool is_in_run(const Graph& graph, const Node& node) {
-  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
-  const bool by_values = !op || op->hasTag(at::Tag::dynamic_output_shape) ||
-                         op->hasTag(at::Tag::data_dependent_output);
-  return !by_values && std::ranges::all_of(
-                           node.outputs, [&](Value value) { return graph.metas.contains(value); });
+at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot) {
+  if (slot.format == kChannelsLast && tensor.dim() >= 3) {
+    if (is_channels_last(tensor)) return tensor;
+    const at::Tensor dst = empty_dense(tensor.sizes(), true, tensor.options());
+    return dst.copy_(tensor);
+  }
+  return tensor.contiguous();
 }
 
-}  // namespace
-
-std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
-  std::vector<Meta> metas(static_cast<std::size_t>(graph.values));
-  const auto meta = [&](Value value) -> Meta& { return metas[static_cast<std::size_t>(value)]; };
-  for (std::size_t i = 0; i < inputs.size(); ++i) meta(graph.inputs[i]) = inputs[i];
-  for (const auto& [value, tensor] : graph.constants) {
-    meta(value) = {tensor.sizes().vec(), tensor.scalar_type()};
-  }
-  const auto value_of = [&](Value value) -> IValue {
-    const Meta& m = meta(value);
-    return at::empty(m.dims, at::TensorOptions().dtype(m.dtype).device(at::kMeta));
-  };
-  for (const Node& node : graph.nodes) {
-    if (node.convolution) {
-      meta(node.output()) = {problem_of(node, metas).dst_dims, meta(node.convolution->src).dtype};
-      continue;
+Prepared prepare_call(const Step& step, const Running& running, const Seen& seen) {
+  const auto index = static_cast<std::size_t>(&step - running.plan.steps.data());
+  return {[&step, &plan = running.plan, &memory = running.memory, &tensors = running.tensors, seen,
+           index] {
+    const auto results = call(*step.node, [&](Value value) -> IValue {
+      const at::Tensor& tensor = tensors[step.reads.at(value)];
+      return seen.argument ? seen.argument(tensor) : tensor;
+    });
+    check_results(*step.node, results.size(), step.writes.size());
+    for (std::size_t i = 0; i < step.writes.size(); ++i) {
+      if (!results[i].isTensor()) continue;
+      const at::Tensor& result = results[i].toTensor();
+      const Slot to = step.writes[i];
+      const bool read = memory.slots[to].last > index;
+      if (read && seen.is_physical && result.defined()) {
+        check_result(*step.node, result, plan.slots[to]);
+      }
+      tensors[to] = seen.result(result, plan.slots[to]);
     }
-    if (node.affine || node.linear) {
-      meta(node.output()) = meta(node.affine ? node.affine->src : node.linear->src);
-      if (node.linear) meta(node.output()).dims.back() = node.linear->weight.size(0);
-      continue;
-    }
-    if (node.squeeze_excite) {
-      meta(node.output()) = meta(node.squeeze_excite->src);
-      continue;
-    }
-    if (node.gather) {
-      meta(node.output()) = meta(node.gather->srcs[0]);
-      meta(node.output()).dims[1] = std::ssize(node.gather->channels);
-      continue;
-    }
-    if (const auto known = known_results(node, metas)) {
-      for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
-      continue;
-    }
-    std::vector<IValue> results;
-    try {
-      results = call(node, value_of, /*on_meta=*/true);
-    } catch (const c10::Error&) {
-      if (inputs != graph.input_metas || !is_in_run(graph, node)) throw;
-      for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
-      continue;
-    }
-    // x.unbind(): the model went on with so many.
-    if (results.size() != node.outputs.size()) {
-      fail_value("optimize", text(node.outputs.size(), " results of ", node.name),
-                 text(results.size()), "optimize the model for these sizes");
-    }
-    for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = meta_of(results[i]);
-  }
-  return metas;
+  }};
 }
+
+std::string by_aten(const Plan&, const Step&) { return "aten"; }
+std::string by_torch_blocked(const Plan&, const Step&) { return "torch_blocked"; }
+std::string by_aten_unless_blocked(const Plan& plan, const Step& step) {
+  return plan.slots[step.writes[0]].is_blocked() ? "torch_blocked" : "aten";
+}
+
+constinit const NodeKind nodes::boxed = {
+    .name = "boxed",
+    .fixed = fixed,
+    .may_be_view = true,
+    .is_same_memory = is_same_memory,
+    .prepare = prepare,
+    .implementation = by_aten,
+    .why = why,
+};
 
 }  // namespace torch_blocked::graph

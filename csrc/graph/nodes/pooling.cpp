@@ -1,28 +1,23 @@
-// Where ATen's pooling ops have their arguments, and means that are pooling.
-#include <algorithm>
+// Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
+// them: pooling, which oneDNN runs where it can, and resampling. Means over the spatial dims become
+// such.
+#include "ops/pooling.h"
+
 #include <array>
 #include <numeric>
-#include <string_view>
 
-#include "graph/graph.h"
+#include "graph/nodes/boxed.h"
+#include "graph/planner.h"
+#include "graph/rules.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-// -1: has none.
-struct Row {
-  std::string_view name;
-  Pooling kind;
-  std::int64_t dilation, ceil_mode, include_pad, divisor;
-};
-constexpr std::array kRows{
-    Row{"aten::max_pool1d", Pooling::kMax, 4, 5, -1, -1},
-    Row{"aten::max_pool2d", Pooling::kMax, 4, 5, -1, -1},
-    Row{"aten::max_pool3d", Pooling::kMax, 4, 5, -1, -1},
-    Row{"aten::avg_pool1d", Pooling::kAverageOfWindow, -1, 4, 5, -1},
-    Row{"aten::avg_pool2d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
-    Row{"aten::avg_pool3d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
-};
+constexpr auto kOps = std::to_array<std::string_view>(
+    {"aten::max_pool1d", "aten::avg_pool1d", "aten::max_pool2d", "aten::avg_pool2d",
+     "aten::adaptive_avg_pool2d", "aten::max_pool3d", "aten::avg_pool3d",
+     "aten::adaptive_avg_pool3d", "aten::upsample_nearest2d", "aten::upsample_bilinear2d",
+     "aten::upsample_nearest3d", "aten::upsample_trilinear3d"});
 
 bool flag(const Node& node, std::int64_t index) {
   return index >= 0 && node.arguments[static_cast<std::size_t>(index)].constant().toBool();
@@ -61,9 +56,8 @@ bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   return *reduced == spatial;
 }
 
-}  // namespace
-
-void find_means(Graph& graph, std::vector<Meta>& metas) {
+void find_means(Rewrite& rewrite) {
+  auto& [graph, metas, weights] = rewrite;
   std::vector<Node> nodes;
   for (Node& node : graph.nodes) {
     if (!is_global_mean(node, metas)) {
@@ -93,7 +87,8 @@ void find_means(Graph& graph, std::vector<Meta>& metas) {
   graph.nodes = std::move(nodes);
 }
 
-std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Meta>& metas,
+// The pooling that a node is in a format; nothing if oneDNN has none such.
+std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Meta>& metas,
                                          std::int64_t format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
   const Meta& dst = metas[static_cast<std::size_t>(node.output())];
@@ -108,8 +103,8 @@ std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Met
                    .block = format};
   const std::string_view name = node.name;
   if (name.starts_with("aten::adaptive_avg_pool")) return adaptive(std::move(p));
-  const auto* row = std::ranges::find(kRows, name, &Row::name);
-  if (row == kRows.end()) return std::nullopt;
+  const PoolingOp* row = pooling_op(name);
+  if (!row) return std::nullopt;
   const std::size_t spatial = src.dims.size() - 2;
   const auto list = [&](std::int64_t index) {
     return integers(node.arguments[Dims::size_type(index)], spatial);
@@ -131,5 +126,57 @@ std::optional<PoolingProblem> pooling_of(const Node& node, const std::vector<Met
   p.dilation = *dilation;
   return p;
 }
+
+// "aten::max_pool2d" of three dims is that of one image without a batch.
+bool takes(const Candidate& candidate) {
+  const std::string& name = candidate.node.name;
+  if (std::ranges::find(kOps, name) == kOps.end() || !candidate.reads_images()) return false;
+  const std::int64_t spatial = name[name.size() - 2] - '0';
+  return std::ssize(candidate.result().dims) == spatial + 2;
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  const std::int64_t format = planner.home(node.output());
+  if (format == kPlain) return;
+  auto problem = problem_of(node, planner.metas(), format);
+  if (problem && plan_pooling(*problem)) step.choice = *std::move(problem);
+}
+
+bool fills(const Step& step, const SlotPlan&) { return step.choice.has_value(); }
+
+// [N, blocks, *spatial, b] <-> [N * blocks, b, *spatial] in channels-last: a batch of images of b
+// channels.
+at::Tensor as_images(const at::Tensor& physical) { return physical.flatten(0, 1).movedim(-1, 1); }
+at::Tensor from_images(const at::Tensor& images, const SlotPlan& slot) {
+  return images.movedim(1, -1).contiguous().view(physical_dims(slot.dims, slot.format));
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Slot dst = step.writes[0];
+  if (const auto* problem = std::any_cast<PoolingProblem>(&step.choice)) {
+    return {[run = plan_pooling(*problem), &tensors = running.tensors,
+             src = step.reads.begin()->second,
+             dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); }};
+  }
+  if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
+  return prepare_call(step, running,
+                      {.argument = as_images, .result = from_images, .is_physical = false});
+}
+
+std::string implementation(const Plan&, const Step& step) {
+  return step.choice.has_value() ? "onednn" : "aten";
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::pooling = {
+    .name = "pooling",
+    .find = find_means,
+    .takes = takes,
+    .plan = plan,
+    .fills = fills,
+    .prepare = prepare,
+    .implementation = implementation,
+};
 
 }  // namespace torch_blocked::graph

@@ -3,16 +3,18 @@
 //
 // Each op is run on the numbers of channels, [1, C, 1, 1], instead of on images: what it means is
 // asked of the op itself.
+#include "graph/nodes/gather.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <array>
-#include <span>
-#include <string_view>
 
 #include "format/errors.h"
-#include "graph/graph.h"
+#include "graph/nodes/boxed.h"
+#include "graph/planner.h"
+#include "graph/rules.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -43,11 +45,6 @@ constexpr std::array kMoves{Row{"aten::chunk", 2},
                             Row{"aten::narrow", 1},
                             Row{"aten::channel_shuffle", -1},
                             Row{"aten::native_channel_shuffle", -1}};
-constexpr std::array<std::string_view, 2> kCopies{"aten::contiguous", "aten::clone"};
-
-bool is_any(const auto& names, const Node& node) {
-  return std::ranges::find(names, std::string_view(node.name)) != names.end();
-}
 
 bool names_channels(const Argument& dim, std::size_t rank) {
   if (!dim.is_constant() || !dim.constant().isInt()) return false;
@@ -99,15 +96,16 @@ std::string name_after(const std::string& before, const Node& node) {
 
 class Finder {
  public:
-  Finder(Graph& graph, const std::vector<Meta>& metas)
-      : graph_(graph), metas_(metas), is_image_(metas.size()), known_(metas.size()) {}
+  explicit Finder(Rewrite& rewrite)
+      : graph_(rewrite.graph),
+        metas_(rewrite.metas),
+        is_image_(metas_.size()),
+        known_(metas_.size()) {}
 
   void run() {
     for (Node& node : graph_.nodes) {
-      const bool image =
-          node.kind != Kind::kBoxed && node.kind != Kind::kLinear && node.kind != Kind::kToLast;
-      for (const Value value : node.outputs) is_image_[at(value)] = image;
-      if (node.kind == Kind::kBoxed || node.kind == Kind::kConcat) visit(node);
+      for (const Value value : node.outputs) is_image_[at(value)] = makes_images(node);
+      if (node.is(nodes::boxed) || node.is(nodes::concat)) visit(node);
     }
     const std::vector<bool> needed = find_needed();
     std::vector<Node> nodes;
@@ -117,6 +115,7 @@ class Finder {
         auto gather = needed[at(value)] ? gather_of(value) : std::nullopt;
         if (!gather) continue;
         nodes.push_back(std::move(*gather));
+        metas_.push_back(metas_[at(value)]);
         value = graph_.values++;  // of the op that is left, nobody reads it
       }
       nodes.insert(nodes.begin() + static_cast<std::ptrdiff_t>(place), std::move(node));
@@ -147,7 +146,7 @@ class Finder {
     const auto from = channels_of(src);
     if (!from) return;
     const Dims order = order_of(node, dims(src).size());
-    const bool copies = is_any(kCopies, node);
+    const bool copies = is_any(node, {"aten::contiguous", "aten::clone"});
     const Moved results = is_reshape(node) ? seen_as(*from, dims(src), dims(node.output()))
                           : copies         ? Moved{from->numbers}
                           : !order.empty() ? permuted(*from, order)
@@ -164,7 +163,7 @@ class Finder {
     Moved parts;
     Channels result{};
     bool all = true;
-    for_reads(node, [&](Value value) {
+    for_values(node.arguments, [&](Value value) {
       const auto from = channels_of(value);
       all = all && from && from->is_image();
       if (!all) return;
@@ -185,9 +184,9 @@ class Finder {
     for (const Node& node : graph_.nodes) {
       const bool passes_on = std::ranges::all_of(
           node.outputs, [&](Value value) { return known_[at(value)].has_value(); });
-      if (!passes_on) for_reads(node, [&](Value value) { needed[at(value)] = true; });
+      if (!passes_on) for_values(node.arguments, [&](Value value) { needed[at(value)] = true; });
     }
-    for_arguments(graph_.outputs, [&](Value value) { needed[at(value)] = true; });
+    for_values(graph_.outputs, [&](Value value) { needed[at(value)] = true; });
     return needed;
   }
 
@@ -198,36 +197,35 @@ class Finder {
       return std::nullopt;
     }
     Gather gather;
+    std::vector<Value> srcs;
     bool image = false;
     const at::Tensor numbers = known->numbers.contiguous();
     for (const std::int64_t number : std::span(numbers.const_data_ptr<std::int64_t>(),
                                                static_cast<std::size_t>(numbers.numel()))) {
       const Value src = number / kSource;
-      const auto found = std::ranges::find(gather.srcs, src);
-      gather.channels.push_back({found - gather.srcs.begin(), number % kSource});
-      if (found == gather.srcs.end()) gather.srcs.push_back(src);
+      const auto found = std::ranges::find(srcs, src);
+      gather.channels.push_back({found - srcs.begin(), number % kSource});
+      if (found == srcs.end()) srcs.push_back(src);
       image |= is_image_[at(src)];
     }
     if (!image) return std::nullopt;
     Node node{.name = known->name, .overload = {}, .arguments = {}, .outputs = {value}};
-    if (is_concat(gather)) {
+    std::vector<Argument> reads;
+    for (const Value src : srcs) reads.push_back({ValueRef{src}});
+    if (is_concat(srcs, gather)) {
       node.name = "aten::cat";
-      node.kind = Kind::kConcat;
-      std::vector<Argument> list;
-      for (const Value src : gather.srcs) list.push_back({ValueRef{src}});
-      node.arguments = {{std::move(list)}, {c10::IValue(1)}};
+      node.become(nodes::concat, {{std::move(reads)}, {c10::IValue(1)}}, {});
     } else {
-      node.kind = Kind::kGather;
-      node.gather = std::move(gather);
+      node.become(nodes::gather, std::move(reads), std::move(gather));
     }
     return node;
   }
 
   // All channels of each source, in their order.
-  bool is_concat(const Gather& gather) const {
+  bool is_concat(const std::vector<Value>& srcs, const Gather& gather) const {
     std::vector<ChannelOf> whole;
-    for (std::size_t i = 0; i < gather.srcs.size(); ++i) {
-      for (std::int64_t channel = 0; channel < dims(gather.srcs[i])[1]; ++channel) {
+    for (std::size_t i = 0; i < srcs.size(); ++i) {
+      for (std::int64_t channel = 0; channel < dims(srcs[i])[1]; ++channel) {
         whole.push_back({static_cast<std::int64_t>(i), channel});
       }
     }
@@ -235,13 +233,78 @@ class Finder {
   }
 
   Graph& graph_;
-  const std::vector<Meta>& metas_;
+  std::vector<Meta>& metas_;
   std::vector<bool> is_image_;
   std::vector<std::optional<Channels>> known_;
 };
 
+// ATen does it in two passes.
+double cost(Planner& planner, const Node& node, std::int64_t format) {
+  return 2 * planner.reorder_cost(node.output(), format, planner.block());
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  Meta dst = metas[Uses::at(node.read(0))];
+  dst.dims[1] = std::ssize(node.as<Gather>()->channels);
+  return {dst};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Gather& gather = *step.node->as<Gather>();
+  const std::vector<Slot> srcs = sources(step, *step.node);
+  const std::vector<std::int64_t> counts = channel_counts(running.plan, srcs);
+  const Slot to = step.writes[0];
+  const SlotPlan& dst = running.plan.slots[to];
+  if (dst.is_blocked()) {
+    const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
+    ChannelGather run(gather.channels, counts, dst.dims[0], pixels, dst.format);
+    return {[&tensors = running.tensors, run = std::move(run), srcs, to] {
+              run.run(data_of(tensors, srcs), tensors[to].mutable_data_ptr<float>());
+            },
+            true};
+  }
+  std::vector<std::int64_t> first{0}, index;  // in a concat of the sources
+  for (const std::int64_t count : counts) first.push_back(first.back() + count);
+  for (const auto& [src, channel] : gather.channels) {
+    index.push_back(first[static_cast<std::size_t>(src)] + channel);
+  }
+  return {[&tensors = running.tensors, srcs, to, &dst, index = at::tensor(index, at::kLong)] {
+    std::vector<at::Tensor> operands;
+    for (const Slot slot : srcs) operands.push_back(tensors[slot]);
+    tensors[to] = in_format(at::cat(operands, 1).index_select(1, index), dst);
+  }};
+}
+
 }  // namespace
 
-void find_gathers(Graph& graph, const std::vector<Meta>& metas) { Finder(graph, metas).run(); }
+std::vector<Slot> sources(const Step& step, const Node& gather) {
+  std::vector<Slot> slots;
+  for_values(gather.arguments, [&](Value src) { slots.push_back(step.reads.at(src)); });
+  return slots;
+}
+
+std::vector<std::int64_t> channel_counts(const Plan& plan, const std::vector<Slot>& slots) {
+  std::vector<std::int64_t> counts;
+  for (const Slot slot : slots) counts.push_back(plan.slots[slot].dims[1]);
+  return counts;
+}
+
+std::vector<const float*> data_of(const std::vector<at::Tensor>& tensors,
+                                  const std::vector<Slot>& slots) {
+  std::vector<const float*> pointers;
+  for (const Slot slot : slots) pointers.push_back(tensors[slot].const_data_ptr<float>());
+  return pointers;
+}
+
+constinit const NodeKind nodes::gather = {
+    .name = "gather",
+    .combine = [](Rewrite& rewrite) { Finder(rewrite).run(); },
+    .results = results,
+    .cost = cost,
+    .waits = true,  // convolutions may do without
+    .fills = [](const Step&, const SlotPlan& dst) { return dst.is_blocked(); },
+    .prepare = prepare,
+    .implementation = by_aten_unless_blocked,
+};
 
 }  // namespace torch_blocked::graph

@@ -1,19 +1,28 @@
 // Squeeze and excitation as one node: the mean over the spatial dims, one or two small layers
 // (1x1 convolutions, or linear layers between views), a sigmoid, the product with what the mean is
 // of, and what follows it pointwise. Source: "Squeeze-and-Excitation Networks" (arXiv 1709.01507).
-#include <algorithm>
-#include <array>
-#include <string_view>
+#include "ops/squeeze_excite.h"
 
-#include "graph/rules.h"
+#include "format/errors.h"
+#include "graph/nodes/layers.h"
+#include "graph/planner.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-// Views that only add or drop dims of size 1 from [N, C], and what repeats these.
-constexpr std::array<std::string_view, 9> kViews{
-    "aten::flatten", "aten::view",   "aten::reshape",   "aten::unflatten", "aten::unsqueeze",
-    "aten::squeeze", "aten::expand", "aten::expand_as", "aten::contiguous"};
+// src times a gate for each channel: `gate` of what the layers make, one after the other, of the
+// means of src over the spatial dims.
+struct SqueezeExcite {
+  std::vector<SqueezeExciteLayer> layers;
+  Gate gate;
+  Epilogue epilogue = {};
+};
+
+// Ops that may only add or drop dims of size 1 from [N, C], and what repeats these.
+bool is_view(const Node& node) {
+  return is_reshape(node) || is_any(node, {"aten::unsqueeze", "aten::squeeze", "aten::expand",
+                                           "aten::expand_as", "aten::contiguous"});
+}
 
 std::optional<Gate> gate_of(const Node& node) {
   if (node.name == "aten::sigmoid") return Gate::kSigmoid;
@@ -23,8 +32,8 @@ std::optional<Gate> gate_of(const Node& node) {
 
 // A node as a layer from [N, I] to [N, O]; nothing if it is none.
 std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
-  if (node.linear) {
-    const Linear& linear = *node.linear;
+  if (const auto* layer = node.as<Linear>()) {
+    const Linear& linear = *layer;
     const auto is = [&](LinearActivation kind) { return linear.activation == kind; };
     if (is(LinearActivation::kGelu) || is(LinearActivation::kGeluTanh)) return std::nullopt;
     Activation activation;
@@ -34,8 +43,8 @@ std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
     if (is(LinearActivation::kSilu)) activation = {Activated::kSilu};
     return SqueezeExciteLayer{linear.weight, linear.bias, activation};
   }
-  if (!node.convolution) return std::nullopt;
-  const Convolution& c = *node.convolution;
+  if (!node.as<Convolution>()) return std::nullopt;
+  const Convolution& c = *node.as<Convolution>();
   const auto all = [](const auto& values, std::int64_t wanted) {
     return std::ranges::all_of(values, [&](std::int64_t value) { return value == wanted; });
   };
@@ -64,7 +73,7 @@ class Chain {
   std::optional<SqueezeExcite> find(Value src, Value gate) {
     Node* node = maker(gate);
     if (!node || !gate_of(*node)) return std::nullopt;
-    SqueezeExcite found{.src = src, .layers = {}, .gate = *gate_of(*node)};
+    SqueezeExcite found{.layers = {}, .gate = *gate_of(*node)};
     for (node = previous(*node); node && !is_mean(*node); node = previous(*node)) {
       Activation activation;  // after a linear layer: others are part of their layer
       if (const auto own = find_activation(*node); own && !layer_of(*node)) {
@@ -101,7 +110,7 @@ class Chain {
   Node* previous(const Node& node) {
     Value src = kNone;
     int count = 0;
-    for_reads(node, [&](Value value) {
+    for_values(node.arguments, [&](Value value) {
       src = value;
       ++count;
     });
@@ -113,7 +122,7 @@ class Chain {
       Node* node = uses_.maker[Uses::at(value)];
       if (!node || !uses_.only_reader(value) || node->outputs.size() != 1) return nullptr;
       nodes_.push_back(node);
-      if (std::ranges::find(kViews, std::string_view(node->name)) == kViews.end()) return node;
+      if (!is_view(*node)) return node;
       if (!is_pixel(node->arguments[0].value())) return nullptr;
       value = node->arguments[0].value();
     }
@@ -136,14 +145,14 @@ class Chain {
 std::string name_of(const std::vector<Node*>& nodes, const Node& product) {
   std::string name = nodes[0]->name;
   for (std::size_t i = 1; i < nodes.size(); ++i) {
-    const bool view = std::ranges::find(kViews, std::string_view(nodes[i]->name)) != kViews.end();
-    if (!view) name = joined_name(name, *nodes[i]);
+    if (!is_view(*nodes[i])) name = joined_name(name, *nodes[i]);
   }
   return joined_name(name, product);
 }
 
 void find_one(Node& product, const Uses& uses, const std::vector<Meta>& metas) {
   if (product.name != "aten::mul" || product.overload != "Tensor") return;
+  if (product.held.has_value()) return;  // by a constant
   const auto& [dims, dtype] = metas[Uses::at(product.output())];
   if (dims.size() < 3 || dims.size() > 5 || dtype != at::kFloat) return;
   for (const std::size_t i : {0, 1}) {
@@ -154,51 +163,102 @@ void find_one(Node& product, const Uses& uses, const std::vector<Meta>& metas) {
     Chain chain(uses, metas, dims);
     auto found = chain.find(src, gate);
     if (!found) continue;
-    product.kind = Kind::kSqueezeExcite;
     product.name = name_of(chain.nodes(), product);
-    product.squeeze_excite = std::move(found);
-    product.arguments.clear();
+    product.become(nodes::squeeze_excite, {{ValueRef{src}}}, *std::move(found));
     for (Node* node : chain.nodes()) node->outputs.clear();
     return;
   }
 }
 
 // Activations and a sum after the product; the last of these takes its place.
-void fuse_epilogues(Graph& graph, const Uses& uses, const std::vector<Meta>& metas) {
-  for (Node& node : graph.nodes) {
-    if (!node.squeeze_excite || node.outputs.empty()) continue;
+void fuse_epilogues(Rewrite& rewrite, const Uses& uses) {
+  for (Node& node : rewrite.graph.nodes) {
+    const auto* found = node.as<SqueezeExcite>();
+    if (!found || node.outputs.empty()) continue;
     Node* reader = uses.only_reader(node.output());
-    if (!reader || reader->kind != Kind::kPointwise) continue;
-    SqueezeExcite fused = *node.squeeze_excite;
-    if (!join_epilogue(graph, *reader, node.output(), metas, fused.epilogue, fused.residual)) {
+    if (!reader || !reader->is(nodes::pointwise)) continue;
+    SqueezeExcite fused = *found;
+    Value residual = node.read(1);
+    if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
+                       residual)) {
       continue;
     }
-    reader->kind = Kind::kSqueezeExcite;
     reader->name = joined_name(node.name, *reader);
-    reader->squeeze_excite = std::move(fused);
-    reader->arguments.clear();
+    reader->become(nodes::squeeze_excite, with_residual(node.read(0), residual), std::move(fused));
     node.outputs.clear();
   }
 }
 
-}  // namespace
-
-void find_squeeze_excites(Graph& graph, const std::vector<Meta>& metas) {
-  const Uses uses(graph);
-  for (Node& node : graph.nodes) {
-    if (!node.outputs.empty()) find_one(node, uses, metas);
+void combine(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    if (!node.outputs.empty()) find_one(node, uses, rewrite.metas);
   }
-  fuse_epilogues(graph, uses, metas);
-  sweep(graph);
+  fuse_epilogues(rewrite, uses);
+  sweep(rewrite.graph);
 }
 
-SqueezeExciteProblem problem_of(const SqueezeExcite& node, const Dims& dims, std::int64_t format) {
-  SqueezeExciteProblem problem{
-      .dims = dims, .block = format, .layers = {}, .gate = node.gate, .epilogue = node.epilogue};
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {metas[Uses::at(node.read(0))]};
+}
+
+double cost(Planner&, const Node&, std::int64_t format) {
+  return format == kPlain ? kImpossible : 0;
+}
+
+SqueezeExciteProblem problem_of(const SqueezeExcite& node, const SlotPlan& dst) {
+  SqueezeExciteProblem problem{.dims = dst.dims,
+                               .block = dst.format,
+                               .layers = {},
+                               .gate = node.gate,
+                               .epilogue = node.epilogue};
   for (const SqueezeExciteLayer& layer : node.layers) {
     problem.layers.push_back({layer.weight.size(1), layer.weight.size(0), layer.activation});
   }
   return problem;
 }
+
+Prepared prepare(const Step& step, const Running& running) {
+  const SqueezeExcite& node = *step.node->as<SqueezeExcite>();
+  const Slot dst = step.writes[0], src = step.reads.at(step.node->read(0));
+  const std::optional<Slot> residual =
+      step.node->read(1) == kNone ? std::nullopt : std::optional(step.reads.at(step.node->read(1)));
+  auto plan = plan_squeeze_excite(problem_of(node, running.plan.slots[dst]));
+  std::vector<at::Tensor> layers;
+  for (const auto& [weight, bias, activation] : node.layers) {
+    layers.push_back(weight);
+    layers.push_back(bias);
+  }
+  const at::Tensor packed = running.weights.get(*step.node, layers, plan.weights_format,
+                                                [&] { return plan.pack(node.layers); });
+  return {[&tensors = running.tensors, run = std::move(plan.run), packed, src, residual, dst] {
+            run({.src = tensors[src].const_data_ptr<float>(),
+                 .residual = residual ? tensors[*residual].const_data_ptr<float>() : nullptr,
+                 .weights = packed.const_data_ptr<float>(),
+                 .dst = tensors[dst].mutable_data_ptr<float>()});
+          },
+          true};
+}
+
+std::string why(const Step& step) {
+  return text("squeeze and excitation in one step, ", step.node->as<SqueezeExcite>()->layers.size(),
+              " layers");
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::squeeze_excite = {
+    .name = "squeeze_excite",
+    .combine = combine,
+    .results = results,
+    .prefers_blocks = true,
+    .cost = cost,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = [](const Step& step) { return step.node->read(0); },
+    .prepare = prepare,
+    .implementation = by_torch_blocked,
+    .why = why,
+    .release = [](Node& node) { node.as<SqueezeExcite>()->layers.clear(); },
+};
 
 }  // namespace torch_blocked::graph

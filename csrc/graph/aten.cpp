@@ -1,0 +1,91 @@
+#include "graph/aten.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <numeric>
+
+namespace torch_blocked::graph {
+namespace {
+
+constexpr std::array kConvolutions{
+    ConvolutionOp{"aten::conv1d", 3, 4, 5, -1, 6, false},
+    ConvolutionOp{"aten::conv2d", 3, 4, 5, -1, 6, false},
+    ConvolutionOp{"aten::conv3d", 3, 4, 5, -1, 6, false},
+    ConvolutionOp{"aten::conv_transpose1d", 3, 4, 7, 5, 6, true},
+    ConvolutionOp{"aten::conv_transpose2d", 3, 4, 7, 5, 6, true},
+    ConvolutionOp{"aten::conv_transpose3d", 3, 4, 7, 5, 6, true},
+};
+
+constexpr std::array kPoolings{
+    PoolingOp{"aten::max_pool1d", Pooling::kMax, 4, 5, -1, -1},
+    PoolingOp{"aten::max_pool2d", Pooling::kMax, 4, 5, -1, -1},
+    PoolingOp{"aten::max_pool3d", Pooling::kMax, 4, 5, -1, -1},
+    PoolingOp{"aten::avg_pool1d", Pooling::kAverageOfWindow, -1, 4, 5, -1},
+    PoolingOp{"aten::avg_pool2d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
+    PoolingOp{"aten::avg_pool3d", Pooling::kAverageOfWindow, -1, 4, 5, 6},
+};
+
+constexpr auto kPointwise = std::to_array<std::string_view>(
+    {"relu", "relu6", "hardtanh", "leaky_relu", "hardswish", "hardsigmoid", "silu", "gelu", "elu",
+     "mish", "tanh", "sigmoid", "softplus", "exp", "sqrt", "abs", "neg", "clamp", "clamp_min"});
+
+// The row of that name; null if there is none.
+const auto* row_of(const auto& rows, std::string_view name) {
+  const auto found = std::ranges::find(rows, name, [](const auto& row) { return row.name; });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
+  Dims dims;
+  if (argument.is_constant()) {
+    if (!argument.constant().isInt()) return std::nullopt;
+    dims = {argument.constant().toInt()};
+  } else if (const auto* list = std::get_if<std::vector<Argument>>(&argument.held)) {
+    for (const Argument& item : *list) {
+      if (!item.is_constant() || !item.constant().isInt()) return std::nullopt;
+      dims.push_back(item.constant().toInt());
+    }
+  }
+  if (dims.size() == 1) dims.resize(spatial, dims[0]);
+  return dims;
+}
+
+bool is_pointwise(std::string_view name) {
+  return std::ranges::find(kPointwise, name) != kPointwise.end();
+}
+
+const ConvolutionOp* convolution_op(std::string_view name) { return row_of(kConvolutions, name); }
+const PoolingOp* pooling_op(std::string_view name) { return row_of(kPoolings, name); }
+
+bool is_reshape(const Node& node) {
+  return is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"}) &&
+         node.overload != "dtype" && !node.arguments.empty() && node.arguments[0].value() != kNone;
+}
+
+Dims order_of(const Node& node, std::size_t rank) {
+  const auto size = static_cast<std::int64_t>(rank);
+  Dims order(rank);
+  if (node.name == "aten::permute") {
+    const auto dims = integers(node.arguments[1], rank);
+    if (!dims || dims->size() != rank) return {};
+    for (std::size_t i = 0; i < rank; ++i) order[i] = ((*dims)[i] + size) % size;
+    return order;
+  }
+  if (node.name != "aten::transpose" || node.overload != "int") return {};
+  std::iota(order.begin(), order.end(), 0);
+  const auto dim = [&](std::size_t i) {
+    return static_cast<std::size_t>((node.arguments[i].constant().toInt() + size) % size);
+  };
+  std::swap(order[dim(1)], order[dim(2)]);
+  return order;
+}
+
+bool is_random(const Node& node) {
+  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+  return !op || op->hasTag(at::Tag::nondeterministic_seeded);
+}
+
+}  // namespace torch_blocked::graph

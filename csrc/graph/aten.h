@@ -1,0 +1,61 @@
+// What ATen's ops are: their names, where they have their arguments, what they mean for dims. Each
+// is written here once.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <string_view>
+
+#include "graph/graph.h"
+#include "ops/pooling.h"
+
+namespace torch_blocked::graph {
+
+inline bool is_any(const Node& node, std::initializer_list<std::string_view> names) {
+  return std::ranges::find(names, std::string_view(node.name)) != names.end();
+}
+
+inline bool is_none(const Argument& argument) {
+  return argument.is_constant() && argument.constant().isNone();
+}
+
+inline double number(const Argument& argument, double missing) {
+  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
+  return argument.constant().toScalar().toDouble();
+}
+
+// The integers of a list of constants, one given for all spatial dims spread over them; nothing if
+// it holds something else.
+std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
+
+// Whether an op of ATen, named without "aten::", computes each element of its result from that of
+// one tensor: only those after which a blocked tensor may stay blocked.
+bool is_pointwise(std::string_view name);
+
+// Where a convolution (input, weight, bias, ...) has its other arguments; -1: it has none.
+struct ConvolutionOp {
+  std::string_view name;
+  std::int64_t stride, padding, dilation, output_padding, groups;
+  bool transposed;
+};
+// Null if the name is no convolution's.
+const ConvolutionOp* convolution_op(std::string_view name);
+
+// Where a pooling (input, kernel, stride, padding, ...) has its other arguments; -1: it has none.
+struct PoolingOp {
+  std::string_view name;
+  Pooling kind;
+  std::int64_t dilation, ceil_mode, include_pad, divisor;
+};
+const PoolingOp* pooling_op(std::string_view name);
+
+// Whether the node shows the same elements in the same order with other dims.
+bool is_reshape(const Node& node);
+
+// The order of dims that a node permutes its first argument into; empty if it does not.
+Dims order_of(const Node& node, std::size_t rank);
+
+// Whether the op draws numbers.
+bool is_random(const Node& node);
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,71 @@
+// The sizes and types of all values of a graph, for inputs of given ones.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "format/errors.h"
+#include "graph/node_kind.h"
+#include "graph/nodes/boxed.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+using c10::IValue;
+
+Meta meta_of(const IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return {};
+  return {value.toTensor().sizes().vec(), value.toTensor().scalar_type()};
+}
+
+// Whether the run told the results' sizes, and the op is none whose sizes follow from values.
+bool is_in_run(const Graph& graph, const Node& node) {
+  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+  const bool by_values = !op || op->hasTag(at::Tag::dynamic_output_shape) ||
+                         op->hasTag(at::Tag::data_dependent_output);
+  return !by_values && std::ranges::all_of(
+                           node.outputs, [&](Value value) { return graph.metas.contains(value); });
+}
+
+}  // namespace
+
+std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
+  std::vector<Meta> metas(static_cast<std::size_t>(graph.values));
+  const auto meta = [&](Value value) -> Meta& { return metas[static_cast<std::size_t>(value)]; };
+  for (std::size_t i = 0; i < inputs.size(); ++i) meta(graph.inputs[i]) = inputs[i];
+  for (const auto& [value, tensor] : graph.constants) {
+    meta(value) = {tensor.sizes().vec(), tensor.scalar_type()};
+  }
+  const auto value_of = [&](Value value) -> IValue {
+    const Meta& m = meta(value);
+    return at::empty(m.dims, at::TensorOptions().dtype(m.dtype).device(at::kMeta));
+  };
+  for (const Node& node : graph.nodes) {
+    if (node.kind->results) {
+      const std::vector<Meta> results = node.kind->results(node, metas);
+      for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = results[i];
+      continue;
+    }
+    if (const auto known = known_results(node, metas)) {
+      for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
+      continue;
+    }
+    std::vector<IValue> results;
+    try {
+      results = call(node, value_of, /*on_meta=*/true);
+    } catch (const c10::Error&) {
+      if (inputs != graph.input_metas || !is_in_run(graph, node)) throw;
+      for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
+      continue;
+    }
+    // x.unbind(): the model went on with so many.
+    if (results.size() != node.outputs.size()) {
+      fail_value("optimize", text(node.outputs.size(), " results of ", node.name),
+                 text(results.size()), "optimize the model for these sizes");
+    }
+    for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = meta_of(results[i]);
+  }
+  return metas;
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,114 @@
+// One kind of node: what it is made from, the sizes and formats of what it makes, where this may
+// lie, how it is prepared to run and what the report says of it.
+//
+// Each kind is one constant in one file of nodes/ and one row of nodes/list.inc. Passes, planner,
+// memory, run and report go through these rows and know no kind by name.
+#pragma once
+
+#include <limits>
+
+#include "graph/graph.h"
+
+namespace torch_blocked::graph {
+
+class Planner;     // planner.h
+struct SlotPlan;   // plan.h
+struct Step;       // plan.h
+struct Plan;       // plan.h
+struct Running;    // run.h
+struct Prepared;   // run.h
+struct Rewrite;    // rules.h
+struct Candidate;  // rules.h
+
+// The formats that a node insists on, whatever its neighbours have.
+struct FixedFormats {
+  std::int64_t reads, writes;
+};
+
+// The cost of what a kind cannot do.
+inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
+
+struct NodeKind {
+  const char* name;  // of steps that are no node's
+
+  // ---- from ops to nodes, in this order; simplify.cpp calls each for all kinds in turn
+
+  // Makes nodes of this kind from ops.
+  void (*find)(Rewrite& rewrite) = [](Rewrite&) {};
+  // Takes neighbours into nodes of this kind.
+  void (*fuse)(Rewrite& rewrite) = [](Rewrite&) {};
+  // Whether an op that nobody has taken, with one image as its result, is of this kind as it is.
+  bool (*takes)(const Candidate& candidate) = [](const Candidate&) { return false; };
+  // Makes one node of this kind from several, once the kinds of all are known.
+  void (*combine)(Rewrite& rewrite) = [](Rewrite&) {};
+
+  // ---- sizes
+
+  // Sizes and types of the results; null: the op says.
+  std::vector<Meta> (*results)(const Node& node, const std::vector<Meta>& metas) = nullptr;
+
+  // ---- formats
+
+  // Formats that no choice changes; nothing: those of the result are chosen.
+  std::optional<FixedFormats> (*fixed)(const Node& node) = [](const Node&) {
+    return std::optional<FixedFormats>();
+  };
+  // The arguments from this one on are read in the format of the result, or in the fixed one; the
+  // kind itself plans in which it reads those before.
+  std::size_t tied_from = 0;
+  // Whether the choice of formats begins with a block here: others follow or stay plain.
+  bool prefers_blocks = false;
+  // The time in microseconds with the result in this format, and that of bringing arguments before
+  // `tied_from` there.
+  double (*cost)(Planner& planner, const Node& node,
+                 std::int64_t format) = [](Planner&, const Node&, std::int64_t) { return 0.0; };
+  // Whether it runs only when something first needs its result.
+  bool waits = false;
+  // What the step says beside its reads in the result's format.
+  void (*plan)(Planner& planner, const Node& node, Step& step) = [](Planner&, const Node&, Step&) {
+  };
+
+  // ---- memory
+
+  // Whether it writes into memory that it is given; else it makes its own.
+  bool (*fills)(const Step& step, const SlotPlan& dst) = [](const Step&, const SlotPlan&) {
+    return false;
+  };
+  // Whether its result may be a view of what it reads.
+  bool may_be_view = false;
+  // Whether its result is byte for byte what it reads.
+  bool (*is_same_memory)(const Step& step, const SlotPlan& src, const SlotPlan& dst) =
+      [](const Step&, const SlotPlan&, const SlotPlan&) { return false; };
+  // Whether its result is what it reads, one after the other along the channels.
+  bool joins_channels = false;
+  // The value that the result may be stored over, if nobody else reads it.
+  Value (*stored_over)(const Step& step) = [](const Step&) { return kNone; };
+
+  // ---- running
+
+  Prepared (*prepare)(const Step& step, const Running& running);
+
+  // ---- the report
+
+  // What ran, and why that.
+  std::string (*implementation)(const Plan& plan, const Step& step);
+  std::string (*why)(const Step& step) = [](const Step&) { return std::string(); };
+
+  // ---- weights
+
+  // Copies what the model could change and the node reads at every run.
+  void (*own)(Node& node, Weights& weights) = [](Node&, Weights&) {};
+  // Lets go of what has been packed.
+  void (*release)(Node& node) = [](Node&) {};
+};
+
+namespace nodes {
+#define NODE(name) extern const NodeKind name;
+#include "graph/nodes/list.inc"
+#undef NODE
+}  // namespace nodes
+
+// All of them, in the order of the list.
+std::span<const NodeKind* const> node_kinds();
+
+}  // namespace torch_blocked::graph

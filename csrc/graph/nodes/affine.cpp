@@ -1,0 +1,112 @@
+// x * scale + shift for each channel, with the activation that follows: batch norms that nothing
+// takes in, and products with constants.
+#include <ATen/ops/zeros_like.h>
+
+#include "graph/nodes/layers.h"
+#include "graph/planner.h"
+#include "graph/run.h"
+#include "kernels/kernels.h"
+#include "kernels/normalization.h"
+#include "runtime/threads.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// x * scale where scale is a constant per channel.
+void find_scalings(Rewrite& rewrite) {
+  Graph& graph = rewrite.graph;
+  for (Node& node : graph.nodes) {
+    if (node.name != "aten::mul" || node.overload != "Tensor") continue;
+    for (const std::size_t i : {0, 1}) {
+      const at::Tensor* scale = constant_of(graph, node.arguments[i]);
+      const Value src = node.arguments[1 - i].value();
+      if (!scale || src == kNone || graph.constants.contains(src)) continue;
+      const Meta& meta = rewrite.meta(src);
+      const auto rank = static_cast<std::int64_t>(meta.dims.size());
+      const bool images = rank >= 3 && rank <= 5 && meta.dtype == at::kFloat;
+      const std::int64_t own = scale->dim();  // [C, 1, 1] or [1, C, 1, 1]
+      if (!images || scale->scalar_type() != at::kFloat || own < rank - 1 || own > rank) continue;
+      if (scale->size(own - rank + 1) != meta.dims[1] || scale->numel() != meta.dims[1]) continue;
+      const at::Tensor flat = scale->flatten().clone();
+      node.become(nodes::affine, {{ValueRef{src}}}, Affine{flat, at::zeros_like(flat)});
+      break;
+    }
+  }
+}
+
+void find(Rewrite& rewrite) {
+  fold_batch_norms(rewrite);
+  find_scalings(rewrite);
+}
+
+void fuse(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    auto* affine = node.as<Affine>();
+    Node* reader = affine ? uses.only_reader(node.output()) : nullptr;
+    const auto activation = reader ? find_activation(*reader) : std::nullopt;
+    if (!activation) continue;
+    affine->activation = *activation;
+    node.name = joined_name(node.name, *reader);
+    node.outputs = reader->outputs;
+    reader->outputs.clear();
+  }
+  sweep(rewrite.graph);
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {metas[Uses::at(node.read(0))]};
+}
+
+double cost(Planner&, const Node&, std::int64_t format) {
+  return format == kPlain ? kImpossible : 0;
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Affine& affine = *step.node->as<Affine>();
+  const SlotPlan& slot = running.plan.slots[step.writes[0]];
+  const Dims shape = physical_dims(slot.dims, slot.format);  // [N, blocks, *spatial, lanes]
+  const std::int64_t blocks = shape[1], lanes = shape.back();
+  std::vector<float> scale(static_cast<std::size_t>(blocks * lanes)), shift(scale);
+  std::copy_n(affine.scale.contiguous().const_data_ptr<float>(), slot.dims[1], scale.begin());
+  std::copy_n(affine.shift.contiguous().const_data_ptr<float>(), slot.dims[1], shift.begin());
+  const std::int64_t rows = shape[0] * blocks, row = c10::multiply_integers(shape) / rows;
+  const Epilogue epilogue{.before = affine.activation, .after = {}};
+  const auto run = [&tensors = running.tensors, from = step.reads.at(step.node->read(0)),
+                    to = step.writes[0], scale = std::move(scale), shift = std::move(shift),
+                    epilogue, blocks, lanes, rows, row] {
+    auto* dst = tensors[to].mutable_data_ptr<float>();
+    const kernels::Affine rows_of{.src = tensors[from].const_data_ptr<float>(),
+                                  .scale = scale.data(),
+                                  .shift = shift.data(),
+                                  .dst = dst,
+                                  .block = lanes,
+                                  .pixels = row / lanes,
+                                  .periods = blocks};
+    const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
+    parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        table.affine(rows_of, i, i + 1);
+        if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
+      }
+    });
+  };
+  return {run, true};
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::affine = {
+    .name = "affine",
+    .find = find,
+    .fuse = fuse,
+    .results = results,
+    .prefers_blocks = true,
+    .cost = cost,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = [](const Step& step) { return step.node->read(0); },
+    .prepare = prepare,
+    .implementation = by_torch_blocked,
+};
+
+}  // namespace torch_blocked::graph

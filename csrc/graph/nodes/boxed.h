@@ -1,0 +1,31 @@
+// Nodes as calls through the dispatcher, for kinds that have no kernel of their own in a format.
+#pragma once
+
+#include "graph/run.h"
+
+namespace torch_blocked::graph {
+
+// Calls the node's op with `value_of` its values. Lists that it returns are flattened. `on_meta`:
+// the values are meta tensors, and so are results.
+std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of,
+                              bool on_meta = false);
+
+// A tensor that an op of ATen has made, in the plain or channels-last format of its slot.
+at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot);
+
+// How a step sees the tensors of blocked slots, and makes those from results.
+struct Seen {
+  at::Tensor (*argument)(const at::Tensor& tensor) = nullptr;  // null: as it is
+  at::Tensor (*result)(const at::Tensor& result, const SlotPlan& slot) = in_format;
+  // Whether results have the sizes of their slots, which is checked then.
+  bool is_physical = true;
+};
+// The step's op on its slots' tensors.
+Prepared prepare_call(const Step& step, const Running& running, const Seen& seen);
+
+// For the report: who ran a step. The last: ATen in plain and channels-last formats.
+std::string by_aten(const Plan& plan, const Step& step);
+std::string by_torch_blocked(const Plan& plan, const Step& step);
+std::string by_aten_unless_blocked(const Plan& plan, const Step& step);
+
+}  // namespace torch_blocked::graph

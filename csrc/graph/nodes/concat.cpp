@@ -1,0 +1,47 @@
+// Concats along channels. Where the operands are whole blocks of one image, they are made where
+// they belong, and nothing runs.
+#include <ATen/ops/cat.h>
+
+#include "graph/nodes/boxed.h"
+#include "graph/rules.h"
+#include "ops/registered.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// Lanes are moved four bytes at a time.
+bool takes(const Candidate& candidate) {
+  const Node& node = candidate.node;
+  if (node.name != "aten::cat" || !node.arguments[1].is_constant()) return false;
+  const std::int64_t dim = node.arguments[1].constant().toInt();
+  const bool channels = dim == 1 || dim + std::ssize(candidate.result().dims) == 1;
+  return channels && candidate.result().dtype == at::kFloat && candidate.reads_images();
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  std::vector<Slot> srcs;
+  Dims channels;
+  for_values(step.node->arguments, [&](Value value) {
+    srcs.push_back(step.reads.at(value));
+    channels.push_back(running.plan.slots[srcs.back()].dims[1]);
+  });
+  const Slot dst = step.writes[0];
+  return {[&slot = running.plan.slots[dst], &tensors = running.tensors, srcs, channels, dst] {
+    std::vector<at::Tensor> operands;
+    for (const Slot src : srcs) operands.push_back(tensors[src]);
+    tensors[dst] = slot.is_blocked() ? concat_channels(operands, channels)
+                                     : in_format(at::cat(operands, 1), slot);
+  }};
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::concat = {
+    .name = "concat",
+    .takes = takes,
+    .joins_channels = true,
+    .prepare = prepare,
+    .implementation = by_aten_unless_blocked,
+};
+
+}  // namespace torch_blocked::graph

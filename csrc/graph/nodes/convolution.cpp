@@ -1,0 +1,317 @@
+// Convolutions, with the zero padding before them and the activations and the sum after them. The
+// format of src may be another than that of the result.
+#include "ops/convolution.h"
+
+#include "format/errors.h"
+#include "graph/nodes/gather.h"
+#include "graph/nodes/layers.h"
+#include "graph/planner.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// ---- from ops to nodes --------------------------------------------------------------------------
+
+// Of a type that we have kernels for, and that ATen takes, too; what it refuses, it words best.
+bool convolution_fits(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
+                      std::int64_t groups, bool transposed) {
+  const bool known = src.dtype == at::kFloat || src.dtype == at::kBFloat16;
+  const bool ranks = std::ssize(src.dims) == weight.dim();  // not without a batch
+  if (!known || !ranks || weight.scalar_type() != src.dtype || groups < 1) return false;
+  const std::int64_t inputs = transposed ? weight.size(0) : weight.size(1) * groups;
+  const std::int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
+  return inputs == src.dims[1] && inputs % groups == 0 && outputs % groups == 0 &&
+         bias_fits(bias, src.dtype, outputs);
+}
+
+void find_one(const Rewrite& rewrite, Node& node) {
+  const ConvolutionOp* row = convolution_op(node.name);
+  if (!row || node.overload == "padding") return;
+  const Graph& graph = rewrite.graph;
+  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* bias = constant_of(graph, node.arguments[2]);
+  const Value src = node.arguments[0].value();
+  const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
+  if (!weight || src == kNone || !groups.is_constant()) return;  // computed weights are ATen's
+  if (!bias && !is_none(node.arguments[2])) return;
+  const Meta& meta = rewrite.meta(src);
+  if (!convolution_fits(meta, *weight, bias, groups.constant().toInt(), row->transposed)) return;
+  const std::size_t ndims = meta.dims.size();
+  const auto list = [&](std::int64_t index) -> std::optional<Dims> {
+    if (index < 0) return Dims(ndims - 2, 0);
+    return integers(node.arguments[static_cast<std::size_t>(index)], ndims - 2);
+  };
+  const auto stride = list(row->stride), padding = list(row->padding),
+             dilation = list(row->dilation), output_padding = list(row->output_padding);
+  if (!stride || !padding || !dilation || !output_padding) return;
+  node.become(nodes::convolution, {{ValueRef{src}}},
+              Convolution{.weight = *weight,
+                          .bias = bias ? *bias : at::Tensor(),
+                          .stride = *stride,
+                          .padding = *padding,
+                          .dilation = *dilation,
+                          .output_padding = *output_padding,
+                          .padding_end = {},
+                          .transposed = row->transposed,
+                          .groups = groups.constant().toInt()});
+}
+
+void find(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
+}
+
+// Zero padding in front of a convolution joins the convolution's own. More at the near end than at
+// the far one counts as a smaller image, of which something must be left.
+void fuse_padding(Rewrite& rewrite) {
+  Graph& graph = rewrite.graph;
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (!is_any(node, {"aten::pad", "aten::constant_pad_nd"})) continue;
+    const bool named = node.name == "aten::pad";
+    if (named && node.arguments[2].constant().toStringView() != "constant") continue;
+    if (number(node.arguments[named ? 3 : 2], 0) != 0) continue;
+    Node* reader = uses.only_reader(node.output());
+    auto* found = reader ? reader->as<Convolution>() : nullptr;
+    if (!found || found->transposed) continue;
+    Convolution& convolution = *found;
+    const std::size_t spatial = convolution.stride.size();
+    const auto pads = integers(node.arguments[1], 2 * spatial);  // last dim first, begin and end
+    if (!pads || pads->size() > 2 * spatial || reader->read(1) == node.output()) continue;
+    if (std::ranges::any_of(*pads, [](std::int64_t pad) { return pad < 0; })) continue;
+    const Dims& dims = rewrite.meta(node.arguments[0].value()).dims;
+    bool is_left = true;
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      is_left &= dims[dims.size() - 1 - i] + (*pads)[2 * i + 1] > (*pads)[2 * i];
+    }
+    if (!is_left) continue;
+    if (convolution.padding_end.empty()) convolution.padding_end.resize(spatial, 0);
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      convolution.padding[spatial - 1 - i] += (*pads)[2 * i];
+      convolution.padding_end[spatial - 1 - i] += (*pads)[2 * i + 1] - (*pads)[2 * i];
+    }
+    reader->arguments[0] = node.arguments[0];
+    node.outputs.clear();
+  }
+  sweep(graph);
+}
+
+// Adds what reads `node` to its epilogue; true if something did. The reader takes the
+// convolution's place, where the residual is known too.
+bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
+  Node* reader = uses.only_reader(node.output());
+  if (!reader || reader->held.has_value()) return false;
+  Convolution fused = *node.as<Convolution>();
+  Value residual = node.read(1);
+  if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
+                     residual)) {
+    return false;
+  }
+  reader->name = joined_name(node.name, *reader);
+  reader->become(nodes::convolution, with_residual(node.read(0), residual), std::move(fused));
+  node.outputs.clear();
+  return true;
+}
+
+void fuse_epilogues(Rewrite& rewrite) {
+  Graph& graph = rewrite.graph;
+  // From the end, so that of two summed convolutions the later takes the sum, and the earlier's
+  // result, which is there by then, is its residual.
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Uses uses(graph);
+    for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend() && !changed; ++node) {
+      if (node->as<Convolution>() && !node->outputs.empty()) {
+        changed = fuse_reader(rewrite, *node, uses);
+      }
+    }
+    sweep(graph);
+  }
+}
+
+void fuse(Rewrite& rewrite) {
+  fuse_padding(rewrite);
+  fuse_epilogues(rewrite);
+}
+
+// ---- sizes and formats --------------------------------------------------------------------------
+
+// The convolution of src of these dims; formats plain.
+ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
+  const Convolution& c = *node.as<Convolution>();
+  Dims dims = metas[Uses::at(node.read(0))].dims;
+  const Dims src_dims = dims;
+  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
+  ConvolutionProblem problem =
+      convolution_problem(dims, kPlain, c.weight, c.bias, c.stride, c.padding, c.dilation,
+                          c.transposed, c.output_padding, c.groups);
+  problem.src_dims = src_dims;
+  problem.epilogue = c.epilogue;
+  return problem;
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {{problem_of(node, metas).dst_dims, metas[Uses::at(node.read(0))].dtype}};
+}
+
+// How a convolution runs: the step's choice.
+struct Choice {
+  ConvolutionProblem problem;
+  std::string implementation;
+  double microseconds = kImpossible, total = kImpossible;  // total: with the reorder of src
+  const Node* gather = nullptr;  // whose sources it reads, instead of its result
+};
+
+// The best way to a convolution's dst in `format`; src may be reordered for it.
+Choice choose(Planner& planner, const Node& node, std::int64_t format) {
+  Choice best;
+  const Value src = node.read(0);
+  for (const std::int64_t src_format : {format, kPlain}) {
+    ConvolutionProblem problem = problem_of(node, planner.metas());
+    // Other mixtures have no kernel. A residual that is src itself has dst's format.
+    if (src_format != format && src == node.read(1)) continue;
+    if (src_format == kPlain && format != kPlain && problem.src_dims[1] > 4) continue;
+    problem.src_block = src_format;
+    problem.dst_block = format;
+    const auto choice = planner.tuner().best(problem);
+    if (!choice) continue;
+    const double total =
+        choice->microseconds + planner.reorder_cost(src, planner.home(src), src_format);
+    if (total < best.total) best = {problem, choice->implementation, choice->microseconds, total};
+  }
+  return best;
+}
+
+const Choice& chosen(Planner& planner, const Node& node, std::int64_t format) {
+  return planner.once<Choice>({&node, format, planner.home(node.read(0))},
+                              [&] { return choose(planner, node, format); });
+}
+
+double cost(Planner& planner, const Node& node, std::int64_t format) {
+  return chosen(planner, node, format).total;
+}
+
+const Traits& traits_of(const Choice& choice) {
+  return convolution_implementations().row(choice.implementation).traits;
+}
+
+// The gather whose sources a convolution reads itself; null if it needs the result, or it is there
+// anyway.
+const Node* gather_for(const Planner& planner, const Node& node, const Choice& choice) {
+  const Value src = node.read(0);
+  const Node* maker = planner.waiting(src);
+  const auto* gather = maker ? maker->as<Gather>() : nullptr;
+  if (!gather || !traits_of(choice).gathers_channels) return nullptr;
+  if (planner.home(src) != choice.problem.src_block) return nullptr;
+  return gathers_in_place(choice.problem, gather->channels) ? maker : nullptr;
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  Choice choice = chosen(planner, node, planner.home(node.output()));
+  choice.gather = gather_for(planner, node, choice);
+  const auto read = [&](Value value) {
+    step.reads[value] = planner.slot(value, choice.problem.src_block);
+  };
+  if (choice.gather) {
+    for_values(choice.gather->arguments, read);
+  } else {
+    read(node.read(0));
+  }
+  step.choice = std::move(choice);
+}
+
+const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
+
+// ---- memory and running -------------------------------------------------------------------------
+
+// A sum is stored over its residual, but not over what the convolution reads around each pixel.
+Value stored_over(const Step& step) {
+  const Value residual = step.node->read(1);
+  const bool sums = traits_of(choice_of(step)).sums_in_place;
+  return sums && residual != step.node->read(0) ? residual : kNone;
+}
+
+std::optional<Slot> residual_of(const Step& step) {
+  const Value residual = step.node->read(1);
+  return residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
+}
+
+Prepared prepare_alone(const Step& step, const Choice& choice, const Running& running) {
+  const Convolution& c = *step.node->as<Convolution>();
+  auto plan = plan_convolution(choice.problem, choice.implementation)->plan;
+  const at::Tensor packed = running.weights.get(*step.node, {c.weight}, plan.weights_format,
+                                                [&] { return pack_weights(plan, c.weight); });
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const std::optional<Slot> residual = residual_of(step);
+  const bool loops_only = plan.loops_only;
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst] {
+            plan.run({.src = tensors[src].const_data_ptr(),
+                      .weights = packed.const_data_ptr(),
+                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
+                      .dst = tensors[dst].mutable_data_ptr()});
+          },
+          loops_only};
+}
+
+// A convolution that reads its channels where they are.
+Prepared prepare_gathered(const Step& step, const Choice& choice, const Running& running) {
+  const Convolution& c = *step.node->as<Convolution>();
+  const std::vector<Slot> srcs = sources(step, *choice.gather);
+  auto plan = plan_direct_gathered(choice.problem, choice.gather->as<Gather>()->channels,
+                                   channel_counts(running.plan, srcs));
+  const at::Tensor packed = running.weights.get(*step.node, {c.weight}, plan.weights_format,
+                                                [&] { return plan.pack(c.weight); });
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const std::optional<Slot> residual = residual_of(step);
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, srcs, residual,
+           dst = step.writes[0]] {
+            plan.run(data_of(tensors, srcs),
+                     {.src = nullptr,
+                      .weights = packed.const_data_ptr(),
+                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
+                      .dst = tensors[dst].mutable_data_ptr()});
+          },
+          true};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Choice& choice = choice_of(step);
+  return choice.gather ? prepare_gathered(step, choice, running)
+                       : prepare_alone(step, choice, running);
+}
+
+std::string why(const Step& step) {
+  const Choice& choice = choice_of(step);
+  const char* gathers = choice.gather ? "; gathers its channels" : "";
+  if (choice.microseconds <= 0) return text("first in the list", gathers);
+  return text("fastest alone: ", choice.microseconds, " us", gathers);
+}
+
+void own(Node& node, Weights& weights) {
+  at::Tensor& bias = node.as<Convolution>()->bias;
+  if (bias.defined()) bias = weights.own(bias);
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::convolution = {
+    .name = "convolution",
+    .find = find,
+    .fuse = fuse,
+    .results = results,
+    .tied_from = 1,
+    .prefers_blocks = true,
+    .cost = cost,
+    .plan = plan,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = stored_over,
+    .prepare = prepare,
+    .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
+    .why = why,
+    .own = own,
+    .release = [](Node& node) { node.as<Convolution>()->weight.reset(); },
+};
+
+}  // namespace torch_blocked::graph

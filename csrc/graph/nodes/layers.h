@@ -1,0 +1,37 @@
+// Layers with weights that other kinds of nodes take in, and are taken into. Each node reads its
+// src as the first value, and a residual, if there is one, as the second.
+#pragma once
+
+#include "graph/nodes/boxed.h"
+#include "graph/rules.h"
+#include "ops/convolution.h"
+#include "ops/linear.h"
+
+namespace torch_blocked::graph {
+
+// With parameters as dense tensors, batch norm folded in; bias may be undefined.
+struct Convolution {
+  at::Tensor weight, bias;
+  Dims stride, padding, dilation, output_padding;
+  Dims padding_end;  // zeros beyond the symmetric padding, at the far end; empty: none
+  bool transposed;
+  std::int64_t groups;
+  Epilogue epilogue = {};
+};
+
+struct Linear {
+  at::Tensor weight, bias;  // [O, I]; [O] or undefined
+  LinearActivation activation = LinearActivation::kNone;
+};
+
+struct Affine {
+  at::Tensor scale, shift;  // [C]
+  Activation activation = {};
+};
+
+// Whether a bias, if there is one, is a vector of a weight's type and outputs.
+inline bool bias_fits(const at::Tensor* bias, at::ScalarType dtype, std::int64_t outputs) {
+  return !bias || (bias->scalar_type() == dtype && bias->dim() == 1 && bias->size(0) == outputs);
+}
+
+}  // namespace torch_blocked::graph

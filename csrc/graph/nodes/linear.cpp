@@ -1,0 +1,102 @@
+// Linear layers on plain tensors, with the activation that follows them.
+#include "graph/nodes/layers.h"
+#include "graph/run.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+void find_one(const Rewrite& rewrite, Node& node) {
+  const Graph& graph = rewrite.graph;
+  if (node.name != "aten::linear") return;
+  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* bias = constant_of(graph, node.arguments[2]);
+  const Value src = node.arguments[0].value();
+  if (!weight || weight->dim() != 2 || src == kNone || graph.constants.contains(src)) return;
+  if (!bias && !is_none(node.arguments[2])) return;
+  const Meta& meta = rewrite.meta(src);
+  if (meta.dims.size() < 2 || meta.dtype != at::kFloat || weight->scalar_type() != at::kFloat) {
+    return;
+  }
+  if (meta.dims.back() != weight->size(1) || !bias_fits(bias, at::kFloat, weight->size(0))) return;
+  node.become(nodes::linear, {{ValueRef{src}}}, Linear{*weight, bias ? *bias : at::Tensor()});
+}
+
+void find(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
+}
+
+LinearActivation find_linear_activation(const Node& node) {
+  if (node.name == "aten::relu") return LinearActivation::kRelu;
+  if (node.name == "aten::silu") return LinearActivation::kSilu;
+  if (node.name != "aten::gelu") return LinearActivation::kNone;
+  const bool tanh = node.arguments.size() > 1 && node.arguments[1].is_constant() &&
+                    node.arguments[1].constant().toStringView() == "tanh";
+  return tanh ? LinearActivation::kGeluTanh : LinearActivation::kGelu;
+}
+
+void fuse(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    auto* linear = node.as<Linear>();
+    Node* reader = linear ? uses.only_reader(node.output()) : nullptr;
+    if (!reader) continue;
+    linear->activation = find_linear_activation(*reader);
+    if (linear->activation == LinearActivation::kNone) continue;
+    node.name = joined_name(node.name, *reader);
+    node.outputs = reader->outputs;
+    reader->outputs.clear();
+  }
+  sweep(rewrite.graph);
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  Meta dst = metas[Uses::at(node.read(0))];
+  dst.dims.back() = node.as<Linear>()->weight.size(0);
+  return {dst};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Linear& linear = *step.node->as<Linear>();
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const Dims& dims = running.plan.slots[src].dims;
+  LinearPlan plan = plan_linear({.rows = c10::multiply_integers(dims) / dims.back(),
+                                 .inputs = dims.back(),
+                                 .outputs = linear.weight.size(0),
+                                 .has_bias = linear.bias.defined(),
+                                 .activation = linear.activation});
+  const at::Tensor packed =
+      running.weights.get(*step.node, {linear.weight}, plan.weights_format,
+                          [&] { return plan.pack(linear.weight.contiguous()); });
+  const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
+  const bool loops_only = plan.loops_only;
+  const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, dst] {
+    plan.run(tensors[src].const_data_ptr<float>(), packed.const_data_ptr(),
+             bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+             tensors[dst].mutable_data_ptr<float>());
+  };
+  return {run, loops_only};
+}
+
+std::string implementation(const Plan&, const Step&) { return "onednn"; }
+
+void own(Node& node, Weights& weights) {
+  at::Tensor& bias = node.as<Linear>()->bias;
+  if (bias.defined()) bias = weights.own(bias);
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::linear = {
+    .name = "linear",
+    .find = find,
+    .fuse = fuse,
+    .results = results,
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .prepare = prepare,
+    .implementation = implementation,
+    .own = own,
+    .release = [](Node& node) { node.as<Linear>()->weight.reset(); },
+};
+
+}  // namespace torch_blocked::graph

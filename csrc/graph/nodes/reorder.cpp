@@ -1,0 +1,60 @@
+// Steps between nodes: a value in another format, or in order where a view may have any strides.
+#include "ops/reorder.h"
+
+#include "graph/nodes/boxed.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// Conjugated and negated in memory, not by a promise.
+at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
+
+// Blocks of one pixel are rows of channels, if no tail lies between two of them.
+bool is_same_memory(const Step&, const SlotPlan& src, const SlotPlan& dst) {
+  const Dims& dims = src.dims;
+  if (dst.format != kPlain || src.dtype != dst.dtype || dims.size() < 3) return false;
+  if (c10::multiply_integers(at::IntArrayRef(dims).slice(2)) != 1) return false;
+  return dims[0] == 1 || !src.is_blocked() || dims[1] % src.format == 0;
+}
+
+Prepared prepare_reorder(const Step& step, const Running& running) {
+  const Slot src = step.reads.begin()->second, dst = step.writes[0];
+  return {[&plan = running.plan, &tensors = running.tensors, src, dst] {
+    const auto side = [&](Slot slot) -> ReorderSide {
+      const SlotPlan& s = plan.slots[slot];
+      return {s.format == kStrided ? resolved(tensors[slot]) : tensors[slot],
+              s.is_blocked() ? s.format : 0};
+    };
+    torch_blocked::reorder("optimize", plan.slots[dst].dims, side(src), side(dst));
+  }};
+}
+
+Prepared prepare_contiguous(const Step& step, const Running& running) {
+  return {[&tensors = running.tensors, src = step.reads.begin()->second, dst = step.writes[0]] {
+    tensors[dst] = resolved(tensors[src]).contiguous();
+  }};
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::reorder = {
+    .name = "reorder",
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .is_same_memory = is_same_memory,
+    .prepare = prepare_reorder,
+    .implementation = by_torch_blocked,
+    .why = [](const Step&) -> std::string { return "the next step takes this format"; },
+};
+
+// From strides that ATen has chosen to plain: the same memory where it is in order.
+constinit const NodeKind nodes::contiguous = {
+    .name = "contiguous",
+    .may_be_view = true,
+    .prepare = prepare_contiguous,
+    .implementation = by_aten,
+    .why = [](const Step&) -> std::string {
+      return "the next step takes no views; a copy if it is one";
+    },
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,70 @@
+// Permutations between [N, C, *spatial] in channels-last and [N, *spatial, C]: the same memory.
+#include "graph/nodes/boxed.h"
+#include "graph/rules.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// [0, 2, 3, 1] and the like; and the inverse, [0, 3, 1, 2].
+Dims order_to_last(std::size_t rank) {
+  Dims order(rank);
+  for (std::size_t i = 1; i < rank; ++i) order[i] = static_cast<std::int64_t>(i % (rank - 1) + 1);
+  return order;
+}
+Dims order_from_last(std::size_t rank) {
+  const Dims to_last = order_to_last(rank);
+  Dims order(rank);
+  for (std::size_t i = 1; i < rank; ++i) {
+    order[static_cast<std::size_t>(to_last[i])] = static_cast<std::int64_t>(i);
+  }
+  return order;
+}
+
+bool permutes(const Candidate& candidate, Dims (*order)(std::size_t rank)) {
+  const Value src = candidate.node.read(0);
+  const std::size_t rank = src == kNone ? 0 : candidate.meta(src).dims.size();
+  return rank >= 3 && rank <= 5 && order_of(candidate.node, rank) == order(rank);
+}
+
+// [N, C, L] and [N, L, C] look alike: images come from where formats are.
+bool takes_to_last(const Candidate& candidate) {
+  return permutes(candidate, order_to_last) &&
+         (candidate.result().dims.size() > 3 || candidate.is_from_image(candidate.node.read(0)));
+}
+
+bool takes_from_last(const Candidate& candidate) { return permutes(candidate, order_from_last); }
+
+Prepared prepare_to_last(const Step& step, const Running& running) {
+  return prepare_call(step, running,
+                      {.result = [](const at::Tensor& result, const SlotPlan&) { return result; }});
+}
+
+Prepared prepare_from_last(const Step& step, const Running& running) {
+  return prepare_call(step, running, {});
+}
+
+std::string why(const Step&) { return "channels-last with other dims"; }
+
+}  // namespace
+
+constinit const NodeKind nodes::to_last = {
+    .name = "to_last",
+    .takes = takes_to_last,
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kChannelsLast, kPlain}); },
+    .may_be_view = true,
+    .prepare = prepare_to_last,
+    .implementation = by_aten,
+    .why = why,
+};
+
+constinit const NodeKind nodes::from_last = {
+    .name = "from_last",
+    .takes = takes_from_last,
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kChannelsLast}); },
+    .may_be_view = true,
+    .prepare = prepare_from_last,
+    .implementation = by_aten,
+    .why = why,
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,67 @@
+// A plan in the making: what the kinds of nodes ask and tell while it is made.
+#pragma once
+
+#include <tuple>
+
+#include "graph/plan.h"
+
+namespace torch_blocked::graph {
+
+// Values that must share one format: what a node ties to its result.
+class Groups {
+ public:
+  explicit Groups(const Graph& graph);
+  Value of(Value value) const;
+
+ private:
+  void join(Value a, Value b);
+  std::vector<Value> parent_;
+};
+
+class Planner {
+ public:
+  Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, std::int64_t block);
+  Plan plan();
+
+  const std::vector<Meta>& metas() const { return metas_; }
+  std::int64_t block() const { return block_; }  // of the blocked format that may be chosen
+  Tuner& tuner() { return tuner_; }
+  // The format in which a value comes into being.
+  std::int64_t home(Value value) const;
+  // Microseconds from one format to another.
+  double reorder_cost(Value value, std::int64_t from, std::int64_t to) const;
+  // The value in a format, reordered once for all that want it so. Who takes any strides takes them
+  // in plain, too.
+  Slot slot(Value value, std::int64_t format);
+  // The node that makes a value but has not run yet, because nothing has needed it; else null.
+  const Node* waiting(Value value) const;
+  // What make() returns, made once for a node, its result's format and another one.
+  using Key = std::tuple<const Node*, std::int64_t, std::int64_t>;
+  template <typename T, typename Make>
+  const T& once(const Key& key, const Make& make) {
+    auto found = made_once_.find(key);
+    if (found == made_once_.end()) found = made_once_.emplace(key, T(make())).first;
+    return *std::any_cast<T>(&found->second);
+  }
+
+ private:
+  double cost();
+  std::int64_t wanted_by(const Node& node) const;
+  void choose_formats();
+  Slot new_slot(Value value, std::int64_t format);
+  void emit(const Node& node);
+
+  const Graph& graph_;
+  std::vector<Meta> metas_;
+  Groups groups_;
+  Tuner& tuner_;
+  std::int64_t block_;
+  std::vector<std::int64_t> formats_;               // of groups
+  std::vector<std::optional<std::int64_t>> fixed_;  // formats that no choice changes
+  std::map<Key, std::any> made_once_;
+  std::map<std::pair<Value, std::int64_t>, Slot> slots_;
+  std::map<Value, const Node*> waiting_;
+  Plan plan_;
+};
+
+}  // namespace torch_blocked::graph
