@@ -62,9 +62,9 @@ def like(x):
 def parts(x):
     x.diagonal(0, 2, 3).fill_(3.0)
     x.unbind(1)[3].neg_()
-    x.split([3, 5], 1)[1].sqrt_()
+    x.split([3, 5], 1)[1].tanh_()
     x.split(3, 1)[2].add_(1)
-    return x.nan_to_num()
+    return x
 
 
 def shown_before(x):
