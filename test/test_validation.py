@@ -735,3 +735,17 @@ def test_huge_sizes_are_refused_or_computed():
 def test_the_process_apart_notices_a_signal():
     with pytest.raises(AssertionError, match="ended in .'death '"):
         run_apart([("fine", "X + 1"), ("death", "os.kill(os.getpid(), 11)")])
+
+
+MASKED = {
+    "batch_norm_backward": lambda x, row: (x, x, 8, None, row, row, False),
+    "group_norm_backward": lambda x, row: (x, x, 8, row, row, row, 1),
+}
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_a_mask_of_four_for_meta_tensors(op):
+    """torch checks the length of a mask for kernels in C++ only, and reads as many results."""
+    x, row = torch.empty(2, 1, 3, 3, 16, device="meta"), torch.empty(8, device="meta")
+    with pytest.raises(RuntimeError, match="output_mask of 3, got 4"):
+        getattr(OPS, op)(*MASKED[op](x, row), [True] * 4)

@@ -164,8 +164,13 @@ def _(input, channels, weight, bias, running_mean, running_var, momentum, eps):
 
 @torch.library.register_fake("torch_blocked::batch_norm_backward")
 def _(grad_output, input, channels, weight, mean, invstd, training, output_mask):
+    for_input, *for_parameters = output_mask
+    if len(for_parameters) != 2:  # which torch checks for kernels in C++ only
+        raise RuntimeError(
+            f"torch_blocked::batch_norm_backward: expected an output_mask of 3, got {len(output_mask)}"
+        )
     none = input.new_empty(0)
     return (
-        torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else none,
-        *(input.new_empty(channels) if asked else none.clone() for asked in output_mask[1:]),
+        torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
+        *(input.new_empty(channels) if asked else none.clone() for asked in for_parameters),
     )
