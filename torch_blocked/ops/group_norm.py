@@ -126,7 +126,8 @@ def _(grad_output, input, channels, mean, rstd, weight, groups, output_mask):
     for_input, *for_parameters = output_mask
     if len(for_parameters) != 2:  # which torch checks for kernels in C++ only
         raise RuntimeError(
-            f"torch_blocked::group_norm_backward: expected an output_mask of 3, got {len(output_mask)}"
+            f"torch_blocked::group_norm_backward: expected an output_mask of 3, got "
+            f"{len(output_mask)}"
         )
     none = input.new_empty(0)
     return (
