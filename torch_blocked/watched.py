@@ -212,8 +212,8 @@ def _dims_of(item) -> int:
 
 def _is_whole(item: slice, size: int) -> bool:
     """Whether it takes all of that many, because of a number in it."""
-    numbers = [each for each in (item.start, item.stop) if isinstance(each, int)]
-    return bool(numbers) and item.indices(size) == (0, size, 1)
+    is_named = item.start is not None or item.stop is not None
+    return is_named and item.indices(size) == (0, size, 1)
 
 
 class FreeQuestions(TorchFunctionMode):
