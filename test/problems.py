@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_blocked.bench.convolution import FUNCTIONS
 from torch_blocked.formats import to_blocked
 from torch_blocked.profile import profile
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
@@ -118,14 +119,7 @@ def _grid_sampler(mode, padding, align_corners):
 def _convolution(
     name, ndim, operand_dims, transposed=False, error_factor=ERROR_FACTOR, **arguments
 ):
-    function = {
-        (3, False): F.conv1d,
-        (4, False): F.conv2d,
-        (5, False): F.conv3d,
-        (3, True): F.conv_transpose1d,
-        (4, True): F.conv_transpose2d,
-        (5, True): F.conv_transpose3d,
-    }[ndim, transposed]
+    function = FUNCTIONS[ndim - 2, transposed]
 
     def run(x, weight, bias):
         groups = x.shape[1] if arguments.get("groups") == "depthwise" else 1

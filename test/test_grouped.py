@@ -7,20 +7,12 @@ from problems import CHANNELS, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
-from torch_blocked.bench.convolution import forced
+from torch_blocked.bench.convolution import FUNCTIONS, forced
 from torch_blocked.tensor import format_name, tail_is_zero
 
 # The widest: its vectors are those of the instruction set; a run limited to AVX2 has the others.
 BLOCKS = torch_blocked.native_blocks()[:1]
 THREADS = (1, 2, 3)
-FUNCTIONS = {
-    (3, False): F.conv1d,
-    (4, False): F.conv2d,
-    (5, False): F.conv3d,
-    (3, True): F.conv_transpose1d,
-    (4, True): F.conv_transpose2d,
-    (5, True): F.conv_transpose3d,
-}
 
 by_block = pytest.mark.parametrize("block", BLOCKS)
 by_transposed = pytest.mark.parametrize("transposed", (False, True), ids=("forward", "transposed"))
@@ -39,7 +31,7 @@ def layer(dims, groups, out_channels, kernel, transposed=False, bias=True):
 
 def run(implementation, tensors, block, transposed=False, **arguments):
     input, weight, bias = tensors
-    function = FUNCTIONS[input.dim(), transposed]
+    function = FUNCTIONS[input.dim() - 2, transposed]
     with forced(implementation), torch.no_grad(), torch_blocked.strict():
         blocked = input.to_blocked(format_name(input.dim(), block))
         result = function(blocked, weight, bias, **arguments)
@@ -55,7 +47,7 @@ def check(implementation, tensors, block, transposed=False, **arguments):
         again = run(implementation, tensors, block, transposed, **arguments)
     assert tail_is_zero(result)
     assert torch.equal(result._physical, again._physical)
-    function = FUNCTIONS[tensors[0].dim(), transposed]
+    function = FUNCTIONS[tensors[0].dim() - 2, transposed]
     expected = function(*tensors, **arguments)
     exact = function(*(None if t is None else t.double() for t in tensors), **arguments)
     assert result.shape == expected.shape

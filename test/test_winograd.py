@@ -12,7 +12,7 @@ from problems import CHANNELS, WINOGRAD_ERROR_FACTOR, assert_close, threads
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
-from torch_blocked.bench.convolution import forced
+from torch_blocked.bench.convolution import FUNCTIONS, forced
 from torch_blocked.tensor import format_name, tail_is_zero
 
 IMPLEMENTATIONS = ("winograd4", "winograd2")
@@ -34,7 +34,6 @@ LAYERS = (
 )
 
 KERNEL = {4: (3, 3), 5: (3, 3, 3)}  # by rank
-FUNCTIONS = {4: (F.conv2d, F.conv_transpose2d), 5: (F.conv3d, F.conv_transpose3d)}
 
 by_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 by_block = pytest.mark.parametrize("block", BLOCKS)
@@ -52,7 +51,7 @@ def layer(dims, out_channels, with_bias=True, seed=0, kernel=None):
 
 def run(implementation, input, weight, bias, padding, block, transposed=False):
     """The blocked result by this implementation."""
-    function = FUNCTIONS[input.dim()][transposed]
+    function = FUNCTIONS[input.dim() - 2, transposed]
     with forced(implementation), torch.no_grad():
         blocked = input.to_blocked(format_name(input.dim(), block))
         result = function(blocked, weight, bias, padding=padding)
@@ -62,7 +61,7 @@ def run(implementation, input, weight, bias, padding, block, transposed=False):
 
 
 def check(implementation, input, weight, bias, padding, block, transposed=False):
-    function = FUNCTIONS[input.dim()][transposed]
+    function = FUNCTIONS[input.dim() - 2, transposed]
     result = run(implementation, input, weight, bias, padding, block, transposed)
     again = run(implementation, input, weight, bias, padding, block, transposed)
     assert tail_is_zero(result)
@@ -245,7 +244,7 @@ def test_refuses_other_problems(implementation, arguments):
     x = torch.zeros((1, 8) + (9,) * (ndim - 2), dtype=dtype).to_blocked(format_name(ndim, 8))
     refused = pytest.raises(NotImplementedError, match=f"expected a problem for {implementation}")
     with forced(implementation), torch_blocked.strict(), refused:
-        FUNCTIONS[ndim][False](x, weight, **arguments)
+        FUNCTIONS[ndim - 2, False](x, weight, **arguments)
 
 
 def test_unknown_implementation():
@@ -258,7 +257,7 @@ def chosen(batch, in_channels, out_channels, *spatial):
     input, weight, bias = layer(dims, out_channels)
     blocked = input.to_blocked(format_name(len(dims), torch_blocked.native_blocks()[0]))
     with torch.no_grad():
-        FUNCTIONS[len(dims)][False](blocked, weight, bias, padding=1)
+        FUNCTIONS[len(dims) - 2, False](blocked, weight, bias, padding=1)
     return _C.last_implementation("convolution")
 
 

@@ -164,7 +164,7 @@ void execute(const Problem& p, Convolution& convolution, const ConvolutionBuffer
   }
 }
 
-// By stores of fixed sizes that overlap: a call of memset() for so few bytes takes longer than they.
+// By stores of fixed sizes that overlap: for so few bytes a call of memset() takes longer.
 void clear(char* data, std::size_t bytes) {
   for (; bytes > 64; data += 32, bytes -= 32) std::memset(data, 0, 32);
   const auto ends = [&](auto size) {
