@@ -53,13 +53,13 @@ struct NodeKind {
   std::optional<FixedFormats> (*fixed)(const Node& node) = [](const Node&) {
     return std::optional<FixedFormats>();
   };
-  // The arguments from this one on are read in the format of the result, or in the fixed one; the
-  // kind itself plans in which it reads those before.
-  std::size_t tied_from = 0;
+  // The arguments from the one to before the other are read in the format of the result, or in the
+  // fixed one; the kind itself plans in which it reads the rest.
+  std::size_t tied_from = 0, tied_end = std::numeric_limits<std::size_t>::max();
   // Whether the choice of formats begins with a block here: others follow or stay plain.
   bool prefers_blocks = false;
-  // The time in microseconds with the result in this format, and that of bringing arguments before
-  // `tied_from` there.
+  // The time in microseconds with the result in this format, and that of bringing arguments that
+  // are not tied to the formats in which it reads them.
   double (*cost)(Planner& planner, const Node& node,
                  std::int64_t format) = [](Planner&, const Node&, std::int64_t) { return 0.0; };
   // Whether it runs only when something first needs its result.

@@ -15,7 +15,8 @@ std::size_t at(Value value) { return static_cast<std::size_t>(value); }
 
 std::span<const Argument> tied_arguments(const Node& node) {
   const std::span<const Argument> all = node.arguments;
-  return all.subspan(std::min(node.kind->tied_from, all.size()));
+  const std::size_t from = std::min(node.kind->tied_from, all.size());
+  return all.subspan(from, std::min(node.kind->tied_end, all.size()) - from);
 }
 
 }  // namespace

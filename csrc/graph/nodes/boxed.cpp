@@ -149,6 +149,12 @@ at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot) {
   return tensor.contiguous();
 }
 
+at::Tensor as_images(const at::Tensor& physical) { return physical.flatten(0, 1).movedim(-1, 1); }
+
+at::Tensor from_images(const at::Tensor& images, std::int64_t batch) {
+  return images.movedim(1, -1).contiguous().unflatten(0, {batch, -1});
+}
+
 Prepared prepare_call(const Step& step, const Running& running, const Seen& seen) {
   const auto index = static_cast<std::size_t>(&step - running.plan.steps.data());
   return {[&step, &plan = running.plan, &memory = running.memory, &tensors = running.tensors, seen,

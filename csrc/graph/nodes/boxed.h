@@ -13,6 +13,11 @@ std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(
 // A tensor that an op of ATen has made, in the plain or channels-last format of its slot.
 at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot);
 
+// [N, blocks, *spatial, b] <-> [N * blocks, b, *spatial] in channels-last: a batch of images of b
+// channels.
+at::Tensor as_images(const at::Tensor& physical);
+at::Tensor from_images(const at::Tensor& images, std::int64_t batch);
+
 // How a step sees the tensors of blocked slots, and makes those from results.
 struct Seen {
   at::Tensor (*argument)(const at::Tensor& tensor) = nullptr;  // null: as it is

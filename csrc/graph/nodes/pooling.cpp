@@ -16,7 +16,8 @@ namespace {
 constexpr auto kOps = std::to_array<std::string_view>(
     {"aten::max_pool1d", "aten::avg_pool1d", "aten::max_pool2d", "aten::avg_pool2d",
      "aten::adaptive_avg_pool2d", "aten::max_pool3d", "aten::avg_pool3d",
-     "aten::adaptive_avg_pool3d", "aten::upsample_nearest2d", "aten::upsample_bilinear2d",
+     "aten::adaptive_avg_pool3d", "aten::upsample_nearest1d", "aten::upsample_linear1d",
+     "aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d",
      "aten::upsample_nearest3d", "aten::upsample_trilinear3d"});
 
 bool flag(const Node& node, std::int64_t index) {
@@ -144,13 +145,6 @@ void plan(Planner& planner, const Node& node, Step& step) {
 
 bool fills(const Step& step, const SlotPlan&) { return step.choice.has_value(); }
 
-// [N, blocks, *spatial, b] <-> [N * blocks, b, *spatial] in channels-last: a batch of images of b
-// channels.
-at::Tensor as_images(const at::Tensor& physical) { return physical.flatten(0, 1).movedim(-1, 1); }
-at::Tensor from_images(const at::Tensor& images, const SlotPlan& slot) {
-  return images.movedim(1, -1).contiguous().view(physical_dims(slot.dims, slot.format));
-}
-
 Prepared prepare(const Step& step, const Running& running) {
   const Slot dst = step.writes[0];
   if (const auto* problem = std::any_cast<PoolingProblem>(&step.choice)) {
@@ -159,8 +153,11 @@ Prepared prepare(const Step& step, const Running& running) {
              dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); }};
   }
   if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
+  const auto result = [](const at::Tensor& images, const SlotPlan& slot) {
+    return from_images(images, slot.dims[0]);
+  };
   return prepare_call(step, running,
-                      {.argument = as_images, .result = from_images, .is_physical = false});
+                      {.argument = as_images, .result = result, .is_physical = false});
 }
 
 std::string implementation(const Plan&, const Step& step) {

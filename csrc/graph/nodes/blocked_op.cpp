@@ -1,0 +1,315 @@
+// Ops that keep a blocked tensor blocked, by the kernels and ways that BlockedTensor has for them.
+// In plain formats ATen's op runs.
+//
+// Not here are softmax and reductions over the channels: on 19 to 64 channels ATen's softmax and
+// two reorders take 0.4 to 0.8 of the time of ours.
+#include <ATen/ops/_prelu_kernel.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/sum.h>
+
+#include <array>
+
+#include "graph/nodes/boxed.h"
+#include "graph/planner.h"
+#include "graph/rules.h"
+#include "ops/registered.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// What an op reads at a run: its first argument in a blocked format, others as they are.
+struct Arguments {
+  const Step& step;
+  const std::vector<at::Tensor>& tensors;
+  std::int64_t channels;  // of the first argument
+
+  const Argument& argument(std::size_t i) const { return step.node->arguments[i]; }
+  const at::Tensor& physical() const { return tensors[step.reads.at(step.node->read(0))]; }
+  std::int64_t block() const { return physical().size(-1); }
+  // Parameters, each of which may be none.
+  std::optional<at::Tensor> tensor(std::size_t i) const {
+    const Value value = step.node->read(i);
+    if (value == kNone) return std::nullopt;
+    return tensors[step.reads.at(value)].resolve_neg();
+  }
+  std::int64_t integer(std::size_t i) const { return argument(i).constant().toInt(); }
+  bool flag(std::size_t i) const { return argument(i).constant().toBool(); }
+};
+
+bool is_integer(const Argument& argument) {
+  return argument.is_constant() && argument.constant().isInt();
+}
+
+const Dims& src_dims(const Candidate& candidate) {
+  return candidate.meta(candidate.node.read(0)).dims;
+}
+
+// Whether an argument is none, or a tensor of float32 and these dims.
+bool is_parameter(const Candidate& candidate, std::size_t i, const Dims& dims) {
+  const Argument& argument = candidate.node.arguments[i];
+  if (argument.value() == kNone) return is_none(argument);
+  return candidate.meta(argument.value()) == Meta{dims, at::kFloat};
+}
+
+// ---- norms --------------------------------------------------------------------------------------
+
+// (input, groups, weight, bias, eps, ...)
+bool group_norm_fits(const Candidate& candidate) {
+  const Argument& groups = candidate.node.arguments[1];
+  const std::int64_t channels = src_dims(candidate)[1];
+  return is_integer(groups) && groups.constant().toInt() > 0 &&
+         channels % groups.constant().toInt() == 0 && is_parameter(candidate, 2, {channels}) &&
+         is_parameter(candidate, 3, {channels});
+}
+
+at::Tensor run_group_norm(const Arguments& a) {
+  return std::get<0>(group_norm(a.physical(), a.channels, a.tensor(2), a.tensor(3), a.integer(1),
+                                number(a.argument(4), 1e-5)));
+}
+
+// (input, weight, bias, running mean, running variance, statistics are the input's, momentum, eps,
+// ...): each channel is a group.
+bool instance_norm_fits(const Candidate& candidate) {
+  const auto& arguments = candidate.node.arguments;
+  const Dims channels{src_dims(candidate)[1]};
+  return arguments[5].constant().toBool() && is_none(arguments[3]) && is_none(arguments[4]) &&
+         is_parameter(candidate, 1, channels) && is_parameter(candidate, 2, channels);
+}
+
+at::Tensor run_instance_norm(const Arguments& a) {
+  return std::get<0>(group_norm(a.physical(), a.channels, a.tensor(1), a.tensor(2), a.channels,
+                                number(a.argument(7), 1e-5)));
+}
+
+// (input, normalized dims, weight, bias, eps, ...): over C and all pixels, which is one group.
+bool layer_norm_fits(const Candidate& candidate) {
+  const Dims& dims = src_dims(candidate);
+  const Dims of_image(dims.begin() + 1, dims.end());
+  return integers(candidate.node.arguments[1], 1) == of_image &&
+         is_parameter(candidate, 2, of_image) && is_parameter(candidate, 3, of_image);
+}
+
+at::Tensor run_layer_norm(const Arguments& a) {
+  at::Tensor dst = std::get<0>(group_norm(a.physical(), a.channels, std::nullopt, std::nullopt, 1,
+                                          number(a.argument(4), 1e-5)));
+  const auto blocked = [&](const at::Tensor& parameter) {
+    return to_blocked(parameter.unsqueeze(0), a.block(), std::nullopt);
+  };
+  if (const auto weight = a.tensor(2)) dst.mul_(blocked(*weight));
+  if (const auto bias = a.tensor(3)) dst.add_(blocked(*bias));
+  return dst;
+}
+
+// ---- ops that move pixels -----------------------------------------------------------------------
+
+// (input, factor)
+bool shuffle_fits(const Candidate& candidate) {
+  return src_dims(candidate).size() == 4 && is_integer(candidate.node.arguments[1]);
+}
+
+at::Tensor run_pixel_shuffle(const Arguments& a) {
+  return pixel_shuffle(a.physical(), a.channels, a.integer(1));
+}
+
+at::Tensor run_pixel_unshuffle(const Arguments& a) {
+  return pixel_unshuffle(a.physical(), a.channels, a.integer(1));
+}
+
+// (input, grid [N, *out, dims], mode, padding mode, align corners). Where a point's pixels are and
+// what they weigh takes as long to find as they take to read from 40 channels.
+bool grid_sampler_fits(const Candidate& candidate) {
+  constexpr std::int64_t kLeastChannels = 48;
+  const Dims& dims = src_dims(candidate);
+  const Value grid = candidate.node.read(1);
+  if (dims.size() < 4 || dims[1] < kLeastChannels || grid == kNone) return false;
+  Dims of_grid = candidate.result().dims;
+  of_grid.erase(of_grid.begin() + 1);
+  of_grid.push_back(std::ssize(dims) - 2);
+  return candidate.meta(grid) == Meta{of_grid, at::kFloat};
+}
+
+at::Tensor run_grid_sampler(const Arguments& a) {
+  return grid_sampler(a.physical(), a.channels, *a.tensor(1), a.integer(2), a.integer(3),
+                      a.flag(4));
+}
+
+// Pads of spatial dims, (input, pads, ...), whatever fills them leaves a zero tail zero.
+bool pads_pixels(const Candidate& candidate) {
+  const auto pads = integers(candidate.node.arguments[1], 1);
+  return pads && pads->size() % 2 == 0 && pads->size() <= 2 * (src_dims(candidate).size() - 2);
+}
+
+// (input, pads, mode, value or none)
+bool pad_fits(const Candidate& candidate) {
+  const auto& arguments = candidate.node.arguments;
+  const bool constant = arguments[2].constant().toStringView() == "constant";
+  return pads_pixels(candidate) && (!constant || number(arguments[3], 0) == 0);
+}
+
+at::Tensor run_pad(const Arguments& a) {
+  const Dims pads = integers(a.argument(1), 1).value();
+  return from_images(
+      at::pad(as_images(a.physical()), pads, a.argument(2).constant().toStringView()),
+      a.physical().size(0));
+}
+
+// (input, pads, value)
+bool constant_pad_fits(const Candidate& candidate) {
+  return pads_pixels(candidate) && number(candidate.node.arguments[2], 1) == 0;
+}
+
+at::Tensor run_constant_pad(const Arguments& a) {
+  return from_images(at::pad(as_images(a.physical()), integers(a.argument(1), 1).value()),
+                     a.physical().size(0));
+}
+
+// ---- ATen's ops on the physical tensor ----------------------------------------------------------
+
+// (input, weight): one for all channels, or one each.
+bool prelu_fits(const Candidate& candidate) {
+  const Value weight = candidate.node.read(1);
+  if (weight == kNone) return false;
+  const auto& [dims, dtype] = candidate.meta(weight);
+  return dtype == candidate.result().dtype && dims.size() == 1 &&
+         (dims[0] == 1 || dims[0] == src_dims(candidate)[1]);
+}
+
+at::Tensor run_prelu(const Arguments& a) {
+  const at::Tensor& src = a.physical();
+  const at::Tensor weight = *a.tensor(1);
+  if (weight.numel() == 1) return at::_prelu_kernel(src, weight);
+  Dims shape(static_cast<std::size_t>(src.dim() - 1), 1);
+  shape[1] = a.channels;
+  return at::_prelu_kernel(src, to_blocked(weight.reshape(shape), a.block(), std::nullopt));
+}
+
+// (input, dims, keepdim, ...): over spatial dims, which stay with size 1; the dims as they count in
+// the physical tensor, or nothing.
+std::optional<Dims> reduced_pixels(const Node& node, std::size_t rank) {
+  auto dims = integers(node.arguments[1], 1);
+  if (!dims || dims->empty() || !node.arguments[2].constant().toBool()) return std::nullopt;
+  for (std::int64_t& dim : *dims) {
+    if (dim < 0) dim += static_cast<std::int64_t>(rank);
+    if (dim < 2) return std::nullopt;
+  }
+  return dims;
+}
+
+bool reduction_fits(const Candidate& candidate) {
+  return reduced_pixels(candidate.node, src_dims(candidate).size()).has_value();
+}
+
+// The same, and the type of the result stays.
+bool sum_fits(const Candidate& candidate) {
+  return reduction_fits(candidate) && is_none(candidate.node.arguments[3]);
+}
+
+template <at::Tensor (*kReduce)(const at::Tensor& physical, at::IntArrayRef dims)>
+at::Tensor run_reduction(const Arguments& a) {
+  const auto rank = static_cast<std::size_t>(a.physical().dim() - 1);
+  return kReduce(a.physical(), reduced_pixels(*a.step.node, rank).value());
+}
+
+at::Tensor mean(const at::Tensor& src, at::IntArrayRef dims) { return at::mean(src, dims, true); }
+at::Tensor sum(const at::Tensor& src, at::IntArrayRef dims) { return at::sum(src, dims, true); }
+at::Tensor amax(const at::Tensor& src, at::IntArrayRef dims) { return at::amax(src, dims, true); }
+at::Tensor amin(const at::Tensor& src, at::IntArrayRef dims) { return at::amin(src, dims, true); }
+
+// ---- the kind -----------------------------------------------------------------------------------
+
+struct Row {
+  std::string_view name, overload;
+  bool (*fits)(const Candidate& candidate);
+  at::Tensor (*run)(const Arguments& arguments);
+  bool has_kernel;         // of ours, for float32; else ATen's does it
+  bool has_channels_last;  // ATen has an own kernel for nhwc and ndhwc
+};
+
+constexpr std::array kRows{
+    Row{"aten::group_norm", "", group_norm_fits, run_group_norm, true, true},
+    Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, true, false},
+    Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, true, false},
+    Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, true, true},
+    Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, true, true},
+    Row{"aten::grid_sampler", "", grid_sampler_fits, run_grid_sampler, true, false},
+    Row{"aten::pad", "", pad_fits, run_pad, false, true},
+    Row{"aten::constant_pad_nd", "", constant_pad_fits, run_constant_pad, false, true},
+    Row{"aten::prelu", "", prelu_fits, run_prelu, false, true},
+    Row{"aten::mean", "dim", sum_fits, run_reduction<mean>, false, true},
+    Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, false, true},
+    Row{"aten::amax", "", reduction_fits, run_reduction<amax>, false, true},
+    Row{"aten::amin", "", reduction_fits, run_reduction<amin>, false, true},
+};
+
+// Null if there is none.
+const Row* row_of(const Node& node) {
+  const auto* row = std::ranges::find_if(kRows, [&](const Row& each) {
+    return each.name == node.name && each.overload == node.overload;
+  });
+  return row == kRows.end() ? nullptr : row;
+}
+
+// The arguments beside the first.
+std::span<const Argument> others(const Node& node) { return std::span(node.arguments).subspan(1); }
+
+// Formats are where images are; others are plain, and ATen's op is the one for them. It is for what
+// nothing reads, too: the graph returns plain tensors, which have no lanes to spare.
+bool takes(const Candidate& candidate) {
+  const Node& node = candidate.node;
+  const Row* row = row_of(node);
+  const Value src = row ? node.read(0) : kNone;
+  if (src == kNone || candidate.uses.readers[Uses::at(node.output())].empty()) return false;
+  const auto& [dims, dtype] = candidate.meta(src);
+  const bool is_input = std::ranges::count(candidate.graph.inputs, src) > 0;
+  if (dims.size() < 3 || dims.size() > 5 || dtype != candidate.result().dtype) return false;
+  if (row->has_kernel && dtype != at::kFloat) return false;
+  if (!is_input && !candidate.is_from_image(src)) return false;
+  bool again = false;  // in another format than the first argument
+  for_values(others(node), [&](Value value) { again |= value == src; });
+  return !again && candidate.result().dims.size() == dims.size() && row->fits(candidate);
+}
+
+double cost(Planner& planner, const Node& node, std::int64_t format) {
+  double total = 0;
+  for_values(others(node), [&](Value value) {
+    total += planner.reorder_cost(value, planner.home(value), kStrided);
+  });
+  const std::size_t rank = planner.metas()[Uses::at(node.output())].dims.size();
+  const bool copies = format == kChannelsLast && (!row_of(node)->has_channels_last || rank == 3);
+  if (copies) total += 2 * planner.reorder_cost(node.output(), kPlain, kChannelsLast);
+  return total;
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  for_values(others(node), [&](Value value) { step.reads[value] = planner.slot(value, kStrided); });
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Slot dst = step.writes[0];
+  if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
+  const std::int64_t channels = running.plan.slots[step.reads.at(step.node->read(0))].dims[1];
+  return {[&step, &tensors = running.tensors, row = row_of(*step.node), channels, dst] {
+    tensors[dst] = row->run({step, tensors, channels}).contiguous();
+  }};
+}
+
+std::string implementation(const Plan& plan, const Step& step) {
+  return row_of(*step.node)->has_kernel ? by_aten_unless_blocked(plan, step) : by_aten(plan, step);
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::blocked_op = {
+    .name = "blocked_op",
+    .takes = takes,
+    .tied_end = 1,
+    .cost = cost,
+    .plan = plan,
+    .prepare = prepare,
+    .implementation = implementation,
+};
+
+}  // namespace torch_blocked::graph
