@@ -94,13 +94,16 @@ def test_linear_rows():
     optimized = blocked(nn.Linear(300, 70).eval(), torch.randn(2, 300))
     taken = {}
     for rows in (1, 100):
-        optimized(torch.randn(rows, 300))
+        x = torch.randn(rows, 300)
+        optimized(x)
         taken[rows] = _C.last_implementation("linear")
+        assert f" {taken[rows]} " in optimized.plan(x)
     assert taken[100] == "onednn" and taken[1] in _C.implementations()["linear"]
     assert _C.isa() == "default" or taken[1] == "few_rows"
     with forced("onednn", "linear"):
         optimized(torch.randn(3, 300))
         assert _C.last_implementation("linear") == "onednn"
+    assert " onednn " in optimized.plan(torch.randn(3, 300))  # what was planned then
 
 
 class Pooled(nn.Module):

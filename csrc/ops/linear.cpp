@@ -183,12 +183,16 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
 
 }  // namespace
 
-LinearPlan plan_linear(const LinearProblem& p) {
-  auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+const char* choose_linear(const LinearProblem& p) {
+  const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
     return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
   });
-  kImplementations.set_last(named->name);
-  return std::move(named->plan);
+  return named->name;
+}
+
+LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {
+  kImplementations.set_last(implementation);
+  return kImplementations.row(implementation).plan(p).value();
 }
 
 }  // namespace torch_blocked

@@ -26,6 +26,9 @@ struct LinearPlan {
   bool loops_only = false;  // run() is: threads may go through it together
 };
 
-LinearPlan plan_linear(const LinearProblem& problem);
+// The name of the implementation that should be fastest.
+const char* choose_linear(const LinearProblem& problem);
+// By that one, which has a plan for the problem.
+LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
 
 }  // namespace torch_blocked

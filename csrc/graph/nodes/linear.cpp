@@ -1,5 +1,6 @@
 // Linear layers on plain tensors, with the activation that follows them.
 #include "graph/nodes/layers.h"
+#include "graph/planner.h"
 #include "graph/run.h"
 
 namespace torch_blocked::graph {
@@ -55,15 +56,29 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {dst};
 }
 
+// How a linear layer runs: the step's choice.
+struct Choice {
+  LinearProblem problem;
+  const char* implementation;
+};
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  const Linear& linear = *node.as<Linear>();
+  const Dims& dims = planner.metas()[Uses::at(node.read(0))].dims;
+  const LinearProblem problem{.rows = c10::multiply_integers(dims) / dims.back(),
+                              .inputs = dims.back(),
+                              .outputs = linear.weight.size(0),
+                              .has_bias = linear.bias.defined(),
+                              .activation = linear.activation};
+  step.choice = Choice{problem, choose_linear(problem)};
+}
+
+const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
+
 Prepared prepare(const Step& step, const Running& running) {
   const Linear& linear = *step.node->as<Linear>();
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  const Dims& dims = running.plan.slots[src].dims;
-  LinearPlan plan = plan_linear({.rows = c10::multiply_integers(dims) / dims.back(),
-                                 .inputs = dims.back(),
-                                 .outputs = linear.weight.size(0),
-                                 .has_bias = linear.bias.defined(),
-                                 .activation = linear.activation});
+  LinearPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
   const at::Tensor packed =
       running.weights.get(*step.node, {linear.weight}, plan.weights_format,
                           [&] { return plan.pack(linear.weight.contiguous()); });
@@ -77,7 +92,7 @@ Prepared prepare(const Step& step, const Running& running) {
   return {run, loops_only};
 }
 
-std::string implementation(const Plan&, const Step&) { return "onednn"; }
+std::string implementation(const Plan&, const Step& step) { return choice_of(step).implementation; }
 
 void own(Node& node, Weights& weights) {
   at::Tensor& bias = node.as<Linear>()->bias;
@@ -92,6 +107,7 @@ constinit const NodeKind nodes::linear = {
     .fuse = fuse,
     .results = results,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
+    .plan = plan,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,
     .implementation = implementation,
