@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "graph/aten.h"
+#include "ops/window.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -182,14 +183,9 @@ Metas convolution(const Call& call) {
   dst.dims[1] = outputs;
   for (std::size_t i = 0; i + 2 < rank; ++i) {
     std::int64_t& size = dst.dims[2 + i];
-    const std::int64_t reach = dilation[i] * (weight.dims[2 + i] - 1);
-    if (op.transposed) {
-      size = (size - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i] + 1;
-    } else {
-      const std::int64_t room = size + 2 * padding[i] - reach - 1;
-      require(room >= 0 && stride[i] > 0);
-      size = room / stride[i] + 1;
-    }
+    const Window window{weight.dims[2 + i], stride[i], padding[i], dilation[i]};
+    require(stride[i] > 0);
+    size = op.transposed ? window.transposed(size, output_padding[i]) : window.count(size);
     require(size > 0);
   }
   return {dst};

@@ -17,6 +17,7 @@
 #include "ops/convolution_time.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
+#include "ops/window.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
@@ -85,17 +86,17 @@ void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::T
             text(other.dtype().name()), "convert one of them");
 }
 
-// Output sizes. Source: torch.nn.Conv2d and ConvTranspose2d shape formulas.
+Window window(const Problem& p, std::size_t i) {
+  return {p.weight_dims[2 + i], p.stride[i], p.padding[i], p.dilation[i]};
+}
+
 Dims output_dims(const Problem& p) {
   Dims dims{p.src_dims[0], p.transposed ? p.weight_dims[1] * p.groups : p.weight_dims[0]};
   for (std::size_t i = 0; i < p.spatial(); ++i) {
     const std::int64_t in = p.src_dims[2 + i];
-    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1);  // kernel extent - 1
     const std::int64_t out =
-        p.transposed ? (in - 1) * p.stride[i] - 2 * p.padding[i] + reach + p.output_padding[i] + 1
-                     : (in + 2 * p.padding[i] - reach - 1) / p.stride[i] + 1;
-    const bool fits = p.transposed ? out > 0 : in + 2 * p.padding[i] > reach;
-    if (!fits || in < 1) {
+        p.transposed ? window(p, i).transposed(in, p.output_padding[i]) : window(p, i).count(in);
+    if (out < 1 || in < 1) {
       fail_value("convolution", "a kernel that fits the padded input",
                  text("kernel ", p.weight_dims, " on input ", p.src_dims),
                  "pad more or use a smaller kernel");
@@ -113,9 +114,8 @@ Dims output_dims(const Problem& p) {
 Dims padding_beyond(const Problem& p) {
   Dims more(2 * p.spatial(), 0);
   for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
-    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
     const std::int64_t end =
-        (p.dst_dims[2 + i] - 1) * p.stride[i] + reach - p.src_dims[2 + i] - p.padding[i];
+        window(p, i).reach(p.dst_dims[2 + i]) - p.src_dims[2 + i] - p.padding[i];
     more[2 * (p.spatial() - 1 - i) + 1] = std::max<std::int64_t>(0, end - p.padding[i]);
   }
   const bool any = std::ranges::any_of(more, [](std::int64_t size) { return size > 0; });

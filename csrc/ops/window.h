@@ -1,0 +1,26 @@
+// Windows of a kernel along one spatial dim: of convolutions and of their transposed ones.
+#pragma once
+
+#include <cstdint>
+
+namespace torch_blocked {
+
+struct Window {
+  std::int64_t kernel, stride, padding, dilation;
+
+  // Pixels that one window reaches over, and so many of them one stride after the other.
+  std::int64_t reach() const { return dilation * (kernel - 1) + 1; }
+  std::int64_t reach(std::int64_t count) const { return (count - 1) * stride + reach(); }
+  // Windows that fit `size` pixels and the padding at both ends; 0 where there is no room for one.
+  // Source: the formulas of torch.nn.Conv2d and ConvTranspose2d, for this and the next.
+  std::int64_t count(std::int64_t size) const {
+    const std::int64_t room = size + 2 * padding - reach();
+    return room < 0 ? 0 : room / stride + 1;
+  }
+  // Pixels that a transposed convolution makes of `size`; less than 1 where nothing is left.
+  std::int64_t transposed(std::int64_t size, std::int64_t output_padding) const {
+    return reach(size) - 2 * padding + output_padding;
+  }
+};
+
+}  // namespace torch_blocked
