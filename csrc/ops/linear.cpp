@@ -50,23 +50,6 @@ at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
   return packed;
 }
 
-// What the kernel for few rows has of these activations.
-std::optional<kernels::Activation> activation_of(LinearActivation activation) {
-  using Kind = kernels::Activation::Kind;
-  switch (activation) {
-    case LinearActivation::kNone:
-      return kernels::Activation{};
-    case LinearActivation::kRelu:
-      return kernels::Activation{Kind::kClamp, 0, std::numeric_limits<float>::infinity()};
-    case LinearActivation::kSilu:
-      return kernels::Activation{Kind::kSilu};
-    case LinearActivation::kGelu:
-    case LinearActivation::kGeluTanh:
-      return std::nullopt;
-  }
-  __builtin_unreachable();
-}
-
 // The problem as our kernel for few rows takes it, if it can read the weights as oneDNN has them:
 // [blocks of outputs, | blocks of inputs, inputs, outputs of the block].
 std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
@@ -182,6 +165,22 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
     {{"few_rows", plan_few_rows, estimate_few_rows}, {"onednn", plan_onednn, estimate_onednn}});
 
 }  // namespace
+
+std::optional<kernels::Activation> activation_of(LinearActivation activation) {
+  using Kind = kernels::Activation::Kind;
+  switch (activation) {
+    case LinearActivation::kNone:
+      return kernels::Activation{};
+    case LinearActivation::kRelu:
+      return kernels::Activation{Kind::kClamp, 0, std::numeric_limits<float>::infinity()};
+    case LinearActivation::kSilu:
+      return kernels::Activation{Kind::kSilu};
+    case LinearActivation::kGelu:
+    case LinearActivation::kGeluTanh:
+      return std::nullopt;
+  }
+  __builtin_unreachable();
+}
 
 const char* choose_linear(const LinearProblem& p) {
   const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {

@@ -6,11 +6,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+
+#include "kernels/epilogue.h"
 
 namespace torch_blocked {
 
 enum class LinearActivation : std::uint8_t { kNone, kRelu, kSilu, kGelu, kGeluTanh };
+
+// What our kernels call it; nothing if they have no such activation.
+std::optional<kernels::Activation> activation_of(LinearActivation activation);
 
 struct LinearProblem {
   std::int64_t rows, inputs, outputs;

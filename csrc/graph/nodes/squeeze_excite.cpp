@@ -33,15 +33,9 @@ std::optional<Gate> gate_of(const Node& node) {
 // A node as a layer from [N, I] to [N, O]; nothing if it is none.
 std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
   if (const auto* layer = node.as<Linear>()) {
-    const Linear& linear = *layer;
-    const auto is = [&](LinearActivation kind) { return linear.activation == kind; };
-    if (is(LinearActivation::kGelu) || is(LinearActivation::kGeluTanh)) return std::nullopt;
-    Activation activation;
-    if (is(LinearActivation::kRelu)) {
-      activation = {Activated::kClamp, 0, std::numeric_limits<float>::infinity()};
-    }
-    if (is(LinearActivation::kSilu)) activation = {Activated::kSilu};
-    return SqueezeExciteLayer{linear.weight, linear.bias, activation};
+    const auto activation = activation_of(layer->activation);
+    if (!activation) return std::nullopt;
+    return SqueezeExciteLayer{layer->weight, layer->bias, *activation};
   }
   if (!node.as<Convolution>()) return std::nullopt;
   const Convolution& c = *node.as<Convolution>();
