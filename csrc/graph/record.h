@@ -11,7 +11,7 @@
 #include <unordered_set>
 
 #include "graph/graph.h"
-#include "graph/view_step.h"
+#include "graph/view_writes.h"
 
 namespace at {
 struct RecordFunction;

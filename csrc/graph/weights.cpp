@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "format/errors.h"
-#include "runtime/content.h"
+#include "runtime/content_hash.h"
 #include "runtime/huge_pages.h"
 #include "runtime/primitive.h"
 
@@ -95,7 +95,7 @@ void Weights::check_unchanged(const std::vector<at::Tensor>& constants) {
   const std::lock_guard lock(mutex_);
   for (const at::Tensor& constant : constants) {
     if (constant.layout() != at::kStrided || constant.is_meta()) continue;
-    const std::uint64_t hash = content_of(constant.contiguous());
+    const std::uint64_t hash = content_hash(constant.contiguous());
     const auto [noted, is_new] =
         noted_.try_emplace(address_of({constant}, ""), Noted{constant, hash});
     if (!is_new && noted->second.hash != hash) {

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/content.h"
+#include "runtime/content_hash.h"
 
 namespace torch_blocked {
 namespace {
@@ -115,7 +115,7 @@ at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
     }
   }
   // The following reads all weights, and so happens unlocked: done twice it is harmless.
-  if (doubted || !sure) content = content_of(weights);
+  if (doubted || !sure) content = content_hash(weights);
   if (doubted) {
     const std::lock_guard lock(cache().mutex);
     Entry* entry = find(watched_row(storage), weights, format);

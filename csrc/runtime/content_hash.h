@@ -8,6 +8,6 @@
 namespace torch_blocked {
 
 // Of every byte of a tensor that is dense in whatever order; about 20 GB/s a core from its caches.
-std::uint64_t content_of(const at::Tensor& dense);
+std::uint64_t content_hash(const at::Tensor& dense);
 
 }  // namespace torch_blocked

@@ -1,4 +1,4 @@
-#include "graph/view_step.h"
+#include "graph/view_writes.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "runtime/content.h"
+#include "runtime/content_hash.h"
 
 #include <algorithm>
 #include <array>
@@ -42,7 +42,7 @@ std::uint64_t hash_of(const char* data, std::size_t size) {
 
 }  // namespace
 
-std::uint64_t content_of(const at::Tensor& dense) {
+std::uint64_t content_hash(const at::Tensor& dense) {
   const char* data = static_cast<const char*>(dense.const_data_ptr());
   const auto size = static_cast<std::int64_t>(dense.nbytes());
   std::vector<std::uint64_t> parts(static_cast<std::size_t>((size + kPart - 1) / kPart));
