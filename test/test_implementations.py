@@ -1,6 +1,10 @@
 """The lists of implementations: each can be forced, says what ran last, and gives the same results
 by each of its rows; times are kept for one build only."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -153,3 +157,33 @@ def test_times_in_a_saved_model_are_of_one_build(monkeypatch, tmp_path):
     assert BELIEVED in tb.load(path).plan()
     monkeypatch.setattr(_C, "fingerprint", lambda: "another list")
     assert BELIEVED not in tb.load(path).plan()
+
+
+ANOTHER_PROCESS = """
+import torch, torch_blocked as tb
+from torch import nn
+
+for channels, outputs, size in (3, 1, 1), (1, 3, 1), (1, 1, 5), (1, 3, 5), (3, 1, 5):
+    for kernel in 1, 3:
+        torch.manual_seed(0)
+        # Pooled to a pixel by ATen, where a plain image stays plain.
+        layer = nn.Conv2d(channels, outputs, kernel, padding=kernel // 2)
+        model = nn.Sequential(nn.AdaptiveAvgPool2d(size), layer, nn.SiLU()).eval()
+        x = torch.randn(2, channels, 9, 9)
+        with torch.no_grad():
+            assert torch.allclose(tb.optimize(model, x.expand(2, -1, -1, -1))(x), model(x), atol=1e-5)
+"""
+
+
+def test_measured_times_hold_in_another_process(tmp_path):
+    """Images of one channel or one pixel are plain and channels-last at once, and oneDNN's cache
+    gives for one what was made for the other."""
+    for _ in range(2):
+        result = subprocess.run(
+            [sys.executable, "-c", ANOTHER_PROCESS],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0, result.stderr[-2000:]

@@ -2,6 +2,7 @@
 #include "ops/convolution_onednn.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
 #include <array>
 #include <cmath>
@@ -93,6 +94,21 @@ dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::de
   return attr;
 }
 
+// The problem with one name for what plain and channels-last both are: an image of one channel or of
+// one pixel. oneDNN's cache of primitives takes their descriptors for equal, though it has
+// convolutions for one that it has not for the other; what it took would depend on what it was
+// asked before.
+Problem with_one_name(Problem p) {
+  if (p.src_block > kPlain || p.dst_block > kPlain) return p;
+  const auto is_both = [](const Dims& dims) {
+    return dims[1] == 1 || c10::multiply_integers(dims) == dims[0] * dims[1];
+  };
+  const bool src = is_both(p.src_dims), dst = is_both(p.dst_dims);
+  if (src) p.src_block = dst ? kChannelsLast : p.dst_block;
+  if (dst) p.dst_block = p.src_block;
+  return p;
+}
+
 template <typename Forward>
 std::shared_ptr<Convolution> make(const Problem& p) {
   const dnnl::memory::data_type type = onednn_type(p.dtype);
@@ -132,7 +148,8 @@ std::shared_ptr<Convolution> make(const Problem& p) {
                   name_of(pd.weights_desc(), p.transposed)});
 }
 
-std::shared_ptr<Convolution> make(const Problem& p) {
+std::shared_ptr<Convolution> make(const Problem& problem) {
+  const Problem p = with_one_name(problem);
   return p.transposed ? make<dnnl::deconvolution_forward>(p) : make<dnnl::convolution_forward>(p);
 }
 

@@ -237,7 +237,13 @@ std::optional<Slot> residual_of(const Step& step) {
 
 Prepared prepare_alone(const Step& step, const Choice& choice, const Running& running) {
   const Convolution& c = *step.node->as<Convolution>();
-  auto plan = plan_convolution(choice.problem, choice.implementation)->plan;
+  auto named = plan_convolution(choice.problem, choice.implementation);
+  if (!named) {
+    fail_not_implemented("optimize", text(choice.implementation, " to take a convolution again"),
+                         text("no plan for ", choice.problem.src_dims),
+                         "delete the file of measured times");
+  }
+  auto plan = std::move(named->plan);
   const at::Tensor packed = running.weights.get(*step.node, {c.weight}, plan.weights_format,
                                                 [&] { return pack_weights(plan, c.weight); });
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
