@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import torch_blocked as tb
 from torch_blocked import capture as captures
@@ -175,3 +177,66 @@ def test_what_no_rule_tells_is_left_to_export(function):
     assert captures._recorded(model, (x,), {}) is None
     if function is not overlapping:  # of which torch says that its result is not defined
         close(tb.optimize(model, x, verify=False, tune=False)(x), model(x))
+
+
+class BlockedWithin(nn.Module):
+    """Makes a blocked tensor and a view of it, and writes into one of the two."""
+
+    def __init__(self, write, returns):
+        super().__init__()
+        self.write, self.returns = write, returns
+
+    def forward(self, x):
+        y = x.to_blocked()
+        view = y[:, :3]
+        self.write(y, view)
+        return self.returns(y, view)
+
+
+WRITES_OF_BLOCKED = {
+    "base": lambda y, view: y.clamp_(-1, 1),
+    "view": lambda y, view: view.clamp_(-1, 1),
+    "view-of-view": lambda y, view: view[1:].mul_(2),
+    "image": lambda y, view: y[0].mul_(2),
+    "flat": lambda y, view: y.flatten(1).mul_(2),
+    "permuted": lambda y, view: y.permute(0, 2, 3, 1).add_(1),
+    "channels": lambda y, view: y[:, 1:].copy_(y[:, :-1].clone()),
+    "new": lambda y, view: y.new_zeros(y.shape)[:, 1:].copy_(view[:, :1]),
+}
+
+
+@pytest.mark.parametrize("form", ("optimize", "compile"))
+@pytest.mark.parametrize("write", WRITES_OF_BLOCKED)
+def test_a_write_reaches_views_of_a_blocked_tensor_made_within(write, form):
+    x = torch.randn(2, 17, 5, 6, generator=torch.Generator().manual_seed(0)) * 2
+    for returns in (lambda y, view: view, lambda y, view: (y.to_dense(), view.to_dense())):
+        y = x.clone()
+        WRITES_OF_BLOCKED[write](y, y[:, :3])
+        expected = returns(y, y[:, :3])
+        model = BlockedWithin(WRITES_OF_BLOCKED[write], returns).eval()
+        torch._dynamo.reset()
+        with torch.no_grad():
+            if form == "optimize":
+                result = tb.optimize(model, x, tune=False, verify=False)(x)
+            else:
+                result = torch.compile(model, backend="torch_blocked")(x)
+        for ours, exact in zip(
+            pytree.tree_leaves(result), pytree.tree_leaves(expected), strict=True
+        ):
+            assert torch.equal(tb.to_dense(ours), exact)
+
+
+def test_writes_before_a_view_is_taken_leave_the_model_whole():
+    """What torchvision's networks do: in-place activations, and a flattening at the end."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 17, 3)
+
+        def forward(self, x):
+            return F.relu(self.layer(x.to_blocked()), inplace=True).flatten(1)
+
+    x = torch.randn(2, 3, 6, 6)
+    optimized = tb.optimize(Network().eval(), x, tune=False, verify=False)
+    assert "parts" not in optimized.plan()

@@ -269,6 +269,8 @@ def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
         program = torch.export.export(wrapped, args, kwargs, strict=False)
     finally:
         state.restore()
+    if _breaks_a_tie(program.graph):
+        raise CaptureError("it writes into a view of a blocked tensor, or into what one shows")
     if not _substitutable(program.graph):
         program = program.run_decompositions({})
     captured = _lower(program)
@@ -297,6 +299,45 @@ def _views(node: fx.Node) -> bool:
     return schema.name in _MAY_ALIAS or any(
         each.alias_info is not None and not each.alias_info.is_write for each in schema.returns
     )
+
+
+# Where a view of a blocked tensor has no memory of it, these make its copy (shadow.py), which follows
+# its base in eager only: a trace does not see that one is written because the other was.
+_COPIES = {"torch_blocked::slice_channels", "torch_blocked::to_dense"}
+
+
+def _breaks_a_tie(graph: fx.Graph) -> bool:
+    """Whether a copy is written, or its base is and the copy is used after that."""
+    memory: dict[fx.Node, fx.Node] = {}  # the first node that showed what this one shows
+    bases: dict[fx.Node, fx.Node] = {}  # of copies, both as that
+    stale: set[fx.Node] = set()
+    for node in graph.nodes:
+        if any(memory[each] in stale for each in node.all_input_nodes):
+            return True
+        sources = [each for each in node.args[:1] if isinstance(each, fx.Node)]
+        shares = sources and (_views(node) or _mutated(node))
+        memory[node] = memory[sources[0]] if shares else node
+        if sources and (schema := _schema(node)) is not None and schema.name in _COPIES:
+            bases[node] = memory[sources[0]]
+        written = [memory[each] for each in _written(node)]
+        if any(each in bases for each in written):
+            return True
+        for copy, base in bases.items():  # from the first on: one may be a copy of another
+            if base in written or base in stale:
+                stale.add(copy)
+    return False
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The values that an op writes, in whatever argument."""
+    schema = _schema(node)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
+    given |= node.kwargs
+    written = [each.name for each in schema.arguments if each.is_write]
+    leaves = pytree.tree_leaves([given.get(name) for name in written])
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
 def _substitutable(graph: fx.Graph) -> bool:
