@@ -114,6 +114,21 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, help="default: torch.get_num_threads()")
 
 
+def add_batch(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--batch",
+        type=positive,
+        default=default,
+        help=f"images in a batch (default: {default})",
+    )
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--size", type=positive, help="spatial extent of the inputs, all of them"
+    )
+
+
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=default, help=f"timed rounds (default: {default})"

@@ -96,13 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "part of the time, the preparation of an optimized model is not."
     )
     arguments.add_threads(parser)
-    parser.add_argument(
-        "--batch", type=arguments.positive, default=1, help="images in a batch (default: 1)"
-    )
+    arguments.add_batch(parser, 1)
     arguments.add_rounds(parser, 15)
-    parser.add_argument(
-        "--size", type=arguments.positive, help="spatial extent of the inputs, all of them"
-    )
+    arguments.add_size(parser)
     parser.add_argument(
         "--dtype", choices=list(TOLERANCES), default="float32", help="default: float32"
     )

@@ -98,13 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "into the blocked format is part of the time."
     )
     arguments.add_threads(parser)
-    parser.add_argument(
-        "--batch", type=arguments.positive, default=8, help="images in a batch (default: 8)"
-    )
+    arguments.add_batch(parser, 8)
     arguments.add_rounds(parser, 7)
-    parser.add_argument(
-        "--size", type=arguments.positive, help="spatial extent of the inputs, all of them"
-    )
+    arguments.add_size(parser)
     parser.add_argument(
         "--steps",
         type=arguments.positive,
