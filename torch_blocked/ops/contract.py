@@ -127,9 +127,9 @@ _NAMES = {
 
 
 def _checked(handler: Handler, contract: str) -> Handler:
-    """A function with the parameters of `handler` (the other names that it reads begin with an
-    underscore) that tests what the contract says of them, and
-    calls it. Raises ValueError for a contract that names no parameter or says nothing known."""
+    """A function with the parameters of `handler` that tests what the contract says of them, and
+    calls it. The other names that it reads begin with an underscore, so that no parameter hides
+    them. Raises ValueError for a contract that names no parameter or says nothing known."""
     parameters = inspect.signature(handler).parameters
     kinds = dict(_parsed(contract, handler.__name__, parameters))
     first = next(iter(kinds))
