@@ -301,8 +301,8 @@ def _views(node: fx.Node) -> bool:
     )
 
 
-# Where a view of a blocked tensor has no memory of it, these make its copy (shadow.py), which follows
-# its base in eager only: a trace does not see that one is written because the other was.
+# Where a view of a blocked tensor has no memory of it, these make its copy (shadow.py), which
+# follows its base in eager only: a trace does not see that one is written because the other was.
 _COPIES = {"torch_blocked::slice_channels", "torch_blocked::to_dense"}
 
 

@@ -44,13 +44,13 @@ def optimize(
     verify: compare the results with the model's on the example and at other sizes. Where they
     differ, the model itself runs on, and a warning says which step differs first.
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
-    Raises ValueError if the model is in training mode, TypeError for what is no module and for other
-    example inputs, NotImplementedError for a dtype that the CPU lacks, and what the model raises for
-    the example."""
+    Raises ValueError if the model is in training mode, TypeError for what is no module and for
+    other example inputs, NotImplementedError for a dtype that the CPU lacks, and what the model
+    raises for the example."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"torch_blocked::optimize: expected a torch.nn.Module, got {type(model).__name__}; call "
-            "what is not one in the forward of a module"
+            f"torch_blocked::optimize: expected a torch.nn.Module, got {type(model).__name__}; "
+            "call it in the forward of one"
         )
     if model.training and not _is_exported(model):
         raise ValueError(

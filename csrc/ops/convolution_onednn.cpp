@@ -94,8 +94,8 @@ dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::de
   return attr;
 }
 
-// The problem with one name for what plain and channels-last both are: an image of one channel or of
-// one pixel. oneDNN's cache of primitives takes their descriptors for equal, though it has
+// The problem with one name for what plain and channels-last both are: an image of one channel or
+// of one pixel. oneDNN's cache of primitives takes their descriptors for equal, though it has
 // convolutions for one that it has not for the other; what it took would depend on what it was
 // asked before.
 Problem with_one_name(Problem p) {

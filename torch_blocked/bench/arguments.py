@@ -124,9 +124,7 @@ def add_batch(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--size", type=positive, help="spatial extent of the inputs, all of them"
-    )
+    parser.add_argument("--size", type=positive, help="spatial extent of the inputs, all of them")
 
 
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
