@@ -281,6 +281,8 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("group_norm", "groups-1d", 3, _group_norm, _per_channel(2)),
     Problem("group_norm", "groups-3d", 5, _group_norm, _per_channel(2)),
     Problem("group_norm", "plain-offset", 4, lambda x: F.group_norm(x + 30, 1)),
+    # Rows of equal values, whose rounding a layer norm multiplies by 1 / sqrt(eps).
+    Problem("layer_norm", "equal", 3, lambda x: F.layer_norm(x * 0 + 7.3, x.shape[-1:])),
     Problem("group_norm", "layer-chw", 4, _layer_norm, lambda d: (d[1:], d[1:])),
     Problem("group_norm", "layer-cw", 3, _layer_norm, lambda d: (d[1:], d[1:])),
     Problem("group_norm", "layer-hw", 4, _layer_norm, lambda d: (d[2:], d[2:])),

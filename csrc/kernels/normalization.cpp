@@ -44,15 +44,36 @@ void moments(const PixelMoments& moments) {
     const auto value = [&](std::int64_t pixel) {
       return load(p.src + pixel * p.block + lane, count);
     };
-    const Vec total = sum_over(p.pixels, value);
-    store(total, p.sum + lane, count);
-    const Vec mean = total / Vec(static_cast<float>(p.pixels));
+    const Vec pixels(static_cast<float>(p.pixels));
+    const Vec near = sum_over(p.pixels, value) / pixels;
+    // The rounding of the sum is a part of the mean, which a layer norm of equal values would
+    // multiply by 1 / sqrt(eps) = 316; what the deviations add up to takes it away.
+    const auto from_near = [&](std::int64_t pixel) { return value(pixel) - near; };
+    const Vec mean = near + sum_over(p.pixels, from_near) / pixels;
     const Vec around_mean = sum_over(p.pixels, [&](std::int64_t pixel) {
       const Vec deviation = value(pixel) - mean;
       return deviation * deviation;
     });
+    store(mean, p.mean + lane, count);
     store(around_mean, p.squares + lane, count);
   });
+}
+
+void normalize(const Normalization& normalization, std::int64_t begin, std::int64_t end) {
+  const Normalization p = normalization;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const std::int64_t period = row % p.periods * p.block, first = row * p.pixels * p.block;
+    for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+      const Vec mean = load(p.mean + period + lane, count);
+      const Vec scale = load(p.scale + period + lane, count);
+      const Vec shift = load(p.shift + period + lane, count);
+      for (std::int64_t pixel = 0; pixel < p.pixels; ++pixel) {
+        const std::int64_t offset = first + pixel * p.block + lane;
+        const Vec deviation = load(p.src + offset, count) - mean;
+        store(at::vec::fmadd(deviation, scale, shift), p.dst + offset, count);
+      }
+    });
+  }
 }
 
 void gradient_sums(const PixelGradientSums& sums) {

@@ -14,6 +14,14 @@ struct Affine {
   std::int64_t block, pixels, periods;
 };
 
+// dst = (src - mean) * scale + shift, rows and periods as in Affine: near a mean far from zero it
+// keeps the digits that src * scale loses.
+struct Normalization {
+  const float *src, *mean, *scale, *shift;
+  float* dst;
+  std::int64_t block, pixels, periods;
+};
+
 // diff_src = diff_dst * diff_scale + (src - mean) * src_scale + shift, rows and periods as in
 // Affine.
 struct NormalizationGradient {
@@ -29,11 +37,11 @@ struct PixelSums {
   float* sum;
 };
 
-// The same with the sum of squared deviations from the mean of these pixels.
+// The mean of every lane of src [pixels, block], and the sum of squared deviations from it.
 struct PixelMoments {
   const float* src;
   std::int64_t block, pixels;
-  float *sum, *squares;
+  float *mean, *squares;
 };
 
 // The sums of diff_dst and of diff_dst * (src - mean).

@@ -117,12 +117,15 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
     kernel({.src = in + chunks.offset(chunk),
             .block = chunks.block,
             .pixels = chunks.size(chunk),
-            .sum = partials.first(chunk),
+            .mean = partials.first(chunk),
             .squares = partials.second(chunk)});
   });
   Moments moments{zeros(chunks), zeros(chunks)};
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
-    add(partials.first(chunk), chunks.block, moments.mean.data() + channel);
+    const double pixels = static_cast<double>(chunks.size(chunk));
+    const float* mean = partials.first(chunk);
+    double* sums = moments.mean.data() + channel;
+    for (std::int64_t lane = 0; lane < chunks.block; ++lane) sums[lane] += pixels * mean[lane];
   });
   const double count = static_cast<double>(chunks.batch * chunks.pixels);
   for (double& mean : moments.mean) mean /= count;
@@ -130,10 +133,10 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
   // Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
     const double pixels = static_cast<double>(chunks.size(chunk));
-    const float *sum = partials.first(chunk), *squares = partials.second(chunk);
+    const float *mean = partials.first(chunk), *squares = partials.second(chunk);
     for (std::int64_t lane = 0; lane < chunks.block; ++lane) {
       const auto index = static_cast<std::size_t>(channel + lane);
-      const double shift = sum[lane] / pixels - moments.mean[index];
+      const double shift = mean[lane] - moments.mean[index];
       moments.squares[index] += squares[lane] + pixels * shift * shift;
     }
   });

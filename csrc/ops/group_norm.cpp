@@ -98,12 +98,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
     rstds[group] = static_cast<float>(1 / std::sqrt(moments.variance[group] + eps));
   }
   const Lanes scales = lanes(src, weight, 1.f), shifts = lanes(src, bias, 0.f);
-  Lanes scale = lanes(images_apart(src)), shift = scale;
+  Lanes center = lanes(images_apart(src)), scale = center, shift = center;
   for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t channel) {
+    center[lane] = means[group];
     scale[lane] = rstds[group] * scales[channel];
-    shift[lane] = shifts[channel] - means[group] * scale[lane];
+    shift[lane] = shifts[channel];
   });
-  affine(src, all_blocks(src), scale, shift, dst.physical);
+  normalize(src, center, scale, shift, dst.physical);
   return {dst.physical, mean, rstd};
 }
 

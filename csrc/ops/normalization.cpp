@@ -76,6 +76,20 @@ void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lane
   for_rows(src, range, [&](std::int64_t row) { kernel(rows, row, row + 1); });
 }
 
+void normalize(const Blocked& src, const Lanes& mean, const Lanes& scale, const Lanes& shift,
+               const at::Tensor& dst) {
+  const kernels::Normalization rows{.src = src.physical.const_data_ptr<float>(),
+                                    .mean = mean.data(),
+                                    .scale = scale.data(),
+                                    .shift = shift.data(),
+                                    .dst = dst.mutable_data_ptr<float>(),
+                                    .block = src.block(),
+                                    .pixels = src.pixels(),
+                                    .periods = periods(src, scale)};
+  const auto kernel = kernels::kernels_for(src.block()).normalize;
+  for_rows(src, all_blocks(src), [&](std::int64_t row) { kernel(rows, row, row + 1); });
+}
+
 void normalization_gradient(const Blocked& diff_dst, const Blocked& src, BlockRange range,
                             const NormalizationGradient& gradient, const at::Tensor& diff_src) {
   const kernels::NormalizationGradient rows{.diff_dst = diff_dst.physical.const_data_ptr<float>(),

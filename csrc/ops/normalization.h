@@ -32,6 +32,10 @@ at::Tensor dense(const Blocked& src, const Lanes& values);
 void affine(const Blocked& src, BlockRange range, const Lanes& scale, const Lanes& shift,
             const at::Tensor& dst);
 
+// dst = (src - mean) * scale + shift, in all of them.
+void normalize(const Blocked& src, const Lanes& mean, const Lanes& scale, const Lanes& shift,
+               const at::Tensor& dst);
+
 // diff_dst * diff_scale + (src - mean) * src_scale + shift.
 struct NormalizationGradient {
   Lanes mean, diff_scale, src_scale, shift;

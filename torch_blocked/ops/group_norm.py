@@ -39,7 +39,7 @@ def native_group_norm_backward(
 
 @implements(aten.native_layer_norm.default, takes="input: blocked")
 def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
-    """Over C and all pixels as one group; over trailing spatial dims by ATen's reductions.
+    """Over C and all pixels as one group; over trailing spatial dims each lane as one.
 
     -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
     dense in the first case, blocked in the second."""
@@ -49,12 +49,12 @@ def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
         out, mean, rstd = _tb.group_norm(physical, channels, None, None, 1, eps)
         mean, rstd = (value.view(input.shape[0], *[1] * count) for value in (mean, rstd))
     else:
-        dims = [*range(input.dim() - count, input.dim())]
-        mean = physical.mean(dims, keepdim=True)
-        out = physical - mean
-        rstd = (out.square().mean(dims, keepdim=True) + eps).rsqrt()
-        out = out * rstd
-        mean, rstd = BlockedTensor(mean, channels), clear_tail(rstd, channels)
+        outer, inner = physical.shape[: -count - 1], physical.shape[-count - 1 :]
+        rows = physical.reshape(math.prod(outer), 1, *inner)  # [rows, 1, *normalized, block]
+        out, *statistics = _tb.group_norm(rows, input.block, None, None, input.block, eps)
+        out = out.view(physical.shape)
+        dims = (*outer, *[1] * count, input.block)
+        mean, rstd = (clear_tail(each.view(dims), channels) for each in statistics)
     if weight is not None:
         out = out * _elementwise(weight, input)
     if bias is not None:
