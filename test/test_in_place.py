@@ -323,3 +323,15 @@ def test_a_reshape_copies_where_dense_copies(slice_, reshape, block, dims):
     torch.testing.assert_close(
         torch.as_tensor(shown.tolist()), RESHAPES[reshape](SLICES[slice_](dense)).clamp(-0.1, 0.1)
     )
+
+
+@pytest.mark.parametrize("block", (8, 16))
+@pytest.mark.parametrize("images, channels", ((1, 8), (1, 16), (1, 33), (3, 3), (16, 16)))
+def test_strides_of_one_block_say_nothing(images, channels, block):
+    """A sum takes them from whichever operand is the larger, here a transposed one."""
+    x = random_dense((images, channels, 5))
+    y = x.to_blocked(f"nCw{block}c")
+    dense, blocked = (each + each.transpose(0, 1) for each in (x, y))
+    dense.flatten(1).clamp_(-1, 1)
+    blocked.flatten(1).clamp_(-1, 1)
+    assert_equal(blocked, dense)

@@ -222,7 +222,8 @@ def _dense_strides(input: BlockedTensor) -> list[int] | None:
     batch, channel, *spatial = (stride // block for stride in strides[:-1])
     images, blocks, *pixels = sizes[:-1]
     reach = 1 + sum((n - 1) * s for n, s in zip(pixels, spatial, strict=True))
-    if blocks == 1 and channel < reach:  # the stride of a dim of size 1 may mean nothing
+    # The stride of a dim of size 1 may mean nothing, as in a sum with a transposed tensor.
+    if blocks == 1 and (channel < reach or (images > 1 and batch % channel)):
         channel = batch if images > 1 else reach
     whole = images == 1 or batch == blocks * channel
     channels = input._channels if whole else batch // channel * block
