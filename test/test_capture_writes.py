@@ -193,6 +193,23 @@ class BlockedWithin(nn.Module):
         return self.returns(y, view)
 
 
+def item(y, view):
+    y[:, 0] = 0.25
+
+
+def items(y, view):
+    y[y > 0] = 0.5
+
+
+def augmented(y, view):
+    y[0] += 1
+
+
+def parts_of_blocked(y, view):
+    for i, part in enumerate(y.chunk(2, 1)):
+        part.mul_(i)
+
+
 WRITES_OF_BLOCKED = {
     "base": lambda y, view: y.clamp_(-1, 1),
     "view": lambda y, view: view.clamp_(-1, 1),
@@ -201,6 +218,10 @@ WRITES_OF_BLOCKED = {
     "flat": lambda y, view: y.flatten(1).mul_(2),
     "permuted": lambda y, view: y.permute(0, 2, 3, 1).add_(1),
     "channels": lambda y, view: y[:, 1:].copy_(y[:, :-1].clone()),
+    "item": item,
+    "items": items,
+    "augmented": augmented,
+    "parts": parts_of_blocked,
     "new": lambda y, view: y.new_zeros(y.shape)[:, 1:].copy_(view[:, :1]),
 }
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, structure
@@ -260,13 +261,23 @@ class _WithPhysicalResults(nn.Module):
         return results
 
 
+class _NoItemsOfBlocked(TorchFunctionMode):
+    """Refuses `y[...] = value` of a blocked tensor, of which torch.export notes nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.__setitem__ and isinstance(args[0], BlockedTensor):
+            raise CaptureError("it writes into a view of a blocked tensor")
+        return func(*args, **(kwargs or {}))
+
+
 def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     """The same by torch.export, for these sizes."""
     state = State(model)
     told = _Results()
     wrapped = _WithPhysicalResults(model, told)
     try:
-        program = torch.export.export(wrapped, args, kwargs, strict=False)
+        with _NoItemsOfBlocked():
+            program = torch.export.export(wrapped, args, kwargs, strict=False)
     finally:
         state.restore()
     if _breaks_a_tie(program.graph):
