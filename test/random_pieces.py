@@ -513,9 +513,13 @@ def half_island(g):
 
 @piece(0.4)
 def to_blocked(g):
-    """The model makes a blocked tensor itself."""
+    """The model makes a blocked tensor itself.
+
+    Of a blocked input that is the input, as contiguous() may be, and of a dense one a copy: what
+    writes into it later needs one of its own."""
     x = g.pick(rank=(3, 5))
-    return f"{g.out} = {x}.to_blocked(){g.rng.choice(('', '.to_dense()', ' * 2', '.relu()'))}"
+    end = g.rng.choice(("", ".to_dense()", " * 2", ".relu()"))
+    return f"{g.out} = {x}{'' if end else '.clone()'}.to_blocked(){end}"
 
 
 @piece(2)
