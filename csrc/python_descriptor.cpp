@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "format/activation.h"
 #include "format/descriptor.h"
 #include "format/errors.h"
 #include "format/tag.h"
@@ -55,21 +56,47 @@ std::string format_kind_name(FormatKind kind) {
 
 void bind_tags(py::module_& m) {
   m.def("canonical_tag", [](const std::string& tag) { return canonical_tag(tag); });
-  m.def("activation_name", [](const std::string& tag) { return activation_name(parse_tag(tag)); });
-  m.def("blocked_activation_tag", [](int ndims, std::int64_t block) {
-    return activation_name(blocked_activation_tag(ndims, block));
+  // The logical dims from outer-most to inner-most in memory; nothing of a tag with inner blocks.
+  m.def("memory_order", [](const std::string& name) -> std::optional<std::vector<int>> {
+    const FormatTag tag = parse_tag(name);
+    return tag.is_plain() ? std::optional(tag.outer_order) : std::nullopt;
   });
-  m.def("activation_block",
-        [](const std::string& tag) { return activation_block(parse_tag(tag)); });
   m.def("physical_shape", [](const Dims& dims, const std::string& tag) {
     return to_tuple(physical_shape(dims, parse_tag(tag)));
   });
+}
+
+Format blocked_format(std::int64_t block) {
+  if (!Format::is_block(block))
+    fail_value("Format", text("a block, one of ", Format::kBlocks), text(block), "use 8 or 16");
+  return Format::blocked(block);
+}
+
+void bind_format(py::module_& m) {
+  py::class_<Format>(m, "Format")
+      .def_static("blocked", &blocked_format)
+      // Of a tag, if it has that many dims.
+      .def_static("of",
+                  [](const std::string& name, int ndims) {
+                    const FormatTag tag = parse_tag(name);
+                    return tag.ndims() == ndims ? Format::of(tag) : std::nullopt;
+                  })
+      .def_readonly_static("PLAIN", &kPlain)
+      .def_readonly_static("CHANNELS_LAST", &kChannelsLast)
+      .def_property_readonly_static(
+          "BLOCKS",
+          [](const py::object&) {
+            return to_tuple({Format::kBlocks.begin(), Format::kBlocks.end()});
+          })
+      .def_readonly("block", &Format::block)
+      .def("name", [](const Format& f, std::size_t ndims) { return std::string(f.name(ndims)); });
 }
 
 }  // namespace
 
 void bind_descriptor(py::module_& m) {
   bind_tags(m);
+  bind_format(m);
   using namespace py::literals;
   py::class_<Descriptor>(m, "Descriptor")
       .def(py::init<>())
@@ -107,6 +134,7 @@ void bind_descriptor(py::module_& m) {
              const auto tag = d.tag();
              return tag ? std::optional(tag->name()) : std::nullopt;
            })
+      .def("activation_name", [](const Descriptor& d) { return activation_name(d); })
       .def("matches_tag", [](const Descriptor& d,
                              const std::string& tag) { return d.matches_tag(parse_tag(tag)); })
       .def("physical_shape", [](const Descriptor& d) { return to_tuple(d.physical_shape()); })

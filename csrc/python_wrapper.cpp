@@ -71,14 +71,13 @@ void check_physical(const at::Tensor& physical, std::int64_t channels) {
     fail_type(kOp, "a strided physical tensor", physical.toString(), "make it with to_blocked");
   }
   const at::IntArrayRef sizes = physical.sizes();
-  if (sizes.size() < 4 || sizes.size() > 6 || !is_block(sizes.back())) {
+  if (sizes.size() < 4 || sizes.size() > 6 || !Format::is_block(sizes.back())) {
     fail_value(kOp,
                "a physical tensor [N, ceil(C/b), *spatial, b] of 4 to 6 dims with b = 4, 8, 16 or "
                "32",
                text(sizes), "make it with to_blocked");
   }
-  const std::int64_t block = sizes.back();
-  const std::int64_t blocks = channels / block + (channels % block > 0);
+  const std::int64_t blocks = Format::blocked(sizes.back()).blocks(channels);
   if (channels < 0 || blocks != sizes[1]) {
     fail_value(kOp, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
                text(sizes[1], " in ", sizes), "pass the logical channel count");

@@ -78,9 +78,10 @@ def test_every_onednn_tag_is_parsed_as_onednn_does():
 def test_blocked_activations(spatial, agnostic, block):
     name, canonical = f"nC{spatial}{block}c", f"aB{agnostic}{block}b"
     assert canonical_tag(name) == canonical
-    assert _C.activation_name(canonical) == name
-    assert _C.blocked_activation_tag(len(spatial) + 2, block) == name
-    assert _C.activation_block(name) == block
+    ndims = len(spatial) + 2
+    assert _C.Format.blocked(block).name(ndims) == name
+    for tag in (name, canonical):
+        assert _C.Format.of(tag, ndims).block == block
 
 
 @pytest.mark.parametrize(
@@ -161,29 +162,6 @@ def test_any_string_is_a_tag_or_a_value_error(name):
     except ValueError:
         return
     assert canonical_tag(canonical) == canonical
-
-
-def test_activation_names():
-    plain = "nc cn ncw nwc nchw nhwc chwn ncdhw ndhwc".split()
-    assert [_C.activation_name(canonical_tag(name)) for name in plain] == plain
-    # No name that oneDNN does not have.
-    assert [_C.activation_name(tag) for tag in ("ABcd16b16a", "adbc", "aBcd64b")] == [
-        "ABcd16b16a",
-        "adbc",
-        "aBcd64b",
-    ]
-
-
-@pytest.mark.parametrize("tag", ["nchw", "nhwc", "any", "undef", "aBcd64b", "aBcd2b4b", "Abcd8a",
-                                 "aBdc8b", "aB8b", "aBcdef8b", "NChw16n16c"])  # fmt: skip
-def test_only_channel_blocked_activations_have_an_activation_block(tag):
-    assert _C.activation_block(tag) is None
-
-
-@pytest.mark.parametrize("ndims, block", [(2, 8), (6, 8), (4, 1), (4, 12), (4, 64), (4, -8)])
-def test_blocked_activation_tag_refuses(ndims, block):
-    with pytest.raises(ValueError, match="expected (activations of|a channel block)"):
-        _C.blocked_activation_tag(ndims, block)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ _ops = torch.ops.torch_blocked
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DATA: Any = Tensor.data  # the descriptor
 
-_SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
+_BLOCKS = _C.Format.BLOCKS
+# What the names of blocked formats begin with, by number of dims. The block follows, which is a
+# symbol in a traced program.
+_PREFIXES = {ndim: _C.Format.blocked(8).name(ndim).removesuffix("8c") for ndim in (3, 4, 5)}
 _MEMORY_FORMATS = {
     torch.contiguous_format: False,
     torch.channels_last: True,
@@ -292,7 +295,8 @@ def _check_traced(physical: Tensor, channels: int) -> None:
             f"{type(physical).__name__}; make it with to_blocked"
         )
     sizes = physical.shape
-    if len(sizes) not in (4, 5, 6) or (type(sizes[-1]) is int and sizes[-1] not in (4, 8, 16, 32)):
+    lanes = sizes[-1] if len(sizes) in (4, 5, 6) else 0
+    if type(lanes) is int and lanes not in _BLOCKS:
         raise ValueError(
             "torch_blocked::BlockedTensor: expected a physical tensor [N, ceil(C/b), *spatial, b] "
             f"of 4 to 6 dims with b = 4, 8, 16 or 32, got {list(sizes)}; make it with to_blocked"
@@ -308,7 +312,7 @@ def _check_traced(physical: Tensor, channels: int) -> None:
 
 
 def format_name(ndim: int, block: int) -> str:
-    return f"nC{_SPATIAL[ndim]}{block}c"
+    return f"{_PREFIXES[ndim]}{block}c"
 
 
 def _values_text(tensor: BlockedTensor) -> str:
@@ -346,18 +350,14 @@ def block_of(tag: str, ndim: int) -> int:
 
 @lru_cache(maxsize=256)
 def _parsed_block(tag: str, ndim: int) -> int:
-    block = _C.activation_block(tag)
-    if block is None or ndim not in _SPATIAL or _rank(tag) != ndim:
-        wanted = f" such as {format_name(ndim, 16)}" if ndim in _SPATIAL else " and 3 to 5 dims"
+    format = _C.Format.of(tag, ndim)
+    if format is None or not format.block:
+        wanted = f" such as {format_name(ndim, 16)}" if 3 <= ndim <= 5 else " and 3 to 5 dims"
         raise ValueError(
             f"torch_blocked::to_blocked: expected a tag blocked over the channels{wanted}, got "
             f"{_C.shortened(tag)} for {ndim} dims; use to_format for plain formats"
         )
-    return block
-
-
-def _rank(tag: str) -> int:
-    return len({letter.lower() for letter in _C.canonical_tag(tag) if letter.isalpha()})
+    return format.block
 
 
 def to_blocked(

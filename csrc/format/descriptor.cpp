@@ -444,10 +444,8 @@ bool Descriptor::matches_tag(const FormatTag& tag) const {
 
 Dims Descriptor::physical_shape() const {
   require_defined("Descriptor.physical_shape");
-  Dims physical;
-  for (int dim : memory_order()) physical.push_back(outer_size(dim));
-  for (const InnerBlock& inner : inner_blocks_) physical.push_back(inner.size);
-  return physical;
+  return torch_blocked::physical_shape(padded_dims_,
+                                       {FormatKind::blocked, memory_order(), inner_blocks_});
 }
 
 bool Descriptor::operator==(const Descriptor& other) const {

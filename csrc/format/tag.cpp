@@ -1,7 +1,7 @@
 #include "format/tag.h"
 
 #include <algorithm>
-#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "format/errors.h"
@@ -32,14 +32,6 @@ constexpr std::pair<std::string_view, std::string_view> irregular_names[] = {
     {"gOhwI32o", "gOhwi32o"},
     {"gIOhw2i8o16i2o", "gOIhw2i8o16i2o"},
     {"gIOdhw2i8o16i2o", "gOIdhw2i8o16i2o"}};
-
-// Plain activations: agnostic name and the one people know.
-constexpr std::pair<std::string_view, std::string_view> plain_activation_names[] = {
-    {"ab", "nc"},     {"ba", "cn"},     {"abc", "ncw"},     {"acb", "nwc"},    {"abcd", "nchw"},
-    {"acdb", "nhwc"}, {"bcda", "chwn"}, {"abcde", "ncdhw"}, {"acdeb", "ndhwc"}};
-
-constexpr std::string_view spatial_letters[] = {"w", "hw", "dhw"};  // by ndims - 3
-constexpr std::int64_t activation_blocks[] = {4, 8, 16, 32};
 
 bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
 bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
@@ -146,35 +138,6 @@ FormatTag parse_tag(std::string_view name) {
 }
 
 std::string canonical_tag(std::string_view name) { return parse_tag(name).name(); }
-
-std::string activation_name(const FormatTag& tag) {
-  if (const auto block = activation_block(tag))
-    return text("nC", spatial_letters[tag.ndims() - 3], *block, "c");
-  const std::string agnostic = tag.name();
-  return std::string(find_in(plain_activation_names, agnostic).value_or(agnostic));
-}
-
-FormatTag blocked_activation_tag(int ndims, std::int64_t block) {
-  if (ndims < 3 || ndims > 5)
-    fail_value(op, "activations of 3, 4 or 5 dims [N, C, *spatial]", text(ndims, " dims"),
-               "add a batch or spatial dim of size 1");
-  if (std::find(std::begin(activation_blocks), std::end(activation_blocks), block) ==
-      std::end(activation_blocks))
-    fail_value(op, "a channel block of 4, 8, 16 or 32", text(block), "use 8 or 16");
-  FormatTag tag;
-  tag.kind = FormatKind::blocked;
-  tag.outer_order.resize(ndims);
-  std::iota(tag.outer_order.begin(), tag.outer_order.end(), 0);
-  tag.inner_blocks = {{block, 1}};
-  return tag;
-}
-
-std::optional<std::int64_t> activation_block(const FormatTag& tag) {
-  if (tag.ndims() < 3 || tag.ndims() > 5 || tag.inner_blocks.size() != 1) return std::nullopt;
-  for (std::int64_t block : activation_blocks)
-    if (tag == blocked_activation_tag(tag.ndims(), block)) return block;
-  return std::nullopt;
-}
 
 Dims physical_shape(const Dims& dims, const FormatTag& tag) {
   if (tag.kind != FormatKind::blocked)

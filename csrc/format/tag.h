@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,17 +53,6 @@ FormatTag parse_tag(std::string_view name);
 
 // parse_tag(name).name(): "nChw16c" -> "aBcd16b".
 std::string canonical_tag(std::string_view name);
-
-// The activation spelling of a 3-, 4- or 5-dim tag where there is one, else the agnostic one:
-// "aBcd16b" -> "nChw16c", "acdb" -> "nhwc", "ABcd16b16a" stays.
-std::string activation_name(const FormatTag& tag);
-
-// The tag that blocks only the channels (dim 1) of activations: (4, 16) -> aBcd16b = nChw16c.
-// ndims 3, 4 or 5; block 4, 8, 16 or 32. Raises ValueError otherwise.
-FormatTag blocked_activation_tag(int ndims, std::int64_t block);
-
-// The block of such a tag; nothing for any other tag, plain ones included.
-std::optional<std::int64_t> activation_block(const FormatTag& tag);
 
 // Physical sizes of `dims` stored as `tag`: the outer dims in memory order, then the inner blocks.
 // [2, 17, 5, 4] as aBcd8b -> [2, 3, 5, 4, 8]. Raises ValueError for undef, any, a negative dim or a

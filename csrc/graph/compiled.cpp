@@ -21,15 +21,12 @@ namespace {
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
 
-std::string format_name(const SlotPlan& slot) {
-  if (slot.dims.size() < 3) return "";
-  static constexpr std::array kPlainNames{"ncw", "nchw", "ncdhw"};
-  static constexpr std::array kChannelsLastNames{"nwc", "nhwc", "ndhwc"};
-  const std::size_t row = slot.dims.size() - 3;
-  if (row >= kPlainNames.size()) return "";
-  if (slot.format == kPlain || slot.format == kStrided) return kPlainNames[row];
-  if (slot.format == kChannelsLast) return kChannelsLastNames[row];
-  return blocked_name(static_cast<std::int64_t>(slot.dims.size()), slot.format);
+// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image. Most of what may have any strides has
+// those of plain.
+std::string described(const SlotPlan& slot) {
+  const std::size_t ndims = slot.dims.size();
+  if (ndims < 3 || ndims > 5) return text(slot.dims);
+  return text((slot.format == kStrided ? kPlain : slot.format).name(ndims), " ", slot.dims);
 }
 
 // What tuning and packing used and freed goes back to the system: 150 MiB for ResNet-50.
@@ -73,7 +70,7 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
   }
   if (released_) {
     fail_value("optimize", "inputs of sizes that were planned before release()",
-               inputs.empty() ? "none" : text(inputs[0].dims),
+               inputs.empty() ? "none" : text(inputs[0].meta.dims),
                "run them once before release(), or optimize the model again");
   }
   auto entry = planned(inputs, simplified, tuner_, *weights_);
@@ -99,7 +96,7 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   if (simplified && !empty) simplify(entry->graph, metas, *weights_);
   for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
   for (Node& node : entry->graph.nodes) node.kind->own(node, *weights_);
-  entry->plan = make_plan(entry->graph, inputs, tuner, native_blocks()[0]);
+  entry->plan = make_plan(entry->graph, inputs, tuner, Format::blocked(native_blocks()[0]));
   return entry;
 }
 
@@ -211,8 +208,7 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Step& step = entry->plan.steps[i];
     const SlotPlan& dst = entry->plan.slots[step.writes[0]];
-    report.push_back({step.node ? step.node->name : step.kind->name,
-                      text(format_name(dst), format_name(dst).empty() ? "" : " ", dst.dims),
+    report.push_back({step.node ? step.node->name : step.kind->name, described(dst),
                       step.kind->implementation(entry->plan, step), step.kind->why(step),
                       times[i]});
   }

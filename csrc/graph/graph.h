@@ -1,5 +1,6 @@
 // A model's forward as nodes and values, free of sizes, formats and memory: those are a plan's.
 //
+//   Meta (value.h)           what a value is: sizes and type; with a format, of a slot
 //   Graph (graph.h)          what is computed, and for which inputs that was shown (guards.cpp)
 //   NodeKind (node_kind.h)   all that there is to say of one kind of node; a file each in nodes/
 //   Plan (plan.h)            for given input dims, of the graph simplified for these
@@ -19,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "graph/value.h"
 #include "graph/weights.h"
 #include "ops/blocked.h"
 
@@ -75,14 +77,6 @@ struct Node {
     arguments = std::move(reads);
     held = std::move(holds);
   }
-};
-
-// Sizes and element type of a value.
-struct Meta {
-  Dims dims;
-  at::ScalarType dtype = at::kFloat;
-
-  bool operator==(const Meta&) const = default;
 };
 
 // What Python asked of a value's sizes while the model ran, and the answer that it got. With the

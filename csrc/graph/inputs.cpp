@@ -49,7 +49,7 @@ at::Tensor converted(const at::Tensor& tensor, std::optional<at::ScalarType> dty
 
 std::vector<Meta> metas_of(const std::vector<Given>& inputs) {
   std::vector<Meta> metas;
-  for (const Given& input : inputs) metas.push_back(input.meta());
+  for (const Given& input : inputs) metas.push_back(input.meta);
   return metas;
 }
 
@@ -57,11 +57,9 @@ Given given(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
   check_plain(tensor);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor input = converted(tensor.resolve_conj().resolve_neg(), dtype);
-  const Dims dims = input.sizes().vec();
-  if (is_image(input) && !input.is_contiguous() && is_channels_last(input)) {
-    return {input, dims, kChannelsLast};
-  }
-  return {input.contiguous(), dims, kPlain};
+  const Meta meta{input.sizes().vec(), input.scalar_type()};
+  if (is_image(input) && format_of(input) == kChannelsLast) return {input, meta, kChannelsLast};
+  return {input.contiguous(), meta, kPlain};
 }
 
 Given given_blocked(const at::Tensor& physical, std::int64_t channels,
@@ -69,10 +67,9 @@ Given given_blocked(const at::Tensor& physical, std::int64_t channels,
   check_plain(physical);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Blocked blocked = blocked_argument("optimize", converted(physical, dtype), channels);
-  if (is_image(blocked.physical.select(-1, 0))) {
-    return {blocked.physical, blocked.dims(), blocked.block()};
-  }
-  return {reorder_to_dense("optimize", blocked, false), blocked.dims(), kPlain};
+  const Meta meta{blocked.dims(), blocked.physical.scalar_type()};
+  if (is_image(blocked.physical.select(-1, 0))) return {blocked.physical, meta, blocked.format()};
+  return {reorder_to_dense("optimize", blocked, false), meta, kPlain};
 }
 
 void check_inputs(const std::vector<Given>& inputs, const std::vector<Meta>& wanted) {
@@ -81,7 +78,7 @@ void check_inputs(const std::vector<Given>& inputs, const std::vector<Meta>& wan
                "call it with arguments like the example inputs");
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Meta got = inputs[i].meta();
+    const Meta& got = inputs[i].meta;
     if (got.dtype == wanted[i].dtype && got.dims.size() == wanted[i].dims.size()) continue;
     fail_value("optimize",
                text("an input of type ", wanted[i].dtype, " and ", wanted[i].dims.size(), " dims"),
@@ -93,8 +90,7 @@ void check_inputs(const std::vector<Given>& inputs, const std::vector<Meta>& wan
 std::string key_of(const std::vector<Given>& inputs) {
   Key key("plan");
   for (const Given& input : inputs) {
-    key.add(input.dims).add(static_cast<std::int64_t>(input.tensor.scalar_type()));
-    key.add(input.format);
+    key.add(input.meta.dims).add(static_cast<std::int64_t>(input.meta.dtype)).add(input.format);
   }
   return std::move(key).finish();
 }

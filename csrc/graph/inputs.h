@@ -5,17 +5,11 @@
 
 namespace torch_blocked::graph {
 
-// Not a format to choose: plain dims with any strides, as ATen makes them and as constants are. Who
-// reads raw memory wants kPlain instead, and the planner puts a step in between.
-inline constexpr std::int64_t kStrided = -1;
-
-// An input, dense in its format: kPlain, kChannelsLast or a block.
+// An input, dense in its format: kPlain, kChannelsLast or blocked.
 struct Given {
-  at::Tensor tensor;  // physical if the format is a block
-  Dims dims;          // logical
-  std::int64_t format = kPlain;
-
-  Meta meta() const { return {dims, tensor.scalar_type()}; }
+  at::Tensor tensor;  // physical if the format is blocked
+  Meta meta;          // with the logical dims
+  Format format;
 };
 std::vector<Meta> metas_of(const std::vector<Given>& inputs);
 

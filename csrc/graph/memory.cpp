@@ -12,9 +12,8 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 
 std::int64_t bytes_of(const SlotPlan& slot) {
-  const std::int64_t elements = slot.dims.size() < 3 || slot.format == kStrided
-                                    ? c10::multiply_integers(slot.dims)
-                                    : c10::multiply_integers(physical_dims(slot.dims, slot.format));
+  const std::int64_t elements = c10::multiply_integers(
+      slot.dims.size() < 3 ? slot.dims : slot.format.physical_shape(slot.dims));
   return elements * static_cast<std::int64_t>(c10::elementSize(slot.dtype));
 }
 
@@ -87,13 +86,12 @@ class MemoryPlanner {
     const Step& step = plan_.steps[i];
     if (!step.kind->joins_channels) return;
     const SlotPlan& dst = plan_.slots[step.writes[0]];
-    const std::int64_t lanes = dst.format;
     if (dst.dims[0] != 1 || dst.format == kChannelsLast) return;
     std::vector<Slot> operands;
     bool fits = true;
     for_values(step.node->arguments, [&](Value value) {
       const Slot slot = step.reads.at(value);
-      fits &= plan_.slots[slot].dims[1] % lanes == 0 && result_.slots[slot].in_arena;
+      fits &= dst.format.tail(plan_.slots[slot].dims[1]) == 0 && result_.slots[slot].in_arena;
       fits &= std::ranges::find(operands, slot) == operands.end();
       operands.push_back(slot);
     });

@@ -22,7 +22,7 @@ struct Candidate;  // rules.h
 
 // The formats that a node insists on, whatever its neighbours have.
 struct FixedFormats {
-  std::int64_t reads, writes;
+  Format reads, writes;
 };
 
 // The cost of what a kind cannot do.
@@ -60,8 +60,8 @@ struct NodeKind {
   bool prefers_blocks = false;
   // The time in microseconds with the result in this format, and that of bringing arguments that
   // are not tied to the formats in which it reads them.
-  double (*cost)(Planner& planner, const Node& node,
-                 std::int64_t format) = [](Planner&, const Node&, std::int64_t) { return 0.0; };
+  double (*cost)(Planner& planner, const Node& node, Format format) = [](Planner&, const Node&,
+                                                                         Format) { return 0.0; };
   // Whether it runs only when something first needs its result.
   bool waits = false;
   // What the step says beside its reads in the result's format.

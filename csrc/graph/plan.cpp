@@ -36,13 +36,12 @@ Value Groups::of(Value value) const {
 
 void Groups::join(Value a, Value b) { parent_[at(of(a))] = of(b); }
 
-Planner::Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner,
-                 std::int64_t block)
+Planner::Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, Format blocked)
     : graph_(graph),
       metas_(infer(graph, metas_of(inputs))),
       groups_(graph),
       tuner_(tuner),
-      block_(block),
+      blocked_(blocked),
       formats_(at(graph.values), kPlain),
       fixed_(at(graph.values)) {
   for (std::size_t i = 0; i < inputs.size(); ++i) fixed_[at(graph.inputs[i])] = inputs[i].format;
@@ -53,7 +52,7 @@ Planner::Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tu
       if (fixed) {
         fixed_[at(value)] = fixed->writes;
       } else if (node.kind->prefers_blocks) {
-        formats_[at(groups_.of(value))] = block;
+        formats_[at(groups_.of(value))] = blocked;
       }
     }
   }
@@ -76,13 +75,13 @@ Plan Planner::plan() {
   return std::move(plan_);
 }
 
-std::int64_t Planner::home(Value value) const {
+Format Planner::home(Value value) const {
   return fixed_[at(value)].value_or(formats_[at(groups_.of(value))]);
 }
 
 // Most of what may have any strides has those of plain.
-double Planner::reorder_cost(Value value, std::int64_t from, std::int64_t to) const {
-  const auto is_plain = [](std::int64_t format) { return format == kPlain || format == kStrided; };
+double Planner::reorder_cost(Value value, Format from, Format to) const {
+  const auto is_plain = [](Format format) { return format == kPlain || format == kStrided; };
   if (from == to || (is_plain(from) && is_plain(to))) return 0;
   const Meta& meta = metas_[at(value)];
   const auto bytes = static_cast<double>(c10::multiply_integers(meta.dims) *
@@ -91,7 +90,7 @@ double Planner::reorder_cost(Value value, std::int64_t from, std::int64_t to) co
 }
 
 // The format of the arguments that a node ties.
-std::int64_t Planner::wanted_by(const Node& node) const {
+Format Planner::wanted_by(const Node& node) const {
   const auto fixed = node.kind->fixed(node);
   return fixed ? fixed->reads : home(node.output());
 }
@@ -102,7 +101,7 @@ double Planner::cost() {
     const double own = node.kind->cost(*this, node, home(node.output()));
     if (own == kImpossible) return kImpossible;
     total += own;
-    const std::int64_t wanted = wanted_by(node);
+    const Format wanted = wanted_by(node);
     for_values(tied_arguments(node), [&](Value value) {
       if (!graph_.constants.contains(value)) total += reorder_cost(value, home(value), wanted);
     });
@@ -126,9 +125,9 @@ void Planner::choose_formats() {
   for (int round = 0; round < 3; ++round) {
     const double before = least;
     for (const Value group : groups) {
-      std::int64_t& format = formats_[at(group)];
-      std::int64_t kept = format;
-      for (const std::int64_t other : {block_, kChannelsLast, kPlain}) {
+      Format& format = formats_[at(group)];
+      Format kept = format;
+      for (const Format other : {blocked_, kChannelsLast, kPlain}) {
         format = other;
         const double total = other == kept ? least : cost();
         // A change should win more than rounding: formats that cost the same stay.
@@ -143,9 +142,8 @@ void Planner::choose_formats() {
   }
 }
 
-Slot Planner::new_slot(Value value, std::int64_t format) {
-  const Meta& meta = metas_[at(value)];
-  plan_.slots.push_back({meta.dims, meta.dtype, format});
+Slot Planner::new_slot(Value value, Format format) {
+  plan_.slots.push_back({metas_[at(value)], format});
   return slots_[{value, format}] = plan_.slots.size() - 1;
 }
 
@@ -154,7 +152,7 @@ const Node* Planner::waiting(Value value) const {
   return found == waiting_.end() || slots_.contains({value, home(value)}) ? nullptr : found->second;
 }
 
-Slot Planner::slot(Value value, std::int64_t format) {
+Slot Planner::slot(Value value, Format format) {
   if (format == kStrided && home(value) != kStrided) format = kPlain;
   if (const auto found = slots_.find({value, format}); found != slots_.end()) {
     return found->second;
@@ -174,15 +172,14 @@ Slot Planner::slot(Value value, std::int64_t format) {
 void Planner::emit(const Node& node) {
   Step step{.kind = node.kind, .node = &node};
   node.kind->plan(*this, node, step);
-  const std::int64_t wanted = wanted_by(node), format = home(node.output());
+  const Format wanted = wanted_by(node), format = home(node.output());
   for_values(tied_arguments(node), [&](Value value) { step.reads[value] = slot(value, wanted); });
   for (const Value value : node.outputs) step.writes.push_back(new_slot(value, format));
   plan_.steps.push_back(std::move(step));
 }
 
-Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner,
-               std::int64_t block) {
-  return Planner(graph, inputs, tuner, block).plan();
+Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, Format blocked) {
+  return Planner(graph, inputs, tuner, blocked).plan();
 }
 
 }  // namespace torch_blocked::graph

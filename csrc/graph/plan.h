@@ -8,15 +8,8 @@
 
 namespace torch_blocked::graph {
 
-// Memory of a value in one format: a block, kPlain, kChannelsLast or kStrided.
+// Memory of a value in one format: an index into the plan's slots.
 using Slot = std::size_t;
-struct SlotPlan {
-  Dims dims;
-  at::ScalarType dtype;
-  std::int64_t format;
-
-  bool is_blocked() const { return format >= 4; }
-};
 
 struct Step {
   const NodeKind* kind;
@@ -60,8 +53,7 @@ class Tuner {
   int measured_ = 0;
 };
 
-// `block`: that of the blocked format to choose beside channels-last and plain.
-Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner,
-               std::int64_t block);
+// `blocked`: the blocked format to choose beside channels-last and plain.
+Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, Format blocked);
 
 }  // namespace torch_blocked::graph

@@ -20,23 +20,23 @@ class Groups {
 
 class Planner {
  public:
-  Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, std::int64_t block);
+  Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, Format blocked);
   Plan plan();
 
   const std::vector<Meta>& metas() const { return metas_; }
-  std::int64_t block() const { return block_; }  // of the blocked format that may be chosen
+  Format blocked() const { return blocked_; }  // the blocked format that may be chosen
   Tuner& tuner() { return tuner_; }
   // The format in which a value comes into being.
-  std::int64_t home(Value value) const;
+  Format home(Value value) const;
   // Microseconds from one format to another.
-  double reorder_cost(Value value, std::int64_t from, std::int64_t to) const;
+  double reorder_cost(Value value, Format from, Format to) const;
   // The value in a format, reordered once for all that want it so. Who takes any strides takes them
   // in plain, too.
-  Slot slot(Value value, std::int64_t format);
+  Slot slot(Value value, Format format);
   // The node that makes a value but has not run yet, because nothing has needed it; else null.
   const Node* waiting(Value value) const;
   // What make() returns, made once for a node, its result's format and another one.
-  using Key = std::tuple<const Node*, std::int64_t, std::int64_t>;
+  using Key = std::tuple<const Node*, Format, Format>;
   template <typename T, typename Make>
   const T& once(const Key& key, const Make& make) {
     auto found = made_once_.find(key);
@@ -46,20 +46,20 @@ class Planner {
 
  private:
   double cost();
-  std::int64_t wanted_by(const Node& node) const;
+  Format wanted_by(const Node& node) const;
   void choose_formats();
-  Slot new_slot(Value value, std::int64_t format);
+  Slot new_slot(Value value, Format format);
   void emit(const Node& node);
 
   const Graph& graph_;
   std::vector<Meta> metas_;
   Groups groups_;
   Tuner& tuner_;
-  std::int64_t block_;
-  std::vector<std::int64_t> formats_;               // of groups
-  std::vector<std::optional<std::int64_t>> fixed_;  // formats that no choice changes
+  Format blocked_;
+  std::vector<Format> formats_;               // of groups
+  std::vector<std::optional<Format>> fixed_;  // formats that no choice changes
   std::map<Key, std::any> made_once_;
-  std::map<std::pair<Value, std::int64_t>, Slot> slots_;
+  std::map<std::pair<Value, Format>, Slot> slots_;
   std::map<Value, const Node*> waiting_;
   Plan plan_;
 };

@@ -91,8 +91,8 @@ struct Probe {
   explicit Probe(const ConvolutionProblem& p) {
     const auto options = at::TensorOptions().dtype(p.dtype);
     const auto filled = [&](const Dims& dims) { return at::full(dims, 0.01, options); };
-    src = filled(physical_dims(p.src_dims, p.src_block));
-    dst = filled(physical_dims(p.dst_dims, p.dst_block));
+    src = filled(p.src_format.physical_shape(p.src_dims));
+    dst = filled(p.dst_format.physical_shape(p.dst_dims));
     weight = filled(p.weight_dims);
     bias = filled({p.dst_dims[1]});
   }
@@ -114,7 +114,8 @@ std::string name_of(const ConvolutionProblem& p) {
   const auto& [before, after, residual] = p.epilogue;
   return text(isa_name(isa()), " ", at::get_num_threads(), " ", c10::toString(p.dtype), " ",
               p.src_dims, p.weight_dims, p.dst_dims, p.stride, p.padding, p.dilation, " g",
-              p.groups, " f", p.src_block, "-", p.dst_block, p.transposed ? " transposed" : "",
+              p.groups, " ", p.src_format.name(p.src_dims.size()), "-",
+              p.dst_format.name(p.dst_dims.size()), p.transposed ? " transposed" : "",
               p.has_bias ? " bias" : "", " e", static_cast<std::int64_t>(before.kind), residual,
               static_cast<std::int64_t>(after.kind));
 }

@@ -3,39 +3,14 @@
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "format/errors.h"
-#include "format/tag.h"
 #include "runtime/memory_pool.h"
 
 namespace torch_blocked {
-namespace {
 
-using Tag = dnnl::memory::format_tag;
 using Type = dnnl::memory::data_type;
-
-struct TagRow {
-  std::int64_t block;
-  std::array<Tag, 3> tags;  // 3, 4 and 5 dims
-};
-
-constexpr std::array<TagRow, 4> kTags{{
-    {4, {Tag::nCw4c, Tag::nChw4c, Tag::nCdhw4c}},
-    {8, {Tag::nCw8c, Tag::nChw8c, Tag::nCdhw8c}},
-    {16, {Tag::nCw16c, Tag::nChw16c, Tag::nCdhw16c}},
-    {32, {Tag::nCw32c, Tag::nChw32c, Tag::nCdhw32c}},
-}};
-
-const TagRow* find_tag(std::int64_t block) {
-  for (const TagRow& row : kTags) {
-    if (row.block == block) return &row;
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 Dims channels_last_strides(at::IntArrayRef dims) {
   Dims strides(dims.size(), 1);
@@ -60,7 +35,7 @@ Dims Blocked::dims() const {
 }
 
 dnnl::memory::desc Blocked::md() const {
-  return activation_md(dims(), block(), physical.scalar_type());
+  return activation_md(dims(), format(), physical.scalar_type());
 }
 
 void check_memory(const char* op, const at::Tensor& tensor) {
@@ -97,20 +72,19 @@ void check_dtype(const char* op, at::ScalarType dtype) {
 }
 
 void check_block(const char* op, std::int64_t block) {
-  if (!is_block(block)) {
+  if (!Format::is_block(block)) {
     fail_value(op, "a channel block of 4, 8, 16 or 32", text(block), "8 and 16 are the fast ones");
   }
 }
 
 Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_t channels) {
-  if (physical.dim() < 4 || physical.dim() > 6 || !is_block(physical.size(-1))) {
+  if (physical.dim() < 4 || physical.dim() > 6 || !Format::is_block(physical.size(-1))) {
     fail_value(op,
                "a physical tensor [N, ceil(C/b), *spatial, b] with 1 to 3 spatial dims and b = 4, "
                "8, 16 or 32",
                text(physical.sizes()), "make it with to_blocked");
   }
-  const std::int64_t block = physical.size(-1);
-  const std::int64_t blocks = channels / block + (channels % block > 0);  // of any count
+  const std::int64_t blocks = Format::blocked(physical.size(-1)).blocks(channels);
   if (channels < 0 || physical.size(1) != blocks) {
     fail_value(op, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
                text(physical.size(1), " in ", physical.sizes()), "pass the logical channel count");
@@ -132,27 +106,12 @@ Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t 
   return blocked_argument(op, physical, channels);
 }
 
-Dims physical_dims(at::IntArrayRef dims, std::int64_t block) {
-  const std::int64_t lanes = block == kChannelsLast ? dims[1] : block;
-  Dims shape(dims.begin(), dims.end());
-  shape[1] = ceil_div(dims[1], lanes);
-  shape.push_back(lanes);
-  return shape;
-}
-
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {
-  const Dims shape = physical_dims(dims, block);
-  return {empty_pooled(shape, options), dims[1]};
+  return {empty_pooled(Format::blocked(block).physical_shape(dims), options), dims[1]};
 }
 
-dnnl::memory::desc activation_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype) {
-  using Tag = dnnl::memory::format_tag;
-  static constexpr std::array kPlainTags{Tag::ncw, Tag::nchw, Tag::ncdhw};
-  static constexpr std::array kChannelsLastTags{Tag::nwc, Tag::nhwc, Tag::ndhwc};
-  const std::size_t row = dims.size() - 3;
-  const Tag tag = block == kPlain          ? kPlainTags[row]
-                  : block == kChannelsLast ? kChannelsLastTags[row]
-                                           : find_tag(block)->tags[row];
+dnnl::memory::desc activation_md(at::IntArrayRef dims, Format format, at::ScalarType dtype) {
+  const auto tag = static_cast<dnnl::memory::format_tag>(format.onednn_tag(dims.size()));
   return {dims.vec(), onednn_type(dtype), tag};
 }
 
@@ -182,17 +141,9 @@ Type onednn_type(at::ScalarType dtype) {
   }
 }
 
-std::string blocked_name(std::int64_t ndims, std::int64_t block) {
-  return activation_name(blocked_activation_tag(static_cast<int>(ndims), block));
-}
-
-std::string strided_name(const at::Tensor& tensor) {
-  static constexpr std::array kContiguous{"ncw", "nchw", "ncdhw"};
-  static constexpr std::array kChannelsLast{"nwc", "nhwc", "ndhwc"};
-  const auto row = static_cast<std::size_t>(tensor.dim() - 3);
-  if (row >= kContiguous.size()) return "strided";
-  if (tensor.is_contiguous()) return kContiguous[row];
-  return is_channels_last(tensor) ? kChannelsLast[row] : "strided";
+Format format_of(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return kPlain;
+  return is_channels_last(tensor) ? kChannelsLast : kStrided;
 }
 
 at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options) {

@@ -9,14 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "format/activation.h"
 #include "format/sizes.h"
 
 namespace torch_blocked {
-
-using Dims = std::vector<std::int64_t>;
-
-// Blocks that stand for the plain formats: nchw is nC*1c, and nhwc has all channels in one block.
-inline constexpr std::int64_t kPlain = 1, kChannelsLast = 0;
 
 struct Blocked {
   at::Tensor physical;    // [N, ceil(C / block), *spatial, block], contiguous
@@ -24,19 +20,14 @@ struct Blocked {
 
   std::int64_t ndims() const { return physical.dim() - 1; }
   std::int64_t block() const { return physical.size(-1); }
+  Format format() const { return Format::blocked(block()); }
   std::int64_t blocks() const { return physical.size(1); }  // ceil(C / block)
   std::int64_t batch() const { return physical.size(0); }
-  std::int64_t tail() const {
-    return channels % block();
-  }  // lanes in use in the last block, 0: all
-  std::int64_t pixels() const;  // product of the spatial dims
-  Dims dims() const;            // [N, C, *spatial]
+  std::int64_t tail() const { return format().tail(channels); }  // lanes in use in the last block
+  std::int64_t pixels() const;                                   // product of the spatial dims
+  Dims dims() const;                                             // [N, C, *spatial]
   dnnl::memory::desc md() const;
 };
-
-inline bool is_block(std::int64_t block) {
-  return block == 4 || block == 8 || block == 16 || block == 32;
-}
 
 // Raises unless `tensor` is an ordinary CPU tensor all of whose elements lie in memory it owns, and
 // products of its sizes fit 64 bits: what an op may take a pointer of. TypeError for another kind
@@ -60,11 +51,8 @@ Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t 
 // Uninitialised: whoever fills it leaves the tail zero.
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options);
 
-// The descriptor of [N, C, *spatial] in nC*<block>c, kPlain or kChannelsLast.
-dnnl::memory::desc activation_md(at::IntArrayRef dims, std::int64_t block, at::ScalarType dtype);
-
-// [N, blocks, *spatial, lanes]: the physical shape in any of these formats.
-Dims physical_dims(at::IntArrayRef dims, std::int64_t block);
+// The descriptor of [N, C, *spatial] in a format, which is not kStrided.
+dnnl::memory::desc activation_md(at::IntArrayRef dims, Format format, at::ScalarType dtype);
 
 // The descriptor of a strided tensor; empty if its elements overlap: oneDNN has no such.
 dnnl::memory::desc strided_md(const at::Tensor& tensor);
@@ -73,9 +61,9 @@ dnnl::memory::desc strided_md(const at::Tensor& tensor);
 bool has_onednn_type(at::ScalarType dtype);
 dnnl::memory::data_type onednn_type(at::ScalarType dtype);
 
-// "nChw16c" for a blocked activation; "nchw", "nhwc" or "strided" for a dense one. For people.
-std::string blocked_name(std::int64_t ndims, std::int64_t block);
-std::string strided_name(const at::Tensor& tensor);
+// kPlain, kChannelsLast or kStrided: that of a tensor which is not physical. Where the first two
+// are the same memory, it is kPlain.
+Format format_of(const at::Tensor& tensor);
 
 // The tensor in the memory format nC*: contiguous, or channels-last if `channels_last`. 3-D
 // channels-last (nwc) has no at::MemoryFormat, so strides say it.

@@ -129,8 +129,8 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
     const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
     at::Tensor src = empty_dense(p.src_dims, false, options);
-    reorder("convolution", p.src_dims, reorder_side(buffers.src, p.src_dims, p.src_block, p.dtype),
-            {src, 0});
+    reorder("convolution", p.src_dims, reorder_side(buffers.src, p.src_dims, p.src_format, p.dtype),
+            {src});
     if (const Dims more = padding_beyond(p); !more.empty()) src = at::constant_pad_nd(src, more);
     const auto from = [&](const void* data, const Dims& dims) {
       return at::from_blob(const_cast<void*>(data), dims, options);
@@ -144,8 +144,8 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
     for (std::size_t i = 2; i < p.dst_dims.size(); ++i) {
       dst = dst.narrow(static_cast<std::int64_t>(i), 0, p.dst_dims[i]);
     }
-    reorder("convolution", p.dst_dims, {dst.contiguous(), 0},
-            reorder_side(buffers.dst, p.dst_dims, p.dst_block, p.dtype));
+    reorder("convolution", p.dst_dims, {dst.contiguous()},
+            reorder_side(buffers.dst, p.dst_dims, p.dst_format, p.dtype));
   };
   return ConvolutionPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
@@ -161,8 +161,8 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
     return data ? at::from_blob(const_cast<void*>(data), dims, type).to(at::kFloat) : at::Tensor();
   };
   const auto run = [p, plan = inner.plan, widened](const ConvolutionBuffers& buffers) {
-    const Dims dst_dims = physical_dims(p.dst_dims, p.dst_block);
-    const at::Tensor src = widened(buffers.src, physical_dims(p.src_dims, p.src_block)),
+    const Dims dst_dims = p.dst_format.physical_shape(p.dst_dims);
+    const at::Tensor src = widened(buffers.src, p.src_format.physical_shape(p.src_dims)),
                      bias = widened(buffers.bias, {p.dst_dims[1]}),
                      residual = widened(buffers.residual, dst_dims),
                      dst = empty_pooled(dst_dims, at::kFloat);
@@ -182,7 +182,7 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
 
 // The epilogue in a pass of its own, over what a plan without it has left in dst.
 ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
-  const std::int64_t floats = c10::multiply_integers(physical_dims(p.dst_dims, p.dst_block));
+  const std::int64_t floats = c10::multiply_integers(p.dst_format.physical_shape(p.dst_dims));
   plan.loops_only = plan.loops_only && !p.epilogue.residual;  // which may have to be kept
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
               floats](const ConvolutionBuffers& buffers) {
@@ -242,7 +242,7 @@ const ConvolutionImplementations kImplementations(
 
 }  // namespace
 
-ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t block,
+ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,
                                        at::IntArrayRef stride, at::IntArrayRef padding,
                                        at::IntArrayRef dilation, bool transposed,
@@ -256,8 +256,8 @@ ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t bl
             .dilation = per_dim("dilation", dilation, spatial, 1),
             .output_padding = per_dim("output_padding", output_padding, spatial, 0),
             .groups = groups,
-            .src_block = block,
-            .dst_block = block,
+            .src_format = format,
+            .dst_format = format,
             .transposed = transposed,
             .has_bias = bias.defined(),
             .dtype = weight.scalar_type()};
@@ -292,7 +292,7 @@ Key convolution_key(const char* name, const Problem& p) {
        {&p.src_dims, &p.weight_dims, &p.stride, &p.padding, &p.dilation, &p.output_padding}) {
     key.add(*dims);
   }
-  key.add(p.groups).add(p.src_block).add(p.dst_block).add(p.transposed).add(p.has_bias);
+  key.add(p.groups).add(p.src_format).add(p.dst_format).add(p.transposed).add(p.has_bias);
   for (const Activation* activation : {&p.epilogue.before, &p.epilogue.after}) {
     key.add(static_cast<std::int64_t>(activation->kind));
     key.add(std::bit_cast<std::int32_t>(activation->alpha));
@@ -338,7 +338,7 @@ at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Te
           ? weight.contiguous()
           : packed_weights(weight, plan.weights_format, [&] { return plan.pack(weight); });
   const at::Tensor shift = bias.defined() ? bias.contiguous() : bias;
-  const Blocked dst = empty_blocked(p.dst_dims, p.dst_block, src.options());
+  const Blocked dst = empty_blocked(p.dst_dims, p.dst_format.block, src.options());
   plan.run({.src = src.const_data_ptr(),
             .weights = packed.const_data_ptr(),
             .bias = bias.defined() ? shift.const_data_ptr() : nullptr,
@@ -354,16 +354,15 @@ at::Tensor convolution(const at::Tensor& input, std::int64_t channels, const at:
   const Blocked src = blocked_argument("convolution", input, channels);
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   check_dtypes(input, weight, bias_tensor);
-  const Problem p = convolution_problem(src.dims(), src.block(), weight, bias_tensor, stride,
+  const Problem p = convolution_problem(src.dims(), src.format(), weight, bias_tensor, stride,
                                         padding, dilation, transposed, output_padding, groups);
-  if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, p.dst_block, input.options()).physical;
+  if (p.src_dims[0] == 0) return empty_blocked(p.dst_dims, src.block(), input.options()).physical;
   try {
     return run_convolution(p, src.physical, weight, bias_tensor);
   } catch (const dnnl::error& error) {
-    fail_onednn(
-        "convolution", error.what(),
-        text("src ", p.src_dims, " in ", blocked_name(p.src_dims.size(), p.src_block), ", weights ",
-             p.weight_dims, ", dst ", p.dst_dims, ", ", c10::toString(p.dtype)));
+    fail_onednn("convolution", error.what(),
+                text("src ", p.src_dims, " in ", p.src_format.name(p.src_dims.size()), ", weights ",
+                     p.weight_dims, ", dst ", p.dst_dims, ", ", c10::toString(p.dtype)));
   }
 }
 

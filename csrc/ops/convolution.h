@@ -22,14 +22,14 @@ struct ConvolutionProblem {
   Dims weight_dims;         // ATen's: [OC, IC/groups, *kernel], transposed [IC, OC/groups, *kernel]
   Dims stride, padding, dilation, output_padding;
   std::int64_t groups;
-  std::int64_t src_block, dst_block;  // b of nC*<b>c, or kPlain, or kChannelsLast
+  Format src_format, dst_format;  // not kStrided
   bool transposed, has_bias;
   at::ScalarType dtype;
   Epilogue epilogue = {};  // dst = epilogue(sum + bias)
 
   std::size_t spatial() const { return stride.size(); }
   // src and dst in one blocked format: what most implementations are for.
-  bool blocked() const { return src_block == dst_block && src_block >= 4; }
+  bool blocked() const { return src_format == dst_format && src_format.is_blocked(); }
 };
 
 // The data of one run, in the formats that the problem names. bias has OC elements, or is null;
@@ -49,9 +49,9 @@ struct ConvolutionPlan {
   bool loops_only = false;
 };
 
-// The problem that these arguments pose, checked; sizes that ATen lets be given once are spread
-// over the spatial dims. Raises ValueError or TypeError.
-ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, std::int64_t block,
+// The problem that these arguments pose, src and dst in one format, checked; sizes that ATen lets
+// be given once are spread over the spatial dims. Raises ValueError or TypeError.
+ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,
                                        at::IntArrayRef stride, at::IntArrayRef padding,
                                        at::IntArrayRef dilation, bool transposed,

@@ -37,7 +37,7 @@ constexpr const char* kOp = "convolution_backward";
 Problem mirrored(const Problem& p) {
   Problem q = p;
   std::swap(q.src_dims, q.dst_dims);
-  std::swap(q.src_block, q.dst_block);
+  std::swap(q.src_format, q.dst_format);
   q.transposed = !p.transposed;
   q.has_bias = false;
   for (std::size_t i = 0; i < p.spatial(); ++i) {
@@ -120,7 +120,7 @@ const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff
 
 at::Tensor input_gradient(const Problem& p, const Blocked& diff_dst, const at::Tensor& weight) {
   if (p.src_dims[0] == 0) {
-    return empty_blocked(p.src_dims, p.src_block, diff_dst.physical.options()).physical;
+    return empty_blocked(p.src_dims, diff_dst.block(), diff_dst.physical.options()).physical;
   }
   return run_convolution(mirrored(p), diff_dst.physical, weight, at::Tensor());
 }
@@ -167,7 +167,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
     fail_type(kOp, text("a weight of the input's dtype, ", input.dtype().name()),
               text(weight.dtype().name()), "convert one of them");
   }
-  const Problem p = convolution_problem(src.dims(), src.block(), weight, at::Tensor(), stride,
+  const Problem p = convolution_problem(src.dims(), src.format(), weight, at::Tensor(), stride,
                                         padding, dilation, transposed, output_padding, groups);
   const Blocked diff_dst = blocked_argument(kOp, grad_output, p.dst_dims[1]);
   if (grad_output.scalar_type() != input.scalar_type()) {

@@ -18,7 +18,7 @@ kernels::DepthwiseGradient gradient_of(const Problem& p) {
   return {.src = nullptr,
           .diff_dst = nullptr,
           .diff_weights = nullptr,
-          .block = p.src_block,
+          .block = p.src_format.block,
           .in = sizes.in,
           .out = sizes.out,
           .kernel = sizes.kernel,

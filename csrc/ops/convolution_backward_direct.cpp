@@ -39,8 +39,8 @@ struct Shape : SpatialSizes {
 };
 
 Shape shape_of(const Problem& p) {
-  return {spatial_sizes(p), p.src_dims[0], p.src_dims[1], p.dst_dims[1],
-          p.src_block,      p.src_block,   p.src_block};
+  const std::int64_t block = p.src_format.block;
+  return {spatial_sizes(p), p.src_dims[0], p.src_dims[1], p.dst_dims[1], block, block, block};
 }
 
 struct Range {
@@ -278,7 +278,7 @@ void run_few_channels(const Problem& p, const Blocked& src, const Blocked& diff_
 std::optional<RunWeightGradient> plan_direct_gradient(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
   if (!(diff_weight.is_contiguous() || is_channels_last(diff_weight))) return std::nullopt;
-  if (p.dtype != at::kFloat || p.groups != 1 || !p.blocked() || p.src_block % 8 != 0) {
+  if (p.dtype != at::kFloat || p.groups != 1 || !p.blocked() || p.src_format.block % 8 != 0) {
     return std::nullopt;
   }
   const Shape shape = shape_of(p);

@@ -71,8 +71,8 @@ std::optional<RunWeightGradient> plan_onednn_gradient_blocked(
   const auto& [p, diff_weight] = problem;
   if (!has_onednn_type(p.dtype)) return std::nullopt;
   const auto gradient =
-      make(p, activation_md(p.src_dims, p.src_block, p.dtype),
-           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
+      make(p, activation_md(p.src_dims, p.src_format, p.dtype),
+           activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     gradient->execute(src.physical, diff_dst.physical, diff_weight);
@@ -84,11 +84,9 @@ std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
     const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
   if (!has_onednn_type(p.dtype) || p.src_dims[1] > 3) return std::nullopt;
-  using Tag = dnnl::memory::format_tag;
-  const Tag tag = std::array{Tag::ncw, Tag::nchw, Tag::ncdhw}[p.spatial() - 1];
   const auto gradient =
-      make(p, {p.src_dims, onednn_type(p.dtype), tag},
-           activation_md(p.dst_dims, p.dst_block, p.dtype), dense_weights_md(p, diff_weight));
+      make(p, activation_md(p.src_dims, kPlain, p.dtype),
+           activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     gradient->execute(reorder_to_dense(kOp, src, false), diff_dst.physical, diff_weight);
@@ -104,10 +102,9 @@ std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
                                   [](std::int64_t size) { return size == 1; });
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
   if (!has_onednn_type(p.dtype) || (is_1x1 && strided)) return std::nullopt;
-  const dnnl::memory::data_type type = onednn_type(p.dtype);
-  const dnnl::memory::format_tag tag = channels_last_tag(p);
   const auto gradient =
-      make(p, {p.src_dims, type, tag}, {p.dst_dims, type, tag}, dense_weights_md(p, diff_weight));
+      make(p, activation_md(p.src_dims, kChannelsLast, p.dtype),
+           activation_md(p.dst_dims, kChannelsLast, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     gradient->execute(reorder_to_dense(kOp, src, true), reorder_to_dense(kOp, diff_dst, true),

@@ -39,7 +39,7 @@ struct Gradient {
   std::int64_t count, slab, slabs, v_stride, d_stride;  // tiles; tiles in a slab; floats
 
   Gradient(const Problem& p)
-      : table(kernels::kernels_for(p.src_block)),
+      : table(kernels::kernels_for(p.src_format.block)),
         kernel(*table.winograd_gradient),
         shape(winograd_shape(p)),
         count(winograd_tiles(p, {1, kernel.m, kernel.m})),
@@ -177,7 +177,7 @@ double estimate_winograd_gradient(const WeightGradientProblem& problem) {
   const Problem& p = problem.convolution;
   if (!winograd_enabled() || !winograd_possible(p)) return kNever;
   const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
-             block = static_cast<double>(p.src_block);
+             block = static_cast<double>(p.src_format.block);
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
   const auto whole = [&](double channels) {
     return std::ceil(channels / block) * block / channels;

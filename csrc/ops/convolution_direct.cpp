@@ -400,11 +400,12 @@ bool possible(const Problem& p) {
   if (p.dtype != at::kFloat || p.groups != 1) return false;
   // The residual is what sums begin with.
   const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
-  if (adds_last || p.dst_block == kPlain) return false;
-  if (p.dst_block == kChannelsLast) {
+  if (adds_last || p.dst_format == kPlain) return false;
+  if (p.dst_format == kChannelsLast) {
     return p.dst_dims[1] % kernels::kernels().direct_sizes->width == 0;
   }
-  const bool narrow = p.dst_block < kernels::kernels_for(p.dst_block).direct_sizes->width;
+  const std::int64_t block = p.dst_format.block;
+  const bool narrow = block < kernels::kernels_for(block).direct_sizes->width;
   return !narrow || (p.epilogue.empty() && !is_upsampling(p));
 }
 
@@ -430,16 +431,16 @@ bool beats_onednn(const Problem& p) {
   if (is_upsampling(p)) {
     const bool overlaps = p.weight_dims[2] > p.stride[0] && p.weight_dims.back() > p.stride.back();
     return ic <= kPlaneChannels || p.spatial() != 2 || !overlaps ||
-           (p.dst_block == 8 && bytes >= 4 << 20);
+           (p.dst_format.block == 8 && bytes >= 4 << 20);
   }
   if (ic <= kPlaneChannels) return true;
   if (weights > ic * oc) {
     const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / oc;
-    if (p.dst_block == 8) return bytes >= 512 << 10 && p.spatial() < 3;
+    if (p.dst_format.block == 8) return bytes >= 512 << 10 && p.spatial() < 3;
     return bytes >= 8 << 20 && pixels <= 64;
   }
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
-  return strided || oc > ic || (p.src_block != kChannelsLast && ic % p.src_block != 0);
+  return strided || oc > ic || p.src_format.tail(ic) != 0;
 }
 
 }  // namespace

@@ -71,28 +71,29 @@ void complete(Direct& d, bool plain_src) {
 std::vector<Direct> phases_of(const Problem& p) {
   const SpatialSizes sizes = spatial_sizes(p);
   const Sizes3& stride = sizes.stride;
-  const Direct whole{
-      .kernels = p.dst_block >= 4 ? &kernels::kernels_for(p.dst_block) : &kernels::kernels(),
-      .n = p.src_dims[0],
-      .ic = p.src_dims[1],
-      .oc = p.dst_dims[1],
-      .src_block = p.src_block == kChannelsLast ? p.src_dims[1] : p.src_block,
-      .dst_block = p.dst_block == kChannelsLast ? p.dst_dims[1] : p.dst_block,
-      .in = sizes.in,
-      .out = sizes.out,
-      .kernel = sizes.kernel,
-      .stride = stride,
-      .padding = sizes.padding,
-      .dilation = sizes.dilation,
-      .dst = sizes.out,
-      .dst_first = {0, 0, 0},
-      .dst_step = {1, 1, 1},
-      .tap_first = {0, 0, 0},
-      .tap_step = {1, 1, 1},
-      .in_place = false,
-      .planes = false,
-      .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,
-      .groups = {}};
+  const Direct whole{.kernels = p.dst_format.is_blocked()
+                                    ? &kernels::kernels_for(p.dst_format.block)
+                                    : &kernels::kernels(),
+                     .n = p.src_dims[0],
+                     .ic = p.src_dims[1],
+                     .oc = p.dst_dims[1],
+                     .src_block = p.src_format.lanes(p.src_dims[1]),
+                     .dst_block = p.dst_format.lanes(p.dst_dims[1]),
+                     .in = sizes.in,
+                     .out = sizes.out,
+                     .kernel = sizes.kernel,
+                     .stride = stride,
+                     .padding = sizes.padding,
+                     .dilation = sizes.dilation,
+                     .dst = sizes.out,
+                     .dst_first = {0, 0, 0},
+                     .dst_step = {1, 1, 1},
+                     .tap_first = {0, 0, 0},
+                     .tap_step = {1, 1, 1},
+                     .in_place = false,
+                     .planes = false,
+                     .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,
+                     .groups = {}};
   std::vector<Direct> phases;
   const std::int64_t count = p.transposed ? Direct::volume(stride) : 1;
   for (std::int64_t phase = 0; phase < count; ++phase) {
@@ -102,7 +103,7 @@ std::vector<Direct> phases_of(const Problem& p) {
     for (std::size_t i = 0; p.transposed && i < 3; ++i) {
       if (!make_phase(d, i, rests[i])) return {};
     }
-    complete(d, p.src_block == kPlain);
+    complete(d, p.src_format == kPlain);
     phases.push_back(std::move(d));
   }
   return phases;

@@ -105,16 +105,16 @@ struct Grouped {
 std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::int64_t input) {
   const std::int64_t ic = p.src_dims[1] / p.groups, oc = p.dst_dims[1] / p.groups;
   std::vector<LaneSource> sources;
-  for (std::int64_t lane = 0; lane < p.dst_block; ++lane) {
-    const std::int64_t channel = block * p.dst_block + lane;
+  for (std::int64_t lane = 0; lane < p.dst_format.block; ++lane) {
+    const std::int64_t channel = block * p.dst_format.block + lane;
     if (channel >= p.dst_dims[1]) break;
-    const std::int64_t from = channel / oc * ic + input, from_block = from / p.src_block;
+    const std::int64_t from = channel / oc * ic + input, from_block = from / p.src_format.block;
     if (sources.empty() || sources.back().block != from_block) {
       sources.push_back({from_block, 0, {}});
       sources.back().lanes.fill(-1);
     }
     sources.back().lanes[static_cast<std::size_t>(lane)] =
-        static_cast<std::int32_t>(from % p.src_block);
+        static_cast<std::int32_t>(from % p.src_format.block);
   }
   return sources;
 }
@@ -160,7 +160,8 @@ bool is_depthwise(const Problem& p) {
 
 // The block must be one vector of the kernels.
 bool possible(const Problem& p) {
-  const bool vector = p.src_block == 8 || (p.src_block == 16 && isa() == Isa::kAvx512);
+  const std::int64_t block = p.src_format.block;
+  const bool vector = block == 8 || (block == 16 && isa() == Isa::kAvx512);
   return p.dtype == at::kFloat && p.blocked() && vector && p.groups > 1;
 }
 
@@ -173,13 +174,13 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   auto grouped = std::make_shared<Grouped>();
   grouped->n = p.dst_dims[0];
   grouped->oc = p.dst_dims[1];
-  grouped->block = p.dst_block;
-  grouped->blocks = ceil_div(p.dst_dims[1], p.dst_block);
+  grouped->block = p.dst_format.block;
+  grouped->blocks = p.dst_format.blocks(p.dst_dims[1]);
   grouped->inputs = p.src_dims[1] / p.groups;
   grouped->transposed = p.transposed;
   std::int64_t sources = 0;
   if (is_depthwise(p)) {
-    grouped->kernel = kernels::kernels_for(p.dst_block).depthwise;
+    grouped->kernel = kernels::kernels_for(p.dst_format.block).depthwise;
   } else {
     sources = fill_lanes(p, *grouped);
     grouped->kernel = kernel_for(*grouped, sources);
@@ -190,7 +191,7 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
         const bool one_row = d.axis.out * h.axis.out == 1;
         const std::int64_t part = one_row ? std::min(w.axis.out, kPart) : w.axis.out;
         const GroupedConvolution convolution{.axes = {d.axis, h.axis, w.axis},
-                                             .src_blocks = ceil_div(p.src_dims[1], p.src_block),
+                                             .src_blocks = p.src_format.blocks(p.src_dims[1]),
                                              .dst_blocks = grouped->blocks,
                                              .oc = grouped->oc,
                                              .inputs = grouped->inputs,
@@ -286,7 +287,7 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
 
 std::optional<ConvolutionPlan> plan(const Problem& p) {
   const auto grouped = grouped_of(p);
-  std::string format = text("grouped/", p.groups, "/", p.dst_block);
+  std::string format = text("grouped/", p.groups, "/", p.dst_format.block);
   if (p.transposed) format += text("/transposed/", p.stride, p.padding, p.dilation, p.dst_dims);
   return ConvolutionPlan{
       .weights_format = std::move(format),
@@ -313,7 +314,7 @@ double estimate_depthwise(const Problem& p) {
   if (isa() == Isa::kDefault) return kNever;
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
   const auto bytes = c10::multiply_integers(p.src_dims) * static_cast<std::int64_t>(sizeof(float));
-  const bool slower = strided && !p.transposed && (p.dst_block == 8 || bytes > 8 << 20);
+  const bool slower = strided && !p.transposed && (p.dst_format.block == 8 || bytes > 8 << 20);
   return direct_microseconds(p) * (slower ? kBarelySlower : kBarelyFaster);
 }
 
@@ -326,12 +327,12 @@ double estimate_grouped(const Problem& p) {
   if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
   Grouped grouped;
-  grouped.blocks = ceil_div(p.dst_dims[1], p.dst_block);
+  grouped.blocks = p.dst_format.blocks(p.dst_dims[1]);
   grouped.inputs = inputs;
   const bool permutes = fill_lanes(p, grouped) > 1;
   if (permutes && taps < 3) return kNever;
-  const bool faster =
-      permutes || !one_group(grouped.lanes) || (p.dst_block == 8 && inputs <= 32 && taps == 3);
+  const bool faster = permutes || !one_group(grouped.lanes) ||
+                      (p.dst_format.block == 8 && inputs <= 32 && taps == 3);
   return direct_microseconds(p) * (faster ? kBarelyFaster : kBarelySlower);
 }
 

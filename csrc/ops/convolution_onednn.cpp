@@ -39,11 +39,6 @@ dnnl::memory::desc dense_weights_md(const Problem& p, const at::Tensor& weight) 
   return {onednn_weight_dims(p), onednn_type(p.dtype), strides};
 }
 
-dnnl::memory::format_tag channels_last_tag(const Problem& p) {
-  using Tag = dnnl::memory::format_tag;
-  return std::array{Tag::nwc, Tag::nhwc, Tag::ndhwc}[p.spatial() - 1];
-}
-
 namespace {
 
 // A primitive and the weights format it chose.
@@ -99,21 +94,21 @@ dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::de
 // convolutions for one that it has not for the other; what it took would depend on what it was
 // asked before.
 Problem with_one_name(Problem p) {
-  if (p.src_block > kPlain || p.dst_block > kPlain) return p;
+  if (p.src_format.is_blocked() || p.dst_format.is_blocked()) return p;
   const auto is_both = [](const Dims& dims) {
     return dims[1] == 1 || c10::multiply_integers(dims) == dims[0] * dims[1];
   };
   const bool src = is_both(p.src_dims), dst = is_both(p.dst_dims);
-  if (src) p.src_block = dst ? kChannelsLast : p.dst_block;
-  if (dst) p.dst_block = p.src_block;
+  if (src) p.src_format = dst ? kChannelsLast : p.dst_format;
+  if (dst) p.dst_format = p.src_format;
   return p;
 }
 
 template <typename Forward>
 std::shared_ptr<Convolution> make(const Problem& p) {
   const dnnl::memory::data_type type = onednn_type(p.dtype);
-  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_block, p.dtype),
-                           dst_md = activation_md(p.dst_dims, p.dst_block, p.dtype);
+  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_format, p.dtype),
+                           dst_md = activation_md(p.dst_dims, p.dst_format, p.dtype);
   // `any` for the weights only: oneDNN would pick nhwc for activations.
   const dnnl::memory::desc weights_md(onednn_weight_dims(p), type, dnnl::memory::format_tag::any);
   const dnnl::memory::desc bias_md =
@@ -197,10 +192,10 @@ void clear(char* data, std::size_t bytes) {
 
 // oneDNN computes the tail too, with weights of zero: of an infinity or a NaN in src it makes NaN.
 void clear_tail(const Problem& p, void* dst) {
-  const std::int64_t block = p.dst_block, used = block < 4 ? 0 : p.dst_dims[1] % block;
+  const std::int64_t block = p.dst_format.block, used = p.dst_format.tail(p.dst_dims[1]);
   if (used == 0) return;
   const auto size = static_cast<std::int64_t>(c10::elementSize(p.dtype));
-  const std::int64_t blocks = ceil_div(p.dst_dims[1], block);
+  const std::int64_t blocks = p.dst_format.blocks(p.dst_dims[1]);
   const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(p.dst_dims).slice(2));
   const auto gap = static_cast<std::size_t>((block - used) * size);
   parallel_units(p.dst_dims[0] * pixels, block, [&](std::int64_t begin, std::int64_t end) {
@@ -228,7 +223,7 @@ Problem as_2d(Problem p) {
 std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
   if (!has_onednn_type(problem.dtype)) return std::nullopt;
   // oneDNN 3.2 adds the bias of a transposed convolution into the tail of 4c and 32c.
-  const bool adds_to_tail = problem.dst_block == 4 || problem.dst_block == 32;
+  const bool adds_to_tail = problem.dst_format.block == 4 || problem.dst_format.block == 32;
   if (problem.transposed && adds_to_tail) return std::nullopt;
   const Problem p = as_2d(problem);
   const auto convolution = make(p);
@@ -249,22 +244,22 @@ std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {
   if (!has_onednn_type(problem.dtype) || !problem.epilogue.empty()) return std::nullopt;
   Problem p = problem;
-  p.src_block = p.dst_block = kChannelsLast;
+  p.src_format = p.dst_format = kChannelsLast;
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
   const auto run = [problem, p, convolution](const ConvolutionBuffers& buffers) {
     const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
     const at::Tensor src = empty_dense(p.src_dims, true, options),
                      dst = empty_dense(p.dst_dims, true, options);
-    const auto side = [&](const void* data, const Dims& dims, std::int64_t block) {
-      return reorder_side(data, dims, block, p.dtype);
+    const auto side = [&](const void* data, const Dims& dims, Format format) {
+      return reorder_side(data, dims, format, p.dtype);
     };
-    reorder("convolution", p.src_dims, side(buffers.src, p.src_dims, problem.src_block), {src, 0});
+    reorder("convolution", p.src_dims, side(buffers.src, p.src_dims, problem.src_format), {src});
     ConvolutionBuffers inner = buffers;
     inner.src = src.const_data_ptr();
     inner.dst = dst.mutable_data_ptr();
     execute(p, *convolution, inner);
-    reorder("convolution", p.dst_dims, {dst, 0}, side(buffers.dst, p.dst_dims, problem.dst_block));
+    reorder("convolution", p.dst_dims, {dst}, side(buffers.dst, p.dst_dims, problem.dst_format));
   };
   return ConvolutionPlan{
       .weights_format = convolution->weights_format,

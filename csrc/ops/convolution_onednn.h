@@ -11,7 +11,5 @@ namespace torch_blocked {
 Dims onednn_weight_dims(const ConvolutionProblem& problem);
 // The descriptor of dense weights with those of `weight`'s strides.
 dnnl::memory::desc dense_weights_md(const ConvolutionProblem& problem, const at::Tensor& weight);
-// nwc, nhwc or ndhwc.
-dnnl::memory::format_tag channels_last_tag(const ConvolutionProblem& problem);
 
 }  // namespace torch_blocked

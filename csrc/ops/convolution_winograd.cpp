@@ -60,7 +60,7 @@ bool possible(const Problem& p) {
   const Sizes3 kernel = spatial_of(p.weight_dims);
   return p.dtype == at::kFloat && p.groups == 1 && (kernel[0] == 1 || kernel[0] == 3) &&
          kernel[1] == 3 && kernel[2] == 3 && all(p.stride, 1) && all(p.dilation, 1) &&
-         p.blocked() && p.dst_block % 8 == 0;
+         p.blocked() && p.dst_format.block % 8 == 0;
 }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
@@ -69,7 +69,7 @@ WinogradShape shape_of(const Problem& p) {
   WinogradShape shape{
       .ic = p.src_dims[1],
       .oc = p.dst_dims[1],
-      .block = p.dst_block,
+      .block = p.dst_format.block,
       .in = spatial_of(p.src_dims),
       .out = spatial_of(p.dst_dims),
       .padding = as_3d(p.padding, 0),
@@ -91,7 +91,8 @@ std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
 // weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides -> U.
 at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
-  const std::int64_t padded_oc = ceil_div(ceil_div(oc, p.dst_block) * p.dst_block, width) * width;
+  const std::int64_t lanes = p.dst_format.blocks(oc) * p.dst_format.block;
+  const std::int64_t padded_oc = round_up(lanes, width);
   const at::Tensor packed = empty_pooled({kernel.positions * ic * padded_oc}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
@@ -201,8 +202,8 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
 
 ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
   return ConvolutionPlan{
-      .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_block,
-                             p.transposed ? "/transposed" : ""),
+      .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/",
+                             p.dst_format.block, p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
       .run =
           [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
@@ -231,7 +232,7 @@ Phases phases_of(std::int64_t padding) {
 
 bool splits(const Problem& p) {
   if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || p.spatial() != 2 ||
-      p.src_dims[1] > 4 || p.dst_block < 8 || p.dst_block % 8 != 0) {
+      p.src_dims[1] > 4 || !p.dst_format.is_blocked() || p.dst_format.block % 8 != 0) {
     return false;
   }
   const auto fits = [&](std::size_t i) {
@@ -249,7 +250,7 @@ Problem split(const Problem& p) {
   q.weight_dims = {p.weight_dims[0], q.src_dims[1], Phases::kTaps, Phases::kTaps};
   q.stride = {1, 1};
   q.padding = {phases_of(p.padding[0]).padding, phases_of(p.padding[1]).padding};
-  q.src_block = p.dst_block;
+  q.src_format = p.dst_format;
   return q;
 }
 
@@ -265,9 +266,9 @@ at::Tensor split_weight(const Problem& p, const at::Tensor& weight) {
 
 void split_src(const Problem& p, const Problem& q, const float* src, float* dst) {
   const std::int64_t ic = p.src_dims[1], h = p.src_dims[2], w = p.src_dims[3];
-  const std::int64_t block = q.src_block, rows = q.src_dims[2], columns = q.src_dims[3];
-  const bool plain = p.src_block == kPlain;
-  const std::int64_t pixel = plain ? 1 : p.src_block == kChannelsLast ? ic : p.src_block;
+  const std::int64_t block = q.src_format.block, rows = q.src_dims[2], columns = q.src_dims[3];
+  const bool plain = p.src_format == kPlain;
+  const std::int64_t pixel = p.src_format.lanes(ic);
   const std::int64_t channel = plain ? h * w : 1, image = (plain ? ic : pixel) * h * w;
   const std::int64_t blocks = ceil_div(4 * ic, block);
   parallel_units(p.src_dims[0] * rows, 4 * ic * columns, [&](std::int64_t begin, std::int64_t end) {
@@ -365,7 +366,8 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
                   const at::Tensor& weight) { return pack(split_weight(p, weight)); },
       .run =
           [p, q, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
-            const at::Tensor src = empty_pooled(physical_dims(q.src_dims, q.src_block), at::kFloat);
+            const at::Tensor src =
+                empty_pooled(q.src_format.physical_shape(q.src_dims), at::kFloat);
             float* split = src.mutable_data_ptr<float>();
             split_src(p, q, static_cast<const float*>(buffers.src), split);
             ConvolutionBuffers of_split = buffers;

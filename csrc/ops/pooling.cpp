@@ -17,8 +17,8 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
   static constexpr std::array kAlgorithms{dnnl::algorithm::pooling_max,
                                           dnnl::algorithm::pooling_avg_include_padding,
                                           dnnl::algorithm::pooling_avg_exclude_padding};
-  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.block, at::kFloat),
-                           dst_md = activation_md(p.dst_dims, p.block, at::kFloat);
+  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.format, at::kFloat),
+                           dst_md = activation_md(p.dst_dims, p.format, at::kFloat);
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
   Dims padding_end = p.padding;  // dst may end before the far padding, or with ceil_mode beyond it

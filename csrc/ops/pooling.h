@@ -13,7 +13,7 @@ enum class Pooling : std::uint8_t { kMax, kAverageOfWindow, kAverageOfInput };
 struct PoolingProblem {
   Pooling kind;  // averages divide by the window's size, or by what of it lies in src
   Dims src_dims, dst_dims, kernel, stride, padding, dilation;
-  std::int64_t block;  // of src and dst; or kChannelsLast
+  Format format;  // of src and dst: channels-last or blocked
 };
 
 // A problem made ready to run, by one thread at a time.

@@ -23,12 +23,12 @@ namespace {
 using Side = ReorderSide;
 
 dnnl::memory::desc md_of(const Side& side, at::IntArrayRef dims) {
-  return side.block ? activation_md(dims, side.block, side.tensor.scalar_type())
-                    : strided_md(side.tensor);
+  return side.is_blocked() ? activation_md(dims, side.format, side.tensor.scalar_type())
+                           : strided_md(side.tensor);
 }
 
-std::string name_of(const Side& side) {
-  return side.block ? blocked_name(side.tensor.dim() - 1, side.block) : strided_name(side.tensor);
+std::string_view name_of(const Side& side, at::IntArrayRef dims) {
+  return (side.is_blocked() ? side.format : format_of(side.tensor)).name(dims.size());
 }
 
 struct Reorder {
@@ -44,20 +44,20 @@ constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 // Our kernels: contiguous or channels-last <-> blocked with 4-byte elements. oneDNN's reach 0.7 and
 // 0.45 of memcpy at 100 MB.
 bool is_ours(const Reorder& reorder) {
-  const Side& dense = reorder.src.block ? reorder.dst : reorder.src;
-  const Side& blocked = reorder.src.block ? reorder.src : reorder.dst;
-  if (dense.block || !blocked.block || reorder.changes_dtype()) return false;
-  if (dense.tensor.itemsize() != sizeof(float)) return false;
-  return dense.tensor.is_contiguous() || is_channels_last(dense.tensor);
+  const Side& dense = reorder.src.is_blocked() ? reorder.dst : reorder.src;
+  const Side& blocked = reorder.src.is_blocked() ? reorder.src : reorder.dst;
+  if (dense.is_blocked() || !blocked.is_blocked() || reorder.changes_dtype()) return false;
+  return dense.tensor.itemsize() == sizeof(float) && format_of(dense.tensor) != kStrided;
 }
 
 void run_ours(const Reorder& reorder) {
-  const Side& dense = reorder.src.block ? reorder.dst : reorder.src;
-  const Side& blocked = reorder.src.block ? reorder.src : reorder.dst;
+  const bool from_blocked = reorder.src.is_blocked();
+  const Side& dense = from_blocked ? reorder.dst : reorder.src;
+  const std::int64_t block = (from_blocked ? reorder.src : reorder.dst).format.block;
   const bool planes = dense.tensor.is_contiguous();
-  const auto& table = kernels::kernels_for(blocked.block);
-  const auto kernel = reorder.src.block ? (planes ? table.unblock_planes : table.unblock_channels)
-                                        : (planes ? table.block_planes : table.block_channels);
+  const auto& table = kernels::kernels_for(block);
+  const auto kernel = from_blocked ? (planes ? table.unblock_planes : table.unblock_channels)
+                                   : (planes ? table.block_planes : table.block_channels);
   const std::int64_t images = reorder.dims[0], channels = reorder.dims[1];
   const std::int64_t pixels = dense.tensor.numel() / (images * channels);
   const auto* src = static_cast<const float*>(reorder.src.tensor.const_data_ptr());
@@ -72,8 +72,7 @@ void run_ours(const Reorder& reorder) {
     for (std::int64_t at = begin; at < end;) {
       const std::int64_t image = at / tiles, first = at % tiles;
       const std::int64_t last = std::min(tiles, first + end - at);
-      kernel({src + image * src_image, dst + image * dst_image, channels, blocked.block, pixels,
-              stream},
+      kernel({src + image * src_image, dst + image * dst_image, channels, block, pixels, stream},
              first * kTile, std::min(last * kTile, pixels));
       at += last - first;
     }
@@ -98,8 +97,8 @@ std::optional<Call> plan_onednn(const Reorder& reorder) {
   Key key("reorder");
   key.add(reorder.dims);
   for (const Side* side : {&reorder.src, &reorder.dst}) {
-    key.add(side->block).add(static_cast<std::int64_t>(side->tensor.scalar_type()));
-    if (!side->block) key.add(side->tensor.strides());
+    key.add(side->format.block).add(static_cast<std::int64_t>(side->tensor.scalar_type()));
+    if (!side->is_blocked()) key.add(side->tensor.strides());
   }
   static thread_local LruCache<std::optional<Primitive>> cache(kPrimitiveCacheCapacity);
   auto& primitive = cache.get(std::move(key).finish(), [&]() -> std::optional<Primitive> {
@@ -146,23 +145,23 @@ Pieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
 
 // Any type and any strides, at ATen's speed.
 void run_aten(const Reorder& reorder) {
-  if (!reorder.src.block && !reorder.dst.block) {
+  if (!reorder.src.is_blocked() && !reorder.dst.is_blocked()) {
     reorder.dst.tensor.copy_(reorder.src.tensor);
     return;
   }
-  if (reorder.src.block && reorder.dst.block) {
-    const Side dense{reorder_to_dense("reblock", {reorder.src.tensor, reorder.dims[1]}, false), 0};
+  if (reorder.src.is_blocked() && reorder.dst.is_blocked()) {
+    const Side dense{reorder_to_dense("reblock", {reorder.src.tensor, reorder.dims[1]}, false)};
     return run_aten({reorder.dims, dense, reorder.dst});
   }
   const std::int64_t channels = reorder.dims[1];
   const auto pieces = [&](const Side& side, const Side& other) {
-    return side.block ? blocked_pieces(side.tensor, channels)
-                      : dense_pieces(side.tensor, other.block);
+    return side.is_blocked() ? blocked_pieces(side.tensor, channels)
+                             : dense_pieces(side.tensor, other.format.block);
   };
   const Pieces src = pieces(reorder.src, reorder.dst), dst = pieces(reorder.dst, reorder.src);
   dst.whole.copy_(src.whole);
   if (dst.tail.defined()) {
-    if (reorder.dst.block) reorder.dst.tensor.select(1, -1).zero_();
+    if (reorder.dst.is_blocked()) reorder.dst.tensor.select(1, -1).zero_();
     dst.tail.copy_(src.tail);
   }
 }
@@ -178,7 +177,8 @@ const Implementations<Reorder, Call> kImplementations(
                 {"aten", plan_aten, nullptr, {.last_resort = true}}});
 
 std::string described(const Reorder& reorder) {
-  return text(name_of(reorder.src), " -> ", name_of(reorder.dst), " ", reorder.dims);
+  return text(name_of(reorder.src, reorder.dims), " -> ", name_of(reorder.dst, reorder.dims), " ",
+              reorder.dims);
 }
 
 void run(const char* op, const Reorder& reorder) {
@@ -217,14 +217,13 @@ at::Tensor converted(const at::Tensor& tensor, at::ScalarType to) {
 
 }  // namespace
 
-ReorderSide reorder_side(const void* data, at::IntArrayRef dims, std::int64_t format,
+ReorderSide reorder_side(const void* data, at::IntArrayRef dims, Format format,
                          at::ScalarType dtype) {
   void* memory = const_cast<void*>(data);
-  if (format == kPlain) return {at::from_blob(memory, dims, dtype), 0};
-  if (format != kChannelsLast) {
-    return {at::from_blob(memory, physical_dims(dims, format), dtype), format};
+  if (format == kChannelsLast) {
+    return {at::from_blob(memory, dims, channels_last_strides(dims), dtype), format};
   }
-  return {at::from_blob(memory, dims, channels_last_strides(dims), dtype), 0};
+  return {at::from_blob(memory, format.physical_shape(dims), dtype), format};
 }
 
 void reorder(const char* op, at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst) {
@@ -238,7 +237,7 @@ Blocked reorder_to_blocked(const char* op, const at::Tensor& src, std::int64_t b
   const at::ScalarType to = dtype.value_or(src.scalar_type());
   const at::Tensor resolved = src.resolve_conj().resolve_neg();
   const Blocked dst = empty_blocked(src.sizes(), block, src.options().dtype(to));
-  run(op, {src.sizes().vec(), {converted(resolved, to), 0}, {dst.physical, block}});
+  run(op, {src.sizes().vec(), {converted(resolved, to)}, {dst.physical, dst.format()}});
   return dst;
 }
 
@@ -246,7 +245,7 @@ at::Tensor reorder_to_dense(const char* op, const Blocked& src, bool channels_la
                             std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(src.physical.scalar_type());
   const at::Tensor dst = empty_dense(src.dims(), channels_last, src.physical.options().dtype(to));
-  run(op, {src.dims(), {converted(src.physical, to), src.block()}, {dst, 0}});
+  run(op, {src.dims(), {converted(src.physical, to), src.format()}, {dst}});
   return dst;
 }
 
@@ -267,7 +266,8 @@ at::Tensor reblock(const at::Tensor& input, std::int64_t channels, std::int64_t 
   const Blocked src = blocked_argument("reblock", input, channels);
   const at::ScalarType to = dtype.value_or(input.scalar_type());
   const Blocked dst = empty_blocked(src.dims(), block, input.options().dtype(to));
-  run("reblock", {src.dims(), {converted(src.physical, to), src.block()}, {dst.physical, block}});
+  run("reblock",
+      {src.dims(), {converted(src.physical, to), src.format()}, {dst.physical, dst.format()}});
   return dst.physical;
 }
 

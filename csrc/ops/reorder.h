@@ -7,14 +7,17 @@
 
 namespace torch_blocked {
 
-// Either side of a reorder: a strided tensor (block 0), or the physical tensor of a blocked one.
+// Either side of a reorder: the physical tensor of a blocked format, or one whose strides say the
+// format, whichever of the others it names.
 struct ReorderSide {
   at::Tensor tensor;
-  std::int64_t block;
+  Format format = kStrided;
+
+  bool is_blocked() const { return format.is_blocked(); }
 };
 
-// Memory of an activation [N, C, *spatial] in a format: a block, kPlain or kChannelsLast.
-ReorderSide reorder_side(const void* data, at::IntArrayRef dims, std::int64_t format,
+// Memory of an activation [N, C, *spatial] in a format, which is not kStrided.
+ReorderSide reorder_side(const void* data, at::IntArrayRef dims, Format format,
                          at::ScalarType dtype);
 
 // src -> dst, both [N, C, *spatial] = dims.

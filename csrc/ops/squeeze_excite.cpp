@@ -34,11 +34,10 @@ struct Rows {
   std::int64_t part, parts;  // pixels of a part; parts of a row
 
   explicit Rows(const SqueezeExciteProblem& p) {
-    const Dims shape = physical_dims(p.dims, p.block);
-    images = shape[0];
-    blocks = shape[1];
-    lanes = shape.back();
+    images = p.dims[0];
     channels = p.dims[1];
+    blocks = p.format.blocks(channels);
+    lanes = p.format.lanes(channels);
     pixels = c10::multiply_integers(at::IntArrayRef(p.dims).slice(2));
     parts = std::clamp<std::int64_t>(pixels * lanes / kPartElements, 1, std::max(pixels, 1L));
     part = ceil_div(pixels, parts);

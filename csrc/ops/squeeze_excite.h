@@ -28,8 +28,8 @@ struct SqueezeExciteLayer {
 };
 
 struct SqueezeExciteProblem {
-  Dims dims;           // of src and dst
-  std::int64_t block;  // of both; or kChannelsLast
+  Dims dims;      // of src and dst
+  Format format;  // of both: channels-last or blocked
   struct Layer {
     std::int64_t inputs, outputs;
     Activation activation;

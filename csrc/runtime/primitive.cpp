@@ -73,6 +73,10 @@ Key& Key::add(std::span<const std::int64_t> values) {
   return *this;
 }
 
+Key& Key::add(Format format) {
+  return add(static_cast<std::int64_t>(format.kind)).add(format.block);
+}
+
 std::string Key::finish() && {
   add(at::get_num_threads());
   return std::move(bytes_);

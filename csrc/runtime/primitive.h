@@ -17,6 +17,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "format/activation.h"
+
 namespace torch_blocked {
 
 // A primitive and one memory object per argument, executed with other buffers each call.
@@ -54,6 +56,7 @@ class Key {
   explicit Key(const char* name) : bytes_(name) {}
   Key& add(std::int64_t value);
   Key& add(std::span<const std::int64_t> values);
+  Key& add(Format format);
   std::string finish() &&;                             // with the thread count
   std::string text() && { return std::move(bytes_); }  // without it
 

@@ -58,19 +58,18 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
 
-double cost(Planner&, const Node&, std::int64_t format) {
-  return format == kPlain ? kImpossible : 0;
-}
+double cost(Planner&, const Node&, Format format) { return format == kPlain ? kImpossible : 0; }
 
 Prepared prepare(const Step& step, const Running& running) {
   const Affine& affine = *step.node->as<Affine>();
   const SlotPlan& slot = running.plan.slots[step.writes[0]];
-  const Dims shape = physical_dims(slot.dims, slot.format);  // [N, blocks, *spatial, lanes]
-  const std::int64_t blocks = shape[1], lanes = shape.back();
+  const std::int64_t blocks = slot.format.blocks(slot.dims[1]);
+  const std::int64_t lanes = slot.format.lanes(slot.dims[1]);
   std::vector<float> scale(static_cast<std::size_t>(blocks * lanes)), shift(scale);
   std::copy_n(affine.scale.contiguous().const_data_ptr<float>(), slot.dims[1], scale.begin());
   std::copy_n(affine.shift.contiguous().const_data_ptr<float>(), slot.dims[1], shift.begin());
-  const std::int64_t rows = shape[0] * blocks, row = c10::multiply_integers(shape) / rows;
+  const std::int64_t rows = slot.dims[0] * blocks;
+  const std::int64_t row = lanes * c10::multiply_integers(at::IntArrayRef(slot.dims).slice(2));
   const Epilogue epilogue{.before = affine.activation, .after = {}};
   const auto run = [&tensors = running.tensors, from = step.reads.at(step.node->read(0)),
                     to = step.writes[0], scale = std::move(scale), shift = std::move(shift),

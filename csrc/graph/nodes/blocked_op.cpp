@@ -272,7 +272,7 @@ bool takes(const Candidate& candidate) {
   return !again && candidate.result().dims.size() == dims.size() && row->fits(candidate);
 }
 
-double cost(Planner& planner, const Node& node, std::int64_t format) {
+double cost(Planner& planner, const Node& node, Format format) {
   double total = 0;
   for_values(others(node), [&](Value value) {
     total += planner.reorder_cost(value, planner.home(value), kStrided);

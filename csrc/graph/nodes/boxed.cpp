@@ -95,7 +95,7 @@ void check_results(const Node& node, std::size_t got, std::size_t wanted) {
 }
 
 void check_result(const Node& node, const at::Tensor& result, const SlotPlan& slot) {
-  const Dims wanted = slot.is_blocked() ? physical_dims(slot.dims, slot.format) : slot.dims;
+  const Dims wanted = slot.is_blocked() ? slot.format.physical_shape(slot.dims) : slot.dims;
   if (result.sizes() == wanted && result.scalar_type() == slot.dtype) return;
   fail_value("optimize", text(slot.dtype, " ", wanted, " of ", node.name),
              text(result.scalar_type(), " ", result.sizes()),

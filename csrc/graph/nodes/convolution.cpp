@@ -162,16 +162,16 @@ struct Choice {
 };
 
 // The best way to a convolution's dst in `format`; src may be reordered for it.
-Choice choose(Planner& planner, const Node& node, std::int64_t format) {
+Choice choose(Planner& planner, const Node& node, Format format) {
   Choice best;
   const Value src = node.read(0);
-  for (const std::int64_t src_format : {format, kPlain}) {
+  for (const Format src_format : {format, kPlain}) {
     ConvolutionProblem problem = problem_of(node, planner.metas());
     // Other mixtures have no kernel. A residual that is src itself has dst's format.
     if (src_format != format && src == node.read(1)) continue;
     if (src_format == kPlain && format != kPlain && problem.src_dims[1] > 4) continue;
-    problem.src_block = src_format;
-    problem.dst_block = format;
+    problem.src_format = src_format;
+    problem.dst_format = format;
     const auto choice = planner.tuner().best(problem);
     if (!choice) continue;
     const double total =
@@ -181,12 +181,12 @@ Choice choose(Planner& planner, const Node& node, std::int64_t format) {
   return best;
 }
 
-const Choice& chosen(Planner& planner, const Node& node, std::int64_t format) {
+const Choice& chosen(Planner& planner, const Node& node, Format format) {
   return planner.once<Choice>({&node, format, planner.home(node.read(0))},
                               [&] { return choose(planner, node, format); });
 }
 
-double cost(Planner& planner, const Node& node, std::int64_t format) {
+double cost(Planner& planner, const Node& node, Format format) {
   return chosen(planner, node, format).total;
 }
 
@@ -201,7 +201,7 @@ const Node* gather_for(const Planner& planner, const Node& node, const Choice& c
   const Node* maker = planner.waiting(src);
   const auto* gather = maker ? maker->as<Gather>() : nullptr;
   if (!gather || !traits_of(choice).gathers_channels) return nullptr;
-  if (planner.home(src) != choice.problem.src_block) return nullptr;
+  if (planner.home(src) != choice.problem.src_format) return nullptr;
   return gathers_in_place(choice.problem, gather->channels) ? maker : nullptr;
 }
 
@@ -209,7 +209,7 @@ void plan(Planner& planner, const Node& node, Step& step) {
   Choice choice = chosen(planner, node, planner.home(node.output()));
   choice.gather = gather_for(planner, node, choice);
   const auto read = [&](Value value) {
-    step.reads[value] = planner.slot(value, choice.problem.src_block);
+    step.reads[value] = planner.slot(value, choice.problem.src_format);
   };
   if (choice.gather) {
     for_values(choice.gather->arguments, read);

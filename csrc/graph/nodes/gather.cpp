@@ -239,8 +239,8 @@ class Finder {
 };
 
 // ATen does it in two passes.
-double cost(Planner& planner, const Node& node, std::int64_t format) {
-  return 2 * planner.reorder_cost(node.output(), format, planner.block());
+double cost(Planner& planner, const Node& node, Format format) {
+  return 2 * planner.reorder_cost(node.output(), format, planner.blocked());
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -257,7 +257,7 @@ Prepared prepare(const Step& step, const Running& running) {
   const SlotPlan& dst = running.plan.slots[to];
   if (dst.is_blocked()) {
     const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
-    ChannelGather run(gather.channels, counts, dst.dims[0], pixels, dst.format);
+    ChannelGather run(gather.channels, counts, dst.dims[0], pixels, dst.format.block);
     return {[&tensors = running.tensors, run = std::move(run), srcs, to] {
               run.run(data_of(tensors, srcs), tensors[to].mutable_data_ptr<float>());
             },

@@ -32,7 +32,7 @@ Prepared prepare(const Step& step, const Running& running) {
   if (!slot.is_blocked()) return prepare_call(step, running, {});
   Prepared prepared = prepare_call(step, running, {.result = contiguous});
   const std::int64_t channels = slot.dims[1];
-  if (channels % slot.format == 0) return prepared;  // no tail
+  if (slot.format.tail(channels) == 0) return prepared;  // no tail
   return {[run = std::move(prepared.run), &tensors = running.tensors, dst, channels] {
     run();
     clear_tail_(tensors[dst], channels);

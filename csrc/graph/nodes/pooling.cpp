@@ -90,7 +90,7 @@ void find_means(Rewrite& rewrite) {
 
 // The pooling that a node is in a format; nothing if oneDNN has none such.
 std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Meta>& metas,
-                                         std::int64_t format) {
+                                         Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
   const Meta& dst = metas[static_cast<std::size_t>(node.output())];
   if (src.dtype != at::kFloat || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
@@ -101,7 +101,7 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
                    .stride = {},
                    .padding = {},
                    .dilation = {},
-                   .block = format};
+                   .format = format};
   const std::string_view name = node.name;
   if (name.starts_with("aten::adaptive_avg_pool")) return adaptive(std::move(p));
   const PoolingOp* row = pooling_op(name);
@@ -137,7 +137,7 @@ bool takes(const Candidate& candidate) {
 }
 
 void plan(Planner& planner, const Node& node, Step& step) {
-  const std::int64_t format = planner.home(node.output());
+  const Format format = planner.home(node.output());
   if (format == kPlain) return;
   auto problem = problem_of(node, planner.metas(), format);
   if (problem && plan_pooling(*problem)) step.choice = *std::move(problem);

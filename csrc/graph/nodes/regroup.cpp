@@ -19,7 +19,7 @@ Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.begin()->second, dst = step.writes[0];
   const SlotPlan& slot = running.plan.slots[dst];
   if (!slot.is_blocked()) return prepare_call(step, running, {});
-  return {[&tensors = running.tensors, src, dst, shape = physical_dims(slot.dims, slot.format)] {
+  return {[&tensors = running.tensors, src, dst, shape = slot.format.physical_shape(slot.dims)] {
     tensors[dst] = tensors[src].view(shape);
   }};
 }

@@ -14,7 +14,7 @@ bool is_same_memory(const Step&, const SlotPlan& src, const SlotPlan& dst) {
   const Dims& dims = src.dims;
   if (dst.format != kPlain || src.dtype != dst.dtype || dims.size() < 3) return false;
   if (c10::multiply_integers(at::IntArrayRef(dims).slice(2)) != 1) return false;
-  return dims[0] == 1 || !src.is_blocked() || dims[1] % src.format == 0;
+  return dims[0] == 1 || src.format.tail(dims[1]) == 0;
 }
 
 Prepared prepare_reorder(const Step& step, const Running& running) {
@@ -22,8 +22,7 @@ Prepared prepare_reorder(const Step& step, const Running& running) {
   return {[&plan = running.plan, &tensors = running.tensors, src, dst] {
     const auto side = [&](Slot slot) -> ReorderSide {
       const SlotPlan& s = plan.slots[slot];
-      return {s.format == kStrided ? resolved(tensors[slot]) : tensors[slot],
-              s.is_blocked() ? s.format : 0};
+      return {s.format == kStrided ? resolved(tensors[slot]) : tensors[slot], s.format};
     };
     torch_blocked::reorder("optimize", plan.slots[dst].dims, side(src), side(dst));
   }};

@@ -196,13 +196,11 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
 
-double cost(Planner&, const Node&, std::int64_t format) {
-  return format == kPlain ? kImpossible : 0;
-}
+double cost(Planner&, const Node&, Format format) { return format == kPlain ? kImpossible : 0; }
 
 SqueezeExciteProblem problem_of(const SqueezeExcite& node, const SlotPlan& dst) {
   SqueezeExciteProblem problem{.dims = dst.dims,
-                               .block = dst.format,
+                               .format = dst.format,
                                .layers = {},
                                .gate = node.gate,
                                .epilogue = node.epilogue};
