@@ -47,10 +47,10 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import torch_blocked as tb  # noqa: E402
+from torch_blocked.tensor import format_name  # noqa: E402
 
 FORMS = ("eager", "optimized", "loaded", "compiled")
-_BLOCKS = (None, None, None, "8c", "16c", "4c", "32c")
-_SPATIAL = {3: "w", 4: "hw", 5: "dhw"}
+_BLOCKS = (None, None, None, 8, 16, 4, 32)
 
 # What a form may refuse although the dense model gives a result: form, words, where that is said.
 REFUSALS = (
@@ -152,8 +152,8 @@ def blocked(inputs: tuple[Tensor, ...], choose: random.Random) -> tuple[Tensor, 
     )
 
 
-def _tag(x: Tensor, block: str | None) -> str | None:
-    return block and f"nC{_SPATIAL[x.dim()]}{block}"
+def _tag(x: Tensor, block: int | None) -> str | None:
+    return block and format_name(x.dim(), block)
 
 
 @dataclass

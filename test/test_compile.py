@@ -56,6 +56,8 @@ OF_DENSE = {
     "created": lambda x: torch_blocked.zeros(2, 17, 6, 5, format=TAG) + x.to_blocked(TAG),
     "ones": lambda x: torch_blocked.ones(x.shape, format=TAG) * torch_blocked.to_blocked(x, TAG),
     "to_format": lambda x: torch_blocked.to_format(torch_blocked.to_format(x, TAG) + 1, "nhwc"),
+    "chwn": lambda x: torch_blocked.to_format(torch_blocked.to_format(x, TAG) + 1, "chwn"),
+    "permuted": lambda x: torch_blocked.to_format(x, "bacd") + 1,
     "reblocked": lambda x: torch_blocked.to_blocked(x.to_blocked(TAG), "nChw16c"),
     "tag": lambda x: x + 1 if torch_blocked.format_of(x.to_blocked(TAG)) == TAG else x,
 }

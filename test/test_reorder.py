@@ -10,6 +10,7 @@ import torch
 from problems import BATCHES, CHANNELS, SPATIAL
 
 import torch_blocked
+from torch_blocked.formats import CHANNELS_LAST, CONTIGUOUS
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch_blocked")  # of test results
@@ -29,8 +30,6 @@ ONEDNN_DTYPES = (
 ONE_PASS_DTYPES = (torch.float32, torch.int32, torch.int8, torch.uint8)
 OTHER_DTYPES = (torch.float64, torch.int64, torch.int16, torch.bool, torch.complex64)
 DTYPES = ONEDNN_DTYPES + OTHER_DTYPES
-CHANNELS_LAST = {3: "nwc", 4: "nhwc", 5: "ndhwc"}
-CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -365,9 +364,15 @@ def test_to_dense_of_a_dense_tensor():
         (torch.empty(2, 3, 1, 1), "nchw"),
         (torch.empty(2, 3, 4, 5)[:, :, ::2], "strided"),
         (torch.empty(2, 3, 1, 1).expand(2, 3, 4, 5), "strided"),
-        (torch.empty(2, 3), "strided"),
+        (torch.empty(2, 3, 4, 5).permute(1, 2, 3, 0), "dabc"),
+        (torch.empty(3, 4, 5, 2).permute(3, 0, 1, 2), "chwn"),
+        (torch.empty(7), "a"),
+        (torch.empty(2, 3), "nc"),
+        (torch.empty(2, 3, dtype=torch.int64).t(), "cn"),
+        (torch.empty(2, 3)[:, ::2], "strided"),
         (torch.empty(()), "strided"),
-        (torch.empty(1, 1, 1, 1, 1, 1), "strided"),
+        (torch.empty(1, 1, 1, 1, 1, 1), "abcdef"),
+        (torch.empty((1,) * 13), "strided"),  # there are tags of up to 12 dims
     ),
 )
 def test_format_of_dense_tensors(tensor, tag):

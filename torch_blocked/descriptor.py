@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_blocked import _C
 
@@ -106,6 +108,7 @@ class Descriptor:
     Descriptor(dims, dtype, strides=)  one stride for each dim, 0 to broadcast
     Descriptor(dims, dtype, strides=, inner_blks=, inner_idxs=)  strides between blocks, and blocks
     Descriptor()                       the zero descriptor, which stands for an absent argument
+    Descriptor.of(tensor)              that of a tensor's memory
 
     dtype is a torch.dtype (float16, bfloat16, float32, int32, int8, uint8, float64) or oneDNN's
     name ("f32"). `tag` may be "any" (format left open) or "undef" (gives the zero descriptor).
@@ -145,6 +148,41 @@ class Descriptor:
             _ints("inner_blks", inner_blks or ()),
             _ints("inner_idxs", inner_idxs or ()),
             allow_empty,
+        )
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Descriptor:
+        """The descriptor of a strided or blocked tensor's memory, from its first element on.
+
+        Raises TypeError for other layouts and for a dtype that oneDNN lacks, ValueError for a
+        scalar, more than 12 dims, and elements that overlap by oneDNN's rule, which counts whole
+        strides: those of `x[:, ::2]` do where C is odd."""
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            got = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(
+                "torch_blocked::Descriptor.of: expected a strided or blocked tensor, got "
+                f"{got}; call .to_dense() first"
+            )
+        if not tensor.dim():
+            raise ValueError(
+                "torch_blocked::Descriptor.of: expected a tensor with dims, got a scalar; "
+                "view it as one dim of size 1"
+            )
+        blocked: Any = tensor
+        physical: Tensor | None = getattr(tensor, "_physical", None)  # of a BlockedTensor
+        if physical is None:
+            return cls(tensor.shape, tensor.dtype, strides=tensor.stride())
+        if physical.is_contiguous():  # whatever the stride of an only block may say
+            return cls(tensor.shape, tensor.dtype, blocked.format)
+        *strides, lane = physical.stride()
+        if lane != 1:
+            raise ValueError(
+                "torch_blocked::Descriptor.of: expected the channels of a block side by side, got "
+                f"strides {physical.stride()}; call .contiguous() first"
+            )
+        block = physical.shape[-1]
+        return cls(
+            tensor.shape, tensor.dtype, strides=strides, inner_blks=(block,), inner_idxs=(1,)
         )
 
     @classmethod

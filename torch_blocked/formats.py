@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _C
-from torch_blocked.descriptor import blocked_dims, canonical_tag
+from torch_blocked.descriptor import blocked_dims, checked_tag
 from torch_blocked.tensor import (
     BlockedTensor,
     ToDense,
@@ -20,8 +20,8 @@ from torch_blocked.tensor import (
 )
 
 # Plain tags by number of dims: contiguous and channels-last.
-_CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
-_CHANNELS_LAST = {3: "nwc", 4: "nhwc", 5: "ndhwc"}
+CONTIGUOUS = {ndim: _C.Format.PLAIN.name(ndim) for ndim in (3, 4, 5)}
+CHANNELS_LAST = {ndim: _C.Format.CHANNELS_LAST.name(ndim) for ndim in (3, 4, 5)}
 
 
 def is_blocked(tensor: object) -> bool:
@@ -30,34 +30,36 @@ def is_blocked(tensor: object) -> bool:
 
 
 def to_format(input: Tensor, tag: str) -> Tensor:
-    """`input` in the format `tag`: plain ("nchw", "nhwc", "nwc", "ncdhw", ...) or blocked.
+    """`input` in the format `tag`. Differentiable.
 
-    Raises ValueError if the tag is not one of activations with the rank of `input`."""
-    channels_last = _is_channels_last(tag, input.dim())
-    if channels_last is None:
+    tag: the dims in the order in which memory has them ("nhwc", "chwn", "ba", ...; 1 to 12 dims),
+        which gives a strided tensor, or blocks of channels ("nChw16c"), a blocked one.
+    Raises ValueError for other tags and for those of another rank than `input`'s."""
+    order = _memory_order(checked_tag(tag), input.dim())
+    if order is None:
         return to_blocked(input, tag)
     if isinstance(input, BlockedTensor):
-        dense: Tensor = ToDense.apply(  # type: ignore[no-untyped-call]
+        channels_last = input.dim() in CHANNELS_LAST and order[-1] == 1
+        input = ToDense.apply(  # type: ignore[no-untyped-call]
             input, channels_last, input.dtype
         )
-        return dense
-    return _to_plain(input, channels_last)
+    return _in_order(input, order)
 
 
 def format_of(tensor: Tensor) -> str:
     """The tag of a tensor's memory format: "nChw16c", "nchw", "nhwc", ...; "strided" if none fits.
 
-    Where contiguous and channels-last are the same memory (C = 1, or no spatial extent), the
-    contiguous tag is given."""
+    Where several fit, as where C = 1 or there is no spatial extent, the contiguous one is given, or
+    else channels-last."""
     if isinstance(tensor, BlockedTensor):
         return tensor.format
     ndim = tensor.dim()
-    if ndim in _CONTIGUOUS:
+    if ndim in CONTIGUOUS:  # what may be asked of symbols, in a program that is traced
         if tensor.is_contiguous():
-            return _CONTIGUOUS[ndim]
+            return CONTIGUOUS[ndim]
         if tensor.movedim(1, -1).is_contiguous():
-            return _CHANNELS_LAST[ndim]
-    return "strided"
+            return CHANNELS_LAST[ndim]
+    return _name_of(tuple(tensor.shape), tensor.stride())
 
 
 def empty(
@@ -111,24 +113,37 @@ def _asking(tensor: BlockedTensor, requires_grad: bool) -> BlockedTensor:
 
 
 @known_when_traced
-def _is_channels_last(tag: str, ndim: int) -> bool | None:
-    """False for the contiguous tag of `ndim` dims, True for channels-last, None for any other."""
-    canonical = canonical_tag(tag)
-    for plain, channels_last in ((_CONTIGUOUS, False), (_CHANNELS_LAST, True)):
-        if ndim in plain and canonical == _C.canonical_tag(plain[ndim]):
-            return channels_last
-    return None
+def _name_of(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    desc = _C.Descriptor(sizes, "u8", None, strides, [], [], True)  # a type of any size will do
+    return desc.activation_name() or "strided"
 
 
-def _to_plain(input: Tensor, channels_last: bool) -> Tensor:
-    if not channels_last:
-        return input.contiguous()
-    return input.movedim(1, -1).contiguous().movedim(-1, 1)
+@known_when_traced
+def _memory_order(tag: str, ndim: int) -> tuple[int, ...] | None:
+    """The dims from outer-most to inner-most in memory; None for blocks of channels."""
+    order = _C.memory_order(tag)
+    if order is not None and len(order) == ndim:
+        return tuple(order)
+    if _C.Format.of(tag, ndim) is not None:
+        return None
+    raise ValueError(
+        f"torch_blocked::to_format: expected a tag of {ndim} dims in some order, or of 3 to 5 dims "
+        f"with channels in blocks of 4, 8, 16 or 32, got {_C.shortened(tag)} for {ndim} dims; a "
+        "Descriptor describes other formats"
+    )
+
+
+def _in_order(input: Tensor, order: tuple[int, ...]) -> Tensor:
+    """`input`, with its dims in memory in this order."""
+    ordered = input.permute(order)
+    if ordered.is_contiguous():
+        return input
+    return ordered.contiguous().permute([order.index(dim) for dim in range(len(order))])
 
 
 def _dims(size: tuple[Any, ...]) -> tuple[int, ...]:
     dims = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
-    if len(dims) not in _CONTIGUOUS:
+    if len(dims) not in CONTIGUOUS:
         raise ValueError(
             f"torch_blocked::empty: expected 3 to 5 dims [N, C, *spatial], got {dims}; "
             "use torch's own factories for other ranks"

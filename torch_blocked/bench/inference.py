@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import torch_blocked
+from torch_blocked import formats
+from torch_blocked.formats import CONTIGUOUS
 from torch_blocked.tensor import format_name
 from torch_blocked.text_table import markdown
 
@@ -33,9 +35,11 @@ from .report import WrongResult, circumstances, describe, progress, write
 # Largest |y - y64| / largest |y64| that a row may show before it is timed, by dtype.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1, "float16": 1e-2}
 PROFILED_PASSES = 5
-# By number of dims: tags of the contiguous and of torch's channels-last format.
-CONTIGUOUS = {3: "ncw", 4: "nchw", 5: "ncdhw"}
-CHANNELS_LAST = {4: ("nhwc", torch.channels_last), 5: ("ndhwc", torch.channels_last_3d)}
+# torch's channels-last formats by number of dims, and their tags.
+CHANNELS_LAST = {
+    4: (formats.CHANNELS_LAST[4], torch.channels_last),
+    5: (formats.CHANNELS_LAST[5], torch.channels_last_3d),
+}
 OPTIMIZED = "optimize"
 
 

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.formats import CONTIGUOUS
 from torch_blocked.text_table import markdown
 
 from . import arguments, models
-from .inference import CHANNELS_LAST, CONTIGUOUS, Profile, blocked_tags, profile_passes
+from .inference import CHANNELS_LAST, Profile, blocked_tags, profile_passes
 from .measure import Timing, on_threads, time_interleaved
 from .models import INPUT_SEED
 from .report import WrongResult, circumstances, describe, progress, write
