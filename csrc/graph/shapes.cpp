@@ -191,16 +191,6 @@ Metas convolution(const Call& call) {
   return {dst};
 }
 
-// Source: at::native::pooling_output_shape.
-std::int64_t windows(std::int64_t size, std::int64_t reach, std::int64_t stride, std::int64_t pad,
-                     bool ceil_mode) {
-  const std::int64_t room = size + 2 * pad - reach + (ceil_mode ? stride - 1 : 0);
-  require(stride > 0 && pad >= 0 && 2 * pad <= reach && size > 0 && room >= 0);
-  const std::int64_t count = room / stride + 1;
-  // The last window begins within the input or the padding before it.
-  return ceil_mode && (count - 1) * stride >= size + pad ? count - 1 : count;
-}
-
 // (input, kernel, stride, padding, ...); in front of the spatial dims, channels and perhaps N.
 Metas pooling(const Call& call) {
   const PoolingOp& op = *pooling_op(call.name());
@@ -214,7 +204,10 @@ Metas pooling(const Call& call) {
   const bool ceil_mode = call.flag(static_cast<std::size_t>(op.ceil_mode));
   for (std::size_t i = 0; i < spatial; ++i) {
     std::int64_t& size = dst.dims[dst.dims.size() - spatial + i];
-    size = windows(size, dilation[i] * (kernel[i] - 1) + 1, stride[i], padding[i], ceil_mode);
+    const Window window{kernel[i], stride[i], padding[i], dilation[i]};
+    require(stride[i] > 0 && padding[i] >= 0 && 2 * padding[i] <= window.reach() && size > 0);
+    size = ceil_mode ? window.count_cut(size) : window.count(size);
+    require(size > 0);
   }
   return {dst};
 }

@@ -24,6 +24,17 @@ inline Vec exponential(const Vec& x) {
 // Never inlined: 20 instructions, which the other activations should not find in their loops.
 [[gnu::noinline]] inline Vec silu(const Vec& x) { return x / (Vec(1.f) + exponential(x.neg())); }
 
+// Source: the formulas of torch.nn.functional.gelu, for this and the next.
+[[gnu::noinline]] inline Vec gelu(const Vec& x) {
+  return x * Vec(0.5f) * (Vec(1.f) + (x * Vec(0.70710678f)).erf());
+}
+
+// (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+[[gnu::noinline]] inline Vec gelu_tanh(const Vec& x) {
+  const Vec twice = x * at::vec::fmadd(x * x, Vec(0.071354816f), Vec(1.5957691f));
+  return x / (Vec(1.f) + exponential(twice.neg()));
+}
+
 inline Vec activate(const Activation& a, const Vec& x) {
   const Vec zero(0.f);
   switch (a.kind) {
@@ -39,6 +50,10 @@ inline Vec activate(const Activation& a, const Vec& x) {
     }
     case Activation::Kind::kSilu:
       return silu(x);
+    case Activation::Kind::kGelu:
+      return gelu(x);
+    case Activation::Kind::kGeluTanh:
+      return gelu_tanh(x);
   }
   __builtin_unreachable();
 }

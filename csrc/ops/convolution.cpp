@@ -17,7 +17,6 @@
 #include "ops/convolution_time.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
-#include "ops/window.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
@@ -86,16 +85,12 @@ void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::T
             text(other.dtype().name()), "convert one of them");
 }
 
-Window window(const Problem& p, std::size_t i) {
-  return {p.weight_dims[2 + i], p.stride[i], p.padding[i], p.dilation[i]};
-}
-
 Dims output_dims(const Problem& p) {
   Dims dims{p.src_dims[0], p.transposed ? p.weight_dims[1] * p.groups : p.weight_dims[0]};
   for (std::size_t i = 0; i < p.spatial(); ++i) {
     const std::int64_t in = p.src_dims[2 + i];
     const std::int64_t out =
-        p.transposed ? window(p, i).transposed(in, p.output_padding[i]) : window(p, i).count(in);
+        p.transposed ? p.window(i).transposed(in, p.output_padding[i]) : p.window(i).count(in);
     if (out < 1 || in < 1) {
       fail_value("convolution", "a kernel that fits the padded input",
                  text("kernel ", p.weight_dims, " on input ", p.src_dims),

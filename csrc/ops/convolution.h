@@ -9,6 +9,7 @@
 #include "ops/blocked.h"
 #include "ops/implementations.h"
 #include "ops/shuffle.h"
+#include "ops/window.h"
 #include "runtime/primitive.h"
 
 namespace torch_blocked {
@@ -28,6 +29,9 @@ struct ConvolutionProblem {
   Epilogue epilogue = {};  // dst = epilogue(sum + bias)
 
   std::size_t spatial() const { return stride.size(); }
+  Window window(std::size_t i) const {
+    return {weight_dims[2 + i], stride[i], padding[i], dilation[i]};
+  }
   // src and dst in one blocked format: what most implementations are for.
   bool blocked() const { return src_format == dst_format && src_format.is_blocked(); }
 };

@@ -42,8 +42,7 @@ Problem mirrored(const Problem& p) {
   q.has_bias = false;
   for (std::size_t i = 0; i < p.spatial(); ++i) {
     // What the stride skipped at the far end, or the output padding that p mirrors.
-    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
-    const std::int64_t covered = (p.dst_dims[2 + i] - 1) * p.stride[i] - 2 * p.padding[i] + reach;
+    const std::int64_t covered = p.window(i).transposed(p.dst_dims[2 + i], 0);
     q.output_padding[i] = p.transposed ? 0 : p.src_dims[2 + i] - covered;
   }
   return q;

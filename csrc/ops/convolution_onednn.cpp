@@ -5,10 +5,10 @@
 #include <c10/util/accumulate.h>
 
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <memory>
 
+#include "ops/post_ops.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
@@ -57,32 +57,16 @@ std::string name_of(const dnnl::memory::desc& md, bool transposed) {
 
 using Arguments = std::vector<Primitive::Argument>;
 
-void append(dnnl::post_ops& post_ops, const Activation& activation) {
-  using Kind = Activation::Kind;
-  const auto [kind, alpha, beta] = activation;
-  if (kind == Kind::kClamp && alpha == 0 && std::isinf(beta)) {
-    post_ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0, 0);
-  } else if (kind == Kind::kClamp) {
-    post_ops.append_eltwise(dnnl::algorithm::eltwise_clip_v2, alpha, beta);
-  } else if (kind == Kind::kLeakyRelu) {
-    post_ops.append_eltwise(dnnl::algorithm::eltwise_relu, alpha, 0);
-  } else if (kind == Kind::kHardswish) {
-    post_ops.append_eltwise(dnnl::algorithm::eltwise_hardswish, 1.f / 6, 0.5f);
-  } else if (kind == Kind::kSilu) {
-    post_ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1, 0);
-  }
-}
-
 // The epilogue as post-ops; the residual is a further argument.
 dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::desc& dst_md,
                                 Arguments& arguments) {
   dnnl::post_ops post_ops;
-  append(post_ops, epilogue.before);
+  append_activation(post_ops, epilogue.before);
   if (epilogue.residual) {
     post_ops.append_binary(dnnl::algorithm::binary_add, dst_md);
     arguments.push_back(
         {DNNL_ARG_ATTR_MULTIPLE_POST_OP(post_ops.len() - 1) | DNNL_ARG_SRC_1, dst_md});
-    append(post_ops, epilogue.after);
+    append_activation(post_ops, epilogue.after);
   }
   dnnl::primitive_attr attr = user_scratchpad();
   attr.set_post_ops(post_ops);
@@ -118,10 +102,8 @@ std::shared_ptr<Convolution> make(const Problem& p) {
   for (std::int64_t& dilate : dilates) --dilate;
   Dims padding_end = p.padding;  // what dst has beyond the symmetric padding
   for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
-    const std::int64_t reach = p.dilation[i] * (p.weight_dims[2 + i] - 1) + 1;
     padding_end[i] =
-        std::max<std::int64_t>(p.padding[i], (p.dst_dims[2 + i] - 1) * p.stride[i] + reach -
-                                                 p.src_dims[2 + i] - p.padding[i]);
+        std::max(p.padding[i], p.window(i).padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]));
   }
   Arguments rest;
   const typename Forward::primitive_desc pd(

@@ -1,7 +1,6 @@
 #include "ops/linear.h"
 
 #include <array>
-#include <limits>
 #include <memory>
 #include <optional>
 
@@ -10,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
 #include "ops/implementations.h"
+#include "ops/post_ops.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
@@ -24,15 +24,10 @@ using Tag = dnnl::memory::format_tag;
 using kernels::LinearRows;
 constexpr auto kF32 = dnnl::memory::data_type::f32;
 
-dnnl::primitive_attr attributes(LinearActivation activation) {
-  static constexpr std::array kAlgorithms{
-      dnnl::algorithm::undef, dnnl::algorithm::eltwise_relu, dnnl::algorithm::eltwise_swish,
-      dnnl::algorithm::eltwise_gelu_erf, dnnl::algorithm::eltwise_gelu_tanh};
-  dnnl::primitive_attr attr = user_scratchpad();
-  if (activation == LinearActivation::kNone) return attr;
-  const float alpha = activation == LinearActivation::kSilu ? 1 : 0;
+dnnl::primitive_attr attributes(const kernels::Activation& activation) {
   dnnl::post_ops post_ops;
-  post_ops.append_eltwise(kAlgorithms[static_cast<std::size_t>(activation)], alpha, 0);
+  append_activation(post_ops, activation);
+  dnnl::primitive_attr attr = user_scratchpad();
   attr.set_post_ops(post_ops);
   return attr;
 }
@@ -53,9 +48,8 @@ at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
 // The problem as our kernel for few rows takes it, if it can read the weights as oneDNN has them:
 // [blocks of outputs, | blocks of inputs, inputs, outputs of the block].
 std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
-  const auto activation = activation_of(p.activation);
   const std::int64_t width = kernels::kernels().width;
-  if (p.rows > LinearRows::kMostRows || !activation || weights.get_inner_nblks() != 2 ||
+  if (p.rows > LinearRows::kMostRows || weights.get_inner_nblks() != 2 ||
       weights.get_inner_idxs() != dnnl::memory::dims{1, 0}) {
     return std::nullopt;
   }
@@ -71,7 +65,7 @@ std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   rows.outputs = p.outputs;
   rows.block = outputs;
   rows.weights_stride = strides[0];
-  rows.activation = *activation;
+  rows.activation = p.activation;
   return rows;
 }
 
@@ -165,22 +159,6 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
     {{"few_rows", plan_few_rows, estimate_few_rows}, {"onednn", plan_onednn, estimate_onednn}});
 
 }  // namespace
-
-std::optional<kernels::Activation> activation_of(LinearActivation activation) {
-  using Kind = kernels::Activation::Kind;
-  switch (activation) {
-    case LinearActivation::kNone:
-      return kernels::Activation{};
-    case LinearActivation::kRelu:
-      return kernels::Activation{Kind::kClamp, 0, std::numeric_limits<float>::infinity()};
-    case LinearActivation::kSilu:
-      return kernels::Activation{Kind::kSilu};
-    case LinearActivation::kGelu:
-    case LinearActivation::kGeluTanh:
-      return std::nullopt;
-  }
-  __builtin_unreachable();
-}
 
 const char* choose_linear(const LinearProblem& p) {
   const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {

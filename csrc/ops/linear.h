@@ -13,15 +13,10 @@
 
 namespace torch_blocked {
 
-enum class LinearActivation : std::uint8_t { kNone, kRelu, kSilu, kGelu, kGeluTanh };
-
-// What our kernels call it; nothing if they have no such activation.
-std::optional<kernels::Activation> activation_of(LinearActivation activation);
-
 struct LinearProblem {
   std::int64_t rows, inputs, outputs;
   bool has_bias;
-  LinearActivation activation;
+  kernels::Activation activation;
 };
 
 // A problem made ready to run, by one thread at a time.

@@ -6,6 +6,7 @@
 #include "format/errors.h"
 #include "ops/implementations.h"
 #include "ops/reorder.h"
+#include "ops/window.h"
 #include "runtime/engine.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
@@ -23,9 +24,8 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
   for (std::int64_t& dilate : dilates) --dilate;
   Dims padding_end = p.padding;  // dst may end before the far padding, or with ceil_mode beyond it
   for (std::size_t i = 0; i < p.kernel.size(); ++i) {
-    const std::int64_t reach = p.dilation[i] * (p.kernel[i] - 1) + 1;
-    padding_end[i] =
-        (p.dst_dims[2 + i] - 1) * p.stride[i] + reach - p.src_dims[2 + i] - p.padding[i];
+    const Window window{p.kernel[i], p.stride[i], p.padding[i], p.dilation[i]};
+    padding_end[i] = window.padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]);
   }
   const dnnl::pooling_forward::primitive_desc pd(
       engine(), dnnl::prop_kind::forward_inference, kAlgorithms[static_cast<std::size_t>(p.kind)],

@@ -1,4 +1,5 @@
-// Windows of a kernel along one spatial dim: of convolutions and of their transposed ones.
+// Windows of a kernel along one spatial dim: of convolutions, of their transposed ones and of
+// pooling.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,26 @@ struct Window {
   std::int64_t reach() const { return dilation * (kernel - 1) + 1; }
   std::int64_t reach(std::int64_t count) const { return (count - 1) * stride + reach(); }
   // Windows that fit `size` pixels and the padding at both ends; 0 where there is no room for one.
-  // Source: the formulas of torch.nn.Conv2d and ConvTranspose2d, for this and the next.
+  // Source: the formulas of torch.nn.Conv2d and ConvTranspose2d, for this and transposed().
   std::int64_t count(std::int64_t size) const {
     const std::int64_t room = size + 2 * padding - reach();
     return room < 0 ? 0 : room / stride + 1;
   }
+  // The same with a last window that the far end cuts, if it begins within the pixels or the
+  // padding before them. Source: at::native::pooling_output_shape.
+  std::int64_t count_cut(std::int64_t size) const {
+    const std::int64_t room = size + 2 * padding - reach() + stride - 1;
+    const std::int64_t most = room < 0 ? 0 : room / stride + 1;
+    return (most - 1) * stride >= size + padding ? most - 1 : most;
+  }
   // Pixels that a transposed convolution makes of `size`; less than 1 where nothing is left.
   std::int64_t transposed(std::int64_t size, std::int64_t output_padding) const {
     return reach(size) - 2 * padding + output_padding;
+  }
+  // What `count` windows reach over beyond `size` pixels and the padding before them; negative
+  // where they end before.
+  std::int64_t padding_end(std::int64_t size, std::int64_t count) const {
+    return reach(count) - size - padding;
   }
 };
 

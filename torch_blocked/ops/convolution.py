@@ -38,26 +38,11 @@ def convolution(
 @torch.library.register_fake("torch_blocked::convolution")
 def _(input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n, _, *spatial, block = input.shape
-    out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    per_dim = [
-        values * len(spatial) if len(values) == 1 else values
-        for values in map(list, (stride, padding, dilation, output_padding))
-    ]
-    out = [
-        _transposed_extent(i, k, *rest) if transposed else _extent(i, k, *rest)
-        for i, k, *rest in zip(spatial, weight.shape[2:], *per_dim, strict=True)
-    ]
-    return input.new_empty(blocked_dims((n, out_channels, *out), block))
-
-
-def _extent(size, kernel, stride, padding, dilation, _output_padding):
-    """Output extent of a convolution. Source: torch.nn.Conv2d shape formula."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def _transposed_extent(size, kernel, stride, padding, dilation, output_padding):
-    """Source: torch.nn.ConvTranspose2d shape formula."""
-    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
+    image = input.new_empty((n, channels, *spatial))  # without data: ATen says what comes of it
+    out = torch.convolution(
+        image, weight, None, stride, padding, dilation, transposed, output_padding, groups
+    )
+    return input.new_empty(blocked_dims(out.shape, block))
 
 
 @implements(aten.convolution_backward.default, takes="input: blocked, weight: dense")

@@ -21,7 +21,7 @@ struct Convolution {
 
 struct Linear {
   at::Tensor weight, bias;  // [O, I]; [O] or undefined
-  LinearActivation activation = LinearActivation::kNone;
+  Activation activation = {};
 };
 
 struct Affine {

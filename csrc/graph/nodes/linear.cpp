@@ -26,23 +26,14 @@ void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-LinearActivation find_linear_activation(const Node& node) {
-  if (node.name == "aten::relu") return LinearActivation::kRelu;
-  if (node.name == "aten::silu") return LinearActivation::kSilu;
-  if (node.name != "aten::gelu") return LinearActivation::kNone;
-  const bool tanh = node.arguments.size() > 1 && node.arguments[1].is_constant() &&
-                    node.arguments[1].constant().toStringView() == "tanh";
-  return tanh ? LinearActivation::kGeluTanh : LinearActivation::kGelu;
-}
-
 void fuse(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     auto* linear = node.as<Linear>();
     Node* reader = linear ? uses.only_reader(node.output()) : nullptr;
-    if (!reader) continue;
-    linear->activation = find_linear_activation(*reader);
-    if (linear->activation == LinearActivation::kNone) continue;
+    const auto activation = reader ? find_activation(*reader) : std::nullopt;
+    if (!activation) continue;
+    linear->activation = *activation;
     node.name = joined_name(node.name, *reader);
     node.outputs = reader->outputs;
     reader->outputs.clear();

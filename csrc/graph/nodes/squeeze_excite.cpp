@@ -33,9 +33,7 @@ std::optional<Gate> gate_of(const Node& node) {
 // A node as a layer from [N, I] to [N, O]; nothing if it is none.
 std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
   if (const auto* layer = node.as<Linear>()) {
-    const auto activation = activation_of(layer->activation);
-    if (!activation) return std::nullopt;
-    return SqueezeExciteLayer{layer->weight, layer->bias, *activation};
+    return SqueezeExciteLayer{layer->weight, layer->bias, layer->activation};
   }
   if (!node.as<Convolution>()) return std::nullopt;
   const Convolution& c = *node.as<Convolution>();

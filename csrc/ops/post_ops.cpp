@@ -1,0 +1,32 @@
+#include "ops/post_ops.h"
+
+#include <cmath>
+
+namespace torch_blocked {
+
+void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& activation) {
+  using Kind = kernels::Activation::Kind;
+  using Algorithm = dnnl::algorithm;
+  const auto [kind, alpha, beta] = activation;
+  switch (kind) {
+    case Kind::kNone:
+      return;
+    case Kind::kClamp:
+      if (alpha == 0 && std::isinf(beta)) {
+        return post_ops.append_eltwise(Algorithm::eltwise_relu, 0, 0);
+      }
+      return post_ops.append_eltwise(Algorithm::eltwise_clip_v2, alpha, beta);
+    case Kind::kLeakyRelu:
+      return post_ops.append_eltwise(Algorithm::eltwise_relu, alpha, 0);
+    case Kind::kHardswish:
+      return post_ops.append_eltwise(Algorithm::eltwise_hardswish, 1.f / 6, 0.5f);
+    case Kind::kSilu:
+      return post_ops.append_eltwise(Algorithm::eltwise_swish, 1, 0);
+    case Kind::kGelu:
+      return post_ops.append_eltwise(Algorithm::eltwise_gelu_erf, 0, 0);
+    case Kind::kGeluTanh:
+      return post_ops.append_eltwise(Algorithm::eltwise_gelu_tanh, 0, 0);
+  }
+}
+
+}  // namespace torch_blocked
