@@ -13,6 +13,10 @@ ACTIVATIONS = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
 }
 
 
@@ -37,6 +41,7 @@ def test_rows(inputs, outputs, bias, activation):
     model = Layer(inputs, outputs, bias, ACTIVATIONS[activation]).eval()
     optimized = torch_blocked.optimize(model, torch.randn(2, inputs), tune=False)
     optimized.choice = "blocked"
+    assert ("aten::linear + " in optimized.plan()) == (activation != "none")
     for rows in (1, 2, 3, 4, 5, 8, 9):
         x = torch.randn(rows, inputs)
         output = optimized(x)

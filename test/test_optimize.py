@@ -100,6 +100,7 @@ ACTIVATIONS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,  # f(0) is not 0: stays a step of its own
     "gelu": F.gelu,
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
 
@@ -129,6 +130,8 @@ def test_fusion_leaves_two_steps():
     assert "aten::relu " not in plan
     plan = blocked(randomized(Block(16, "add first", F.relu)), x).plan()
     assert "aten::conv2d + add + relu" in plan  # the other relu's operand has a second reader
+    plan = blocked(randomized(Block(16, "plain", F.gelu)), x).plan()
+    assert "aten::conv2d + batch_norm + gelu" in plan and "aten::conv2d + gelu" in plan
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ Dims output_dims(const Problem& p) {
 Dims padding_beyond(const Problem& p) {
   Dims more(2 * p.spatial(), 0);
   for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
-    const std::int64_t end =
-        window(p, i).reach(p.dst_dims[2 + i]) - p.src_dims[2 + i] - p.padding[i];
+    const std::int64_t end = p.window(i).padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]);
     more[2 * (p.spatial() - 1 - i) + 1] = std::max<std::int64_t>(0, end - p.padding[i]);
   }
   const bool any = std::ranges::any_of(more, [](std::int64_t size) { return size > 0; });
