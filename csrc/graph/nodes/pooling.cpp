@@ -13,12 +13,11 @@
 namespace torch_blocked::graph {
 namespace {
 
-constexpr auto kOps = std::to_array<std::string_view>(
-    {"aten::max_pool1d", "aten::avg_pool1d", "aten::max_pool2d", "aten::avg_pool2d",
-     "aten::adaptive_avg_pool2d", "aten::max_pool3d", "aten::avg_pool3d",
-     "aten::adaptive_avg_pool3d", "aten::upsample_nearest1d", "aten::upsample_linear1d",
-     "aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::upsample_bicubic2d",
-     "aten::upsample_nearest3d", "aten::upsample_trilinear3d"});
+// Beside those with windows, which pooling_op knows.
+constexpr auto kResampling = std::to_array<std::string_view>(
+    {"aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::upsample_nearest1d",
+     "aten::upsample_linear1d", "aten::upsample_nearest2d", "aten::upsample_bilinear2d",
+     "aten::upsample_bicubic2d", "aten::upsample_nearest3d", "aten::upsample_trilinear3d"});
 
 bool flag(const Node& node, std::int64_t index) {
   return index >= 0 && node.arguments[static_cast<std::size_t>(index)].constant().toBool();
@@ -131,7 +130,8 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
 // "aten::max_pool2d" of three dims is that of one image without a batch.
 bool takes(const Candidate& candidate) {
   const std::string& name = candidate.node.name;
-  if (std::ranges::find(kOps, name) == kOps.end() || !candidate.reads_images()) return false;
+  const bool known = pooling_op(name) || std::ranges::find(kResampling, name) != kResampling.end();
+  if (!known || !candidate.reads_images()) return false;
   const std::int64_t spatial = name[name.size() - 2] - '0';
   return std::ssize(candidate.result().dims) == spatial + 2;
 }
