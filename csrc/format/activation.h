@@ -43,17 +43,17 @@ struct Format {
   constexpr auto operator<=>(const Format&) const = default;
 
   constexpr bool is_blocked() const { return kind == Kind::kBlocked; }
-  // How many channels of a pixel lie side by side, of `channels` that there are.
+  // The channels of a pixel that lie side by side in memory, if a pixel has `channels`.
   constexpr std::int64_t lanes(std::int64_t channels) const {
     return is_blocked()                  ? block
            : kind == Kind::kChannelsLast ? std::max<std::int64_t>(channels, 1)
                                          : 1;
   }
-  // How often they do: ceil(C / lanes). No count of channels overflows.
+  // How many blocks of so many channels there are: ceil(C / lanes). No C overflows.
   constexpr std::int64_t blocks(std::int64_t channels) const {
     return channels / lanes(channels) + (channels % lanes(channels) > 0);
   }
-  // The channels in a last block that they do not fill; 0: they fill all.
+  // The channels in the last block if they do not fill it; 0 if all blocks are full.
   constexpr std::int64_t tail(std::int64_t channels) const { return channels % lanes(channels); }
 
   // Sizes of a contiguous tensor that is the memory of an activation with these dims.
@@ -71,7 +71,7 @@ inline constexpr Format kStrided{Format::Kind::kStrided}, kPlain{Format::Kind::k
 // The name that people know, where oneDNN has one, else the agnostic one: "aBcd16b" -> "nChw16c",
 // "bcda" -> "chwn", "ABcd16b16a" stays.
 std::string activation_name(const FormatTag& tag);
-// That of a descriptor's format; nothing if no tag fits. Where several do, plain comes first.
+// The name of a descriptor's format; nothing if no tag fits. Where several do, plain comes first.
 std::optional<std::string> activation_name(const Descriptor& descriptor);
 
 }  // namespace torch_blocked

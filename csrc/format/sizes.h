@@ -1,4 +1,4 @@
-// Sizes in whole units.
+// Integer division that rounds up.
 #pragma once
 
 #include <cstdint>

@@ -23,8 +23,8 @@ constexpr std::string_view domains[] = {
     // RNN: statistics, data, states, weights, projection, bias (d = directions, g = gates)
     "tn", "tnc", "ldnc", "ldigo", "ldio", "ldgo"};
 
-// oneDNN names that break the rule, and the regular name of the value it gives them: an upper-case
-// letter without an inner block, or I and O the other way round. Memory is what oneDNN says it is.
+// oneDNN names that break the grammar (an upper-case letter without an inner block, or I and O
+// exchanged), and the regular name of the format that oneDNN's library means by each.
 constexpr std::pair<std::string_view, std::string_view> irregular_names[] = {
     {"OhwI24o", "Ohwi24o"},
     {"OhwI32o", "Ohwi32o"},
