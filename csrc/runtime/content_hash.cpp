@@ -11,7 +11,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr std::size_t kLanes = 8;  // the latency of a product is hidden by as many
+constexpr std::size_t kLanes = 8;  // so many independent chains hide the latency of a product
 constexpr std::int64_t kPart = std::int64_t{64} << 10;  // bytes
 
 // A step is a bijection of either argument, so one changed word always shows. The rotation brings

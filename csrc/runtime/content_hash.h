@@ -1,4 +1,4 @@
-// Whether a tensor's values are those of before, told by a hash.
+// A hash of a tensor's values, which tells whether they have changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,8 @@
 
 namespace torch_blocked {
 
-// Of every byte of a tensor that is dense in whatever order; about 20 GB/s a core from its caches.
+// Hashes every byte of a tensor that is dense in any order of its dims. A core hashes about 20 GB/s
+// from its caches.
 std::uint64_t content_hash(const at::Tensor& dense);
 
 }  // namespace torch_blocked

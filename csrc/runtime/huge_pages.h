@@ -13,8 +13,8 @@ namespace torch_blocked {
 
 inline constexpr std::size_t kHugePage = 2 << 20;
 
-// Asks for huge pages within [data, data + bytes); only untouched memory gains. A wish: nothing
-// fails.
+// Asks for huge pages within [data, data + bytes); only untouched memory gains. The system may
+// ignore the request, so it cannot fail.
 inline void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   const auto begin =

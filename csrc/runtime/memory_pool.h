@@ -17,8 +17,8 @@ at::Tensor empty_pooled(at::IntArrayRef sizes, const at::TensorOptions& options)
 at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
                         const at::TensorOptions& options);
 
-// Bytes that no tensor uses. With those in use they are never more than a quarter above what was
-// once in use at a time.
+// Bytes that no tensor uses. Idle and used bytes together never exceed by more than a quarter the
+// most that were ever in use at the same time.
 std::int64_t idle_pool_bytes();
 
 // Gives them back to the system.

@@ -29,8 +29,8 @@ struct Entry {
 // storage's hook does.
 struct Row {
   WeakStorage storage;
-  bool watched = false;  // our hook is in place: nobody was given a pointer to write through
-  std::uint64_t handed_out = 0;  // how often somebody may have been
+  bool watched = false;  // the hook is set, and no pointer to write through was handed out since
+  std::uint64_t handed_out = 0;  // how often such a pointer may have been handed out
   std::vector<Entry> entries;
 };
 
@@ -46,16 +46,16 @@ Cache& cache() {
 }
 
 // The hook: PyTorch calls it, once, before it gives anybody a pointer through which this memory can
-// be written. Every write of an op comes by here, on whatever tensor, through .data too.
+// be written. Every op that writes passes here, whichever tensor it writes, through .data too.
 void handed_out(c10::StorageImpl* storage) {
   const std::lock_guard lock(cache().mutex);
   const auto row = cache().rows.find(storage);
   if (row != cache().rows.end()) row->second.watched = false;
 }
 
-// Whether the hook sees every write. It does not where something else may hold a pointer from
-// before it was set: another tensor of this storage, behind which is perhaps a NumPy array, or who
-// brought the memory, as NumPy and other processes do.
+// Whether the hook sees every write. It does not where somebody may hold a pointer from before the
+// hook was set: through another tensor of this storage (perhaps shared with a NumPy array), or as
+// the owner of memory that torch did not allocate (NumPy, another process).
 bool sees_all_writes(const Row& row, const c10::Storage& storage) {
   return row.watched && storage.use_count() == 1 &&
          c10::impl::cow::has_simple_data_ptr(*storage.unsafeGetStorageImpl());

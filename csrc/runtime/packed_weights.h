@@ -18,8 +18,8 @@ namespace torch_blocked {
 // because another tensor shares the storage or because its memory came from outside PyTorch's
 // allocator, each use compares a hash of all weights. What neither sees: a raw address, or a NumPy
 // array of the weights' own tensor object, that is kept from before the last use; after writing
-// through one, call clear_packed_weights(). Overlapping views have no clear content: they are
-// packed on each call.
+// through one, call clear_packed_weights(). Weights that overlap themselves or have gaps in memory
+// are packed on each call, because only dense memory is hashed.
 at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
                           const std::function<at::Tensor()>& pack);
 

@@ -64,7 +64,7 @@ class Key {
   std::string bytes_;
 };
 
-// Least recently used first out; values stay where they are in memory while they are in.
+// Evicts the least recently used value. Until it is evicted, a value keeps its address.
 template <typename Value>
 class LruCache {
  public:

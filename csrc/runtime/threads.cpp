@@ -22,17 +22,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// So many that the last of them do not keep the others waiting: 25 us of a step of 0.4 ms.
+// At the end of a loop the others wait for its last piece: of this many, one takes 25 us in a step
+// of 0.4 ms.
 constexpr std::int64_t kPiecesPerThread = 16;
 
-// A thread offers its core to other processes so often, between two pieces: the system would take
-// it away in the middle of one, for 4 ms, while the others wait for that piece. ResNet-50 on two
-// cores, one of them busy (benchmarks/peers.py --busy 1): 1.65 times its time alone, before 2.3
-// times. Where nobody wants the core it costs 0.3 us.
+// How often a thread offers its core to other processes, between two pieces. Otherwise the system
+// takes the core away in the middle of a piece, for 4 ms, while the others wait for that piece.
+// ResNet-50 on two cores, one of them busy (benchmarks/peers.py --busy 1), takes 1.65 times as long
+// as alone with such offers and 2.3 times without. An offer that nobody takes costs 0.3 us.
 constexpr std::chrono::microseconds kTurn{2000};
-// Between pieces this much time passes only if the thread had no core: its turn begins anew.
+// If more time than this passes between two offers, the thread was without its core: its turn
+// begins anew.
 constexpr std::chrono::microseconds kAway{1000};
-// Those that wait longer than this let others have the core, too.
+// After this many spins a waiting thread yields its core, too.
 constexpr int kSpins = 1 << 14;
 
 void pause() {
@@ -43,10 +45,10 @@ void pause() {
 
 constexpr std::size_t kLine = 64;
 
-// What is taken of one thread's share in one loop: a single word, so that it changes at once.
+// How many pieces of one thread's share are taken: a single word, so that it changes atomically.
 struct Taken {
-  std::uint32_t loop;         // counted from 1; what a loop before it took is over
-  std::uint16_t front, back;  // pieces
+  std::uint32_t loop;         // counted from 1; the counts of an earlier loop mean nothing
+  std::uint16_t front, back;  // pieces taken from either end
 };
 
 struct alignas(kLine) Share {
@@ -107,7 +109,7 @@ class TeamPieces final : public Pieces {
 
   bool next(Range& piece) override {
     const std::int64_t size = member_.team.size();
-    finish();  // nobody waits for what is done while the core is offered
+    finish();  // before the offer: others may wait for the piece that is done
     member_.offer_core();
     for (; helped_ < size && !member_.team.failed; ++helped_) {
       const std::int64_t id = (member_.id + helped_) % size;
@@ -125,7 +127,8 @@ class TeamPieces final : public Pieces {
   }
 
  private:
-  // A single piece is the caller's, whose caches have what it reads.
+  // Where a thread's share begins. A loop of one piece is left to the calling thread, whose caches
+  // have what it reads.
   std::int64_t first_of(std::int64_t id) const {
     const std::int64_t size = member_.team.size();
     return (id * pieces_ + size - 1) / size;
