@@ -20,8 +20,8 @@ void copy_lanes(const LaneCopy& copy) {
   // A copy, whose fields stay in registers: through a reference, stores to memory might change
   // them.
   const LaneCopy p = copy;
-  // Lane j of dst takes src[j + shift], which for the lanes outside the mask may lie in the next or
-  // the last pixel: legal for all but the first and the last pixel.
+  // Lane j of dst takes src[j + shift]. For lanes outside the mask that may be the pixel before or
+  // the pixel after, which the first and the last pixel do not have.
   const std::int64_t shift = p.src_lane - p.dst_lane;
   if (p.pixels <= 2 || p.block % kWidth != 0) return copy_pixels(p, 0, p.pixels);
   copy_pixels(p, 0, 1);

@@ -6,7 +6,7 @@ namespace {
 
 class SameLanes {
  public:
-  static constexpr bool kOneInput = true, kZeroTail = true;  // as src has it, times weights of 0
+  static constexpr bool kOneInput = true, kZeroTail = true;  // src and weights are 0 there
 
   SameLanes(const GroupedConvolution&, const GroupedRow&, std::int64_t, const float* src)
       : src_(src) {}
@@ -17,8 +17,8 @@ class SameLanes {
   const float* src_;
 };
 
-// Rows with registers for their taps: the kernels of most networks, and what a stride of 2 makes of
-// them in transposed ones.
+// Row kernels that keep their taps in registers: the kernel sizes and strides of most networks, and
+// the sizes of the phases that a transposed convolution of stride 2 has. The last one takes any.
 constexpr std::array kKernels{
     grouped_kernel<SameLanes, 3, 1>(), grouped_kernel<SameLanes, 5, 1>(),
     grouped_kernel<SameLanes, 7, 1>(), grouped_kernel<SameLanes, 3, 2>(),

@@ -18,7 +18,7 @@ namespace {
 // Most pixels of a tile with 1, 2 and 3 vectors: sums, weights and one broadcast fill 32 registers,
 // or 16. More than 14 single vectors would gain nothing, as each needs a broadcast of its own.
 //
-// The lanes of one part: 16 or 12 KB of weights that stay in L1 for all pixels.
+// The lanes of one part, whose weights serve all pixels: 128 KB, which L2 holds, or 12 KB in L1.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 3> kTilePixels{14, 14, 9};
 constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kBandBytes = 512 << 10;
@@ -37,8 +37,8 @@ TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
                                    TORCH_BLOCKED_INLINE { f(i / kVectors, i % kVectors); });
 }
 
-// Whether the activation is cheap enough to be applied to the sums in registers, in each of all the
-// tiles' copies. Anything else is left to activate_tile().
+// Whether the activation is cheap enough to be compiled into every instance of tiles(), where it is
+// applied to the sums in registers. Anything else is left to activate_tile().
 bool in_registers(const Activation& activation) {
   return activation.kind == Activation::Kind::kNone || activation.kind == Activation::Kind::kClamp;
 }
@@ -142,11 +142,11 @@ template <int kStep, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, std::int64_t tile,
            std::int64_t count) {
   for (; count > 0; --count, ++tile, src += kPixels * kStep, dst += kPixels * t.dst_step) {
-    // The weights that come next, one vector of each lane with each of the first tiles: all at once
-    // would wait for L3.
+    // Each of the first tiles prefetches one vector of every lane of the weights that come next:
+    // all vectors at once would wait for L3.
     const std::int64_t ahead = tile < kVectors ? t.ahead + tile * kWidth : 0;
     Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, ahead);
-    // The residual, which may be dst itself, or the parts before this one.
+    // What the sums are added to: the residual, which may be dst itself, or the parts before this.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
     if (begun) {
       for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {

@@ -31,8 +31,9 @@ struct DirectTiles {
   std::int64_t channels;  // that are not tail, at most vectors * width
   std::int64_t dst_step;
   std::array<std::int64_t, 3> dst_offsets;  // of the vectors
-  // Blocks of dst_step lanes, narrower than a vector, that the channels fill; 0: blocks are at
-  // least as wide. They take only one part of the sum, no residual and no activation.
+  // Where blocks are narrower than a vector: how many, of dst_step lanes each, the channels fill,
+  // and their distance in dst. Then the sum has one part, no residual and no activation. 0: blocks
+  // are at least as wide as a vector.
   std::int64_t parts, part_stride;
   // A sum in several parts, of some segments each, grows in dst. The first has bias and
   // residual, and overwrites dst; the last has the activation.
@@ -58,8 +59,8 @@ struct DirectRun {
   std::int64_t slot, count, first;
 };
 
-// The src under some output pixels, padded, in slots: one dim after the other, the positions that
-// output pixels meet at one tap of the kernel lie side by side whatever the stride.
+// The src under some output pixels, copied to slots, with its padding. Along each dim the positions
+// that neighbouring output pixels meet at one tap lie side by side, whatever the stride.
 struct DirectBand {
   const float* src;  // an image [blocks, d, h, w, block]
   float* slots;      // [vectors, d, h, w, width], planes [channels, d, h, w]

@@ -30,7 +30,7 @@ inline void fill_run(const DirectBand& band, const DirectRun& run, float* slots,
   zero(end, run.count);
 }
 
-// All rows of `src` [d, h, w, block], one vector or one channel: row(from, to) fills one.
+// Fills all rows of slots of one vector or one channel: row(offset of the src row, to) fills one.
 template <std::int64_t kStep, typename Row>
 inline void fill_rows(const DirectBand& band, float*& to, Row&& row) {
   const std::int64_t size = band.w_slots * kStep;

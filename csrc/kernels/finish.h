@@ -58,7 +58,8 @@ inline Vec activate(const Activation& a, const Vec& x) {
   __builtin_unreachable();
 }
 
-// The epilogue with its residual found by distance, as residual and dst have one format.
+// The epilogue. residual and dst have one format, so a value of the residual lies at one distance
+// from its dst everywhere.
 class Finish {
  public:
   Finish(const Epilogue& epilogue, const float* residual, const float* dst)

@@ -7,7 +7,7 @@ namespace {
 
 inline Index index_of(const LaneSource& source) { return Index::loadu(source.lanes.data()); }
 
-// One group fills the vector.
+// All output channels of the vector are of one group.
 class Broadcast {
  public:
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -24,7 +24,7 @@ class Broadcast {
   const float* src_;
 };
 
-// The groups of the vector lie in one vector of the input.
+// The input channels of the output vector lie in one vector of src.
 class Permute {
  public:
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -40,7 +40,7 @@ class Permute {
   Index index_;
 };
 
-// They lie in two.
+// They lie in two vectors of src.
 class PermuteTwo {
  public:
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -64,7 +64,7 @@ class PermuteTwo {
   Index first_index_, second_index_;
 };
 
-// They lie in several.
+// They lie in any number of vectors of src.
 class Gather {
  public:
   static constexpr bool kOneInput = false, kZeroTail = false;

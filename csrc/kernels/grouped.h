@@ -16,11 +16,12 @@ struct GroupedAxis {
   std::int64_t dst_first, dst_step;
 };
 
-// How a vector of output channels finds one input channel each in a vector of src.
+// Which lanes of one vector of src the lanes of an output vector read. Where several vectors of src
+// are needed, there is an entry for each.
 struct LaneSource {
   std::int64_t block;                  // of src
-  std::int64_t count;                  // in the first of them: how many there are
-  std::array<std::int32_t, 16> lanes;  // for each output lane one of the block; -1: not here
+  std::int64_t count;                  // in the first entry: how many entries there are
+  std::array<std::int32_t, 16> lanes;  // for each output lane a lane of src; -1: not in this vector
 };
 
 // A convolution whose output channels see few input channels each. The block must be a whole vector

@@ -22,7 +22,7 @@ struct Taps {
   std::int64_t begin, end;
 };
 
-// Those that see the input when tap 0 sees input index `at`.
+// The taps that see the input when tap 0 is at input index `at`.
 Taps taps_inside(const GroupedAxis& axis, std::int64_t at) {
   const auto first_from = [&](std::int64_t index) {  // the first tap at `index` or beyond
     if (index <= at) return std::int64_t{0};

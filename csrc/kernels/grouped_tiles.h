@@ -24,10 +24,10 @@ struct GroupedRow {
   std::int64_t src_plane;                           // and from a block of src to the next
   Vec bias, lanes_mask;                             // of the channels there are
   Vec least, greatest;                              // the activation, if it is a clamp
-  bool clamps;                                      // it is all of the epilogue
+  bool clamps;                                      // the epilogue is at most that clamp
 };
 
-// f(0), f(1) ...: an array that is filled as it is made stays in registers.
+// {f(0), f(1), ...}. An array whose values are given at its construction stays in registers.
 template <int kCount, typename F>
 TORCH_BLOCKED_INLINE inline std::array<Vec, kCount> vectors(F&& f) {
   return [&]<int... i>(std::integer_sequence<int, i...>) TORCH_BLOCKED_INLINE {
@@ -41,8 +41,8 @@ struct InputPixels {
 };
 
 // Adds one kernel row to the sums of kPixels outputs. An input vector is made once and serves all
-// kTaps. kTaps 0: any number of taps, stride and dilation, at an input vector for each product.
-// Unless kInside, taps beyond the input's ends are left out.
+// kTaps. kTaps 0 takes any number of taps, stride and dilation, but makes an input vector for each
+// product. Unless kInside, taps beyond the input's ends are left out.
 template <int kPixels, int kTaps, int kStride, bool kInside, typename Source>
 TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels input,
                                           const Source& source, const float* weights,

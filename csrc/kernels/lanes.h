@@ -45,7 +45,7 @@ inline Vec lanes_mask(std::int64_t count) {
   return Vec::loadu(ones, count);
 }
 
-// What at::vec lacks: the only intrinsics of the project.
+// What at::vec lacks, in intrinsics; no other kernel source has any.
 
 // x * 2^n for whole n in [-126, 127].
 inline Vec scale_by_power(const Vec& x, const Vec& n) {

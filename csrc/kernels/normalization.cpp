@@ -46,8 +46,8 @@ void moments(const PixelMoments& moments) {
     };
     const Vec pixels(static_cast<float>(p.pixels));
     const Vec near = sum_over(p.pixels, value) / pixels;
-    // The rounding of the sum is a part of the mean, which a layer norm of equal values would
-    // multiply by 1 / sqrt(eps) = 316; what the deviations add up to takes it away.
+    // `near` has the rounding error of the sum, which a layer norm of equal values would multiply
+    // by 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that.
     const auto from_near = [&](std::int64_t pixel) { return value(pixel) - near; };
     const Vec mean = near + sum_over(p.pixels, from_near) / pixels;
     const Vec around_mean = sum_over(p.pixels, [&](std::int64_t pixel) {

@@ -10,8 +10,8 @@ struct GatheredLane {
   std::int64_t src, offset;
 };
 
-// One pixel after the other, its lanes from anywhere: dst[lane] = srcs[src][offset]. The sources
-// begin with a block and have the same stride between pixels; 4-byte elements.
+// At every pixel each lane of dst comes from any lane of any source: dst[lane] = srcs[src][offset].
+// The sources begin with a block and have the same stride between pixels; 4-byte elements.
 struct LaneGather {
   const float* const* srcs;
   const GatheredLane* lanes;  // [block]

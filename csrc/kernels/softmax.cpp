@@ -1,6 +1,6 @@
-// Over the channels of every pixel: over the blocks in vectors of lanes, then over the lanes. Over
-// another dim the same without the lanes. Tiles
-// of pixels keep the walk over the blocks, which are `pixels` apart, in L2.
+// Reductions over the channels of every pixel: over the blocks in vectors of lanes, then over the
+// lanes. A reduction over another dim leaves the lanes apart. Pixels are walked in tiles, so that
+// a walk over the blocks, which are `pixels` apart, stays in L2.
 #include "kernels/softmax.h"
 
 #include <algorithm>
@@ -98,7 +98,7 @@ inline void reduce_exponentials(const ChannelRows& rows, const float* src, std::
          });
 }
 
-// A lane of the greatest value so far and the channel it is from, as float (exact below 2^24).
+// The greatest value of one lane and its channel, as float (exact below 2^24).
 struct Best {
   float value, channel;
 

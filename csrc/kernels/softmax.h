@@ -5,9 +5,9 @@
 
 namespace torch_blocked::kernels {
 
-// Rows of `pixels` times `block` values, reduced over the rows, and over the lanes of a pixel too
-// if `lanes`: one image [ceil(channels / block), pixels, block], to be walked over its channels.
-// Without `lanes`, any [channels / block, pixels, block].
+// With `lanes`, an image [ceil(channels / block), pixels, block] that is reduced over the channels:
+// over its blocks and the lanes of a pixel. Without `lanes`, any [channels / block, pixels, block]
+// that is reduced over its first dim.
 struct ChannelRows {
   std::int64_t channels, block, pixels;
   bool lanes;

@@ -13,7 +13,7 @@ Vec opened(Gate gate, const Vec& x) {
   return clamped * Vec(1.f / 6);
 }
 
-// src [pixels, block] -> dst, each vector `finish`ed on its way.
+// dst [pixels, block] = finish(src * gate), vector by vector.
 template <typename F>
 inline void for_pixels(const GatedPixels& p, F&& finish) {
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {

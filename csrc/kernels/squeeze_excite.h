@@ -7,7 +7,7 @@
 
 namespace torch_blocked::kernels {
 
-// What becomes of the value that opens a channel.
+// The function that makes a channel's gate of the last layer's result.
 enum class Gate : std::uint8_t { kSigmoid, kHardsigmoid };
 
 // Pixels of one channel block: dst = epilogue(src * gate(gates)), all [pixels, block] but gates,

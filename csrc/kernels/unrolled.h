@@ -1,5 +1,5 @@
-// Loops that are none: GCC keeps an array of vectors in registers only where every index into it is
-// a constant, and where what sees the array is inlined.
+// Loops unrolled at compile time: GCC keeps an array of vectors in registers only where every index
+// into it is a constant, and where every function that sees the array is inlined.
 #pragma once
 
 #include <utility>

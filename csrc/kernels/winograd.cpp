@@ -107,8 +107,8 @@ inline void dst_tile(const float* m, std::int64_t stride, To& to) {
   });
 }
 
-// The same by way of memory. With an epilogue for each, the code of the 32 outputs of 3-D tiles is
-// 70 KB, more than L1 holds, and takes twice as long.
+// The same by way of an array. With an epilogue for each of the 32 outputs of a 3-D tile the code
+// would be 70 KB, more than L1 holds, and take twice as long.
 template <typename T, int kLanes>
 inline void dst_tile_in_two(const float* m, std::int64_t stride, const DstTile<T, kLanes>& to) {
   Outputs<T, kLanes> outputs;

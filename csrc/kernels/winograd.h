@@ -29,7 +29,8 @@ struct WinogradDst {
   Epilogue epilogue;
 };
 
-// Weights by strides in elements (negative ones flip the kernel), ready for any roles of OC and IC.
+// Weights by strides in elements, so that OC and IC may be exchanged and the kernel flipped (by
+// negative strides).
 struct WinogradWeights {
   const float* data;
   std::int64_t oc, ic;

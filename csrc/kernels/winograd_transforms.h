@@ -22,7 +22,7 @@ struct Rows {};
 template <typename... passes>
 struct Passes {};
 
-// Each is written for one column: input(r) gives row i of B^T r, and so on, with r(i) its elements.
+// Each transform takes one column r, of elements r(i): src<row>(r) is that row of B^T r, and so on.
 struct F4 {
   static constexpr int kM = 4, kTile = 6, kTaps = 3;
   using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>;
