@@ -93,9 +93,9 @@ std::pair<std::size_t, int> threads_in_use() {
   return {ids.size(), omp_get_max_threads()};
 }
 
-// For tests: goes through loops of so many units on all threads together, and says how often each
-// unit ran, and how many of a loop on the calling thread, which sleeps in its first piece of each.
-// Raises in the loop `fails`.
+// For tests: runs loops of these numbers of units on all threads together. Returns how often each
+// unit ran and, for each loop, how many units the calling thread ran, which sleeps in its first
+// piece of every loop. The loop numbered `fails` raises.
 std::pair<std::vector<std::vector<int>>, std::vector<int>> walk_loops(
     const std::vector<std::int64_t>& loops, std::chrono::microseconds sleep, std::int64_t fails) {
   const auto caller = std::this_thread::get_id();

@@ -75,7 +75,7 @@ Format blocked_format(std::int64_t block) {
 void bind_format(py::module_& m) {
   py::class_<Format>(m, "Format")
       .def_static("blocked", &blocked_format)
-      // Of a tag, if it has that many dims.
+      // The format that a tag names; None if the tag has another number of dims.
       .def_static("of",
                   [](const std::string& name, int ndims) {
                     const FormatTag tag = parse_tag(name);

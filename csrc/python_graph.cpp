@@ -273,7 +273,8 @@ void bind_graph(py::module_& m) {
       .def_readonly("implementation", &graph::StepReport::implementation)
       .def_readonly("why", &graph::StepReport::why)
       .def_readonly("microseconds", &graph::StepReport::microseconds);
-  // Kernels run without the GIL; planning asks for shapes, which ops written in Python answer too.
+  // Kernels run without the GIL. Planning, too: for shapes it may ask ops that are written in
+  // Python, which take the GIL again.
   const auto without_gil = [](auto method) {
     return [method](Compiled& compiled, const Inputs& inputs) {
       const py::gil_scoped_release no_gil;

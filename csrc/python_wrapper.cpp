@@ -39,7 +39,7 @@ at::Tensor wrapper_tensor(const at::Tensor& physical, std::int64_t channels) {
 
 constexpr const char* kOp = "BlockedTensor";
 
-// TORCH_BLOCKED_CHECK=1, as torch_blocked/tensor.py reads it.
+// TORCH_BLOCKED_CHECK=1, as torch_blocked/dispatch.py reads it.
 bool checks_tail() {
   static const bool on = [] {
     const char* setting = std::getenv("TORCH_BLOCKED_CHECK");
