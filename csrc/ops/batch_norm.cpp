@@ -17,8 +17,8 @@ namespace {
 // has read.
 constexpr std::int64_t kRangeBytes = 512 << 10;
 
-// f(range) on all channel blocks: range by range, one thread each, where that keeps all threads
-// busy, else on all of them at once, and f shares out its work itself.
+// Calls f(range) on all channel blocks. Where ranges keep all threads busy, each range is run by
+// one thread; else one range has all blocks, and f shares out its work itself.
 template <typename F>
 void for_block_ranges(const Blocked& src, F&& f) {
   const std::int64_t blocks = src.blocks(), threads = torch_blocked::threads();

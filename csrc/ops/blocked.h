@@ -34,8 +34,8 @@ struct Blocked {
 // of tensor, ValueError for one whose memory is gone or too small.
 void check_memory(const char* op, const at::Tensor& tensor);
 
-// Raises TypeError for what a plain tensor has no elements of: quantized types, or a number that is
-// no type.
+// Raises TypeError for a dtype that the elements of a plain tensor cannot have: a quantized one, or
+// a number that is no dtype.
 void check_dtype(const char* op, at::ScalarType dtype);
 
 // Raises ValueError for a block that there is no format for.
@@ -54,19 +54,19 @@ Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::Tensor
 // The descriptor of [N, C, *spatial] in a format, which is not kStrided.
 dnnl::memory::desc activation_md(at::IntArrayRef dims, Format format, at::ScalarType dtype);
 
-// The descriptor of a strided tensor; empty if its elements overlap: oneDNN has no such.
+// The descriptor of a strided tensor; empty if its elements overlap, which oneDNN cannot describe.
 dnnl::memory::desc strided_md(const at::Tensor& tensor);
 
 // True if oneDNN has the type: f32 bf16 f16 s32 s8 u8.
 bool has_onednn_type(at::ScalarType dtype);
 dnnl::memory::data_type onednn_type(at::ScalarType dtype);
 
-// kPlain, kChannelsLast or kStrided: that of a tensor which is not physical. Where the first two
-// are the same memory, it is kPlain.
+// The format of a tensor that is not physical: kPlain, kChannelsLast or kStrided, and kPlain where
+// the first two are the same memory.
 Format format_of(const at::Tensor& tensor);
 
-// The tensor in the memory format nC*: contiguous, or channels-last if `channels_last`. 3-D
-// channels-last (nwc) has no at::MemoryFormat, so strides say it.
+// An uninitialised dense tensor, contiguous or channels-last. 3-D channels-last (nwc) has no
+// at::MemoryFormat, so strides say it.
 at::Tensor empty_dense(at::IntArrayRef dims, bool channels_last, const at::TensorOptions& options);
 // nw(d)(h)c strides of [N, C, *spatial].
 Dims channels_last_strides(at::IntArrayRef dims);

@@ -133,8 +133,8 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
         src, from(buffers.weights, p.weight_dims),
         buffers.bias ? std::optional(from(buffers.bias, {p.dst_dims[1]})) : std::nullopt, p.stride,
         p.padding, p.dilation, p.transposed, p.output_padding, p.groups);
-    // The gradient of a transposed convolution whose output padding is a stride or more: its input
-    // has fewer pixels than a convolution of this src gives.
+    // Where p is the gradient of a transposed convolution whose output padding is a stride or more,
+    // a convolution of this src has more pixels than the input of that.
     for (std::size_t i = 2; i < p.dst_dims.size(); ++i) {
       dst = dst.narrow(static_cast<std::int64_t>(i), 0, p.dst_dims[i]);
     }
@@ -144,8 +144,8 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
   return ConvolutionPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
 
-// bfloat16 and float16 where the CPU has no kernel for them: between conversions to float32, which
-// the packed weights are made from.
+// bfloat16 and float16 where the CPU has no kernel for them, computed in float32: the activations
+// are converted at each run, the weights once, when they are packed.
 std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
   if (p.dtype != at::kBFloat16 && p.dtype != at::kHalf) return std::nullopt;
   Problem wide = p;
@@ -177,7 +177,7 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
 // The epilogue in a pass of its own, over what a plan without it has left in dst.
 ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(p.dst_format.physical_shape(p.dst_dims));
-  plan.loops_only = plan.loops_only && !p.epilogue.residual;  // which may have to be kept
+  plan.loops_only = plan.loops_only && !p.epilogue.residual;  // it may have to be copied
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
               floats](const ConvolutionBuffers& buffers) {
     const auto* residual = static_cast<const float*>(buffers.residual);
@@ -215,7 +215,7 @@ double estimate_channels_last(const Problem& p) {
 
 double estimate_in_float32(const Problem& p) { return 2 * estimate_channels_last(p); }
 
-// ATen's convolution is oneDNN's wherever that has a kernel; here it has none.
+// ATen runs oneDNN's kernels too, so this wins only where oneDNN has none and ATen's own is slow.
 double estimate_aten(const Problem& p) { return 10 * estimate_channels_last(p); }
 
 const ConvolutionImplementations kImplementations(

@@ -53,16 +53,16 @@ struct ConvolutionPlan {
   bool loops_only = false;
 };
 
-// The problem that these arguments pose, src and dst in one format, checked; sizes that ATen lets
-// be given once are spread over the spatial dims. Raises ValueError or TypeError.
+// Checks these arguments and makes a problem of them, with src and dst in one format. What ATen
+// lets be given once holds for all spatial dims. Raises ValueError or TypeError.
 ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,
                                        at::IntArrayRef stride, at::IntArrayRef padding,
                                        at::IntArrayRef dilation, bool transposed,
                                        at::IntArrayRef output_padding, std::int64_t groups);
 
-// All ways to run a convolution. What declines a problem for its epilogue is asked again without,
-// and the epilogue then takes a pass of its own.
+// All implementations of convolution. One that declines a problem is asked for it again without the
+// epilogue, which then takes a pass of its own.
 using ConvolutionImplementations = Implementations<ConvolutionProblem, ConvolutionPlan>;
 const ConvolutionImplementations& convolution_implementations();
 
@@ -82,13 +82,13 @@ at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& 
 // The weights in the plan's format, made anew; dense ones made contiguous.
 at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 
-// A key of all that decides; `name` tells its users apart.
+// All fields of a problem as a key; `name` tells apart the caches that use one.
 Key convolution_key(const char* name, const ConvolutionProblem& problem);
 
 // Sizes per spatial dim as d, h, w; dims that the problem lacks get `missing`.
 std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing);
 
-// A problem's sizes so.
+// All spatial sizes of a problem, as d, h, w.
 struct SpatialSizes {
   std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
 };
@@ -109,7 +109,7 @@ double estimate_winograd2(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem);
 double estimate_winograd3(const ConvolutionProblem& problem);
 
-// convolution_grouped.cpp: groups with few channels, those of one among them.
+// convolution_grouped.cpp: groups of one channel (depthwise), and groups of few.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
 double estimate_depthwise(const ConvolutionProblem& problem);
@@ -120,8 +120,8 @@ double estimate_grouped(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 double estimate_direct(const ConvolutionProblem& problem);
 
-// The same on input channels that lie in several tensors of the problem's format, in any order:
-// free where they are read in place, which `gathers_in_place` says; run() then gets the tensors.
+// The same on input channels that lie in several tensors of the problem's format, in any order. It
+// reads them in place, and gathers_in_place() tells whether it can; run() takes the tensors.
 struct GatheredConvolutionPlan {
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;

@@ -1,9 +1,8 @@
-// The gradients of a convolution, none with a kernel family of its own but that of the weight:
+// The gradients of a convolution. Only that of the weight has implementations of its own:
 //   input   the gradient of a convolution is a transposed convolution of diff_dst with the same
 //           weight, and the reverse: convolution.cpp's implementations serve both
-//   weight  a list of its own, below: fastest first; that of a transposed convolution is that of
-//   the
-//           convolution it mirrors, src and diff_dst changing places
+//   weight  the list below; a transposed convolution has the weight gradient of the convolution
+//           that it mirrors, with src and diff_dst exchanged
 //   bias    the sums of diff_dst
 #include "ops/convolution_backward.h"
 
@@ -57,7 +56,7 @@ bool mirrors_wide_padding(const Problem& p) {
 }
 
 std::optional<RunWeightGradient> plan_aten(const WeightGradientProblem& problem) {
-  const bool swapped = mirrors_wide_padding(problem.convolution);  // ATen takes it as it was
+  const bool swapped = mirrors_wide_padding(problem.convolution);  // ATen takes the transposed one
   return [p = swapped ? mirrored(problem.convolution) : problem.convolution, swapped](
              const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     trace::record({trace::Kind::kFallback, kOp,
@@ -131,7 +130,7 @@ at::Tensor weight_gradient(const Problem& p, const Blocked& src, const Blocked& 
       weight.is_non_overlapping_and_dense()
           ? empty_pooled(weight.sizes(), weight.strides(), weight.options())
           : at::empty_like(weight);
-  // That of a transposed convolution is that of the convolution it mirrors.
+  // A transposed convolution has the weight gradient of the convolution that it mirrors.
   const auto& named =
       find_plan(p.transposed ? mirrored(p) : p, diff_weight, kImplementations.forced());
   kImplementations.set_last(named.name);

@@ -23,10 +23,10 @@ using Problem = ConvolutionProblem;
 // Pixels summed in registers before they are added to the sums in memory, half as many where they
 // are of more than an image. 128 are 5 % slower; 512 have 3 times the error of oneDNN's.
 constexpr std::int64_t kChunkPixels = 256;
-// A tile is read once for every tile across and down; its sums, of all taps, stay in L2.
+// Larger tiles read src and diff_dst fewer times, but their sums, of all taps, must stay in L2.
 constexpr GradientTileSize kTile{.channels = 32, .vectors = 6},
     kTileOf1x1{.channels = 64, .vectors = 8};
-// Up to so many channels a pixel of src keeps the kernel's columns beside its channels.
+// Up to this many input channels, the columns under a kernel's row count as channels of one pixel.
 constexpr std::int64_t kFewChannels = 8;
 // Tiles times parts that are enough for any number of threads we expect.
 constexpr std::int64_t kUnits = 32;
@@ -205,8 +205,8 @@ void run(const Shape& s, const Blocked& src, const Blocked& diff_dst, const Pack
   for (std::int64_t i = 0; i < tiles.count(); ++i) unpack_gradient(packed, tiles[i], diff_weight);
 }
 
-// src [N, few channels, D, H, W] -> [N, D, H, W + padding, IC] with the padding of W in it, in
-// which the pixels under a row of the kernel are KW * IC channels of one.
+// src [N, few channels, D, H, W] -> [N, D, H, W + padding, IC]: with the padding of W filled in,
+// the pixels under a row of the kernel follow each other like KW * IC channels of one pixel.
 at::Tensor with_padded_rows(const Shape& s, const Blocked& src, std::int64_t width) {
   const std::int64_t rows = s.batch * s.in[0] * s.in[1];
   const at::Tensor padded = empty_pooled({rows, width, s.ic}, src.physical.options());
@@ -254,7 +254,8 @@ void run_strided_1x1(const Shape& s, const Blocked& src, const Blocked& diff_dst
   run(dense, {seen_pixels(s, src), src.channels}, diff_dst, packed, diff_weight);
 }
 
-// As a kernel of one column over KW * IC channels: a tap has enough of them to fill registers.
+// Runs the kernel as one of a single column over KW * IC channels, which are enough to fill
+// registers at each tap.
 void run_few_channels(const Problem& p, const Blocked& src, const Blocked& diff_dst,
                       const at::Tensor& diff_weight) {
   const Shape s = shape_of(p);

@@ -150,7 +150,7 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
   const at::Tensor transformed = empty_pooled({at_a_time * (g.v_size() + g.d_size())}, options);
   const PackedGradient packed = empty_packed_gradient(p, diff_weight, width);
   const std::int64_t size = g.kernel.positions * (kTile.channels * kTile.vectors * width + kPad);
-  // Slabs in one go need the sums of a tile only while it is worked on.
+  // If all slabs are transformed at once, a tile's sums are needed only while it is worked on.
   const bool at_once = at_a_time == g.slabs;
   const at::Tensor sums = empty_pooled({at_once ? 0 : tiles.count() * size}, options);
   auto *v = transformed.mutable_data_ptr<float>(), *all_sums = sums.mutable_data_ptr<float>();

@@ -1,6 +1,6 @@
 // A direct convolution of ours: any kernel, stride, dilation and padding, float32, groups = 1. A
-// transposed one is an ordinary one at stride 1 for each phase: the outputs whose indices leave the
-// same rest by the stride meet the same taps.
+// transposed one is an ordinary one at stride 1 for each phase: the outputs whose indices have the
+// same remainder by the stride meet the same taps.
 //
 // The lanes of an output pixel are the src values under the kernel, and the pixels of a row have
 // theirs at equal distances. Where that is so in src already (1x1, stride 1, the block as wide as a
@@ -70,8 +70,8 @@ void pack_phase(const Direct& d, const at::Tensor& weight, bool transposed, floa
     const std::int64_t size = group.vectors * width;
     const std::int64_t oc = std::clamp<std::int64_t>(d.oc - group.first, 0, size);
     const std::int64_t lanes = std::min(step, d.ic - channel);
-    // 1x1: planes of IC pixels. One lane of all OC at a time would crowd a set of L1 where IC is a
-    // power of 2: 2048x1024 took 3.9 ms.
+    // Weights of 1x1 are planes of IC pixels, blocked like an image. To read one input channel of
+    // all OC at a time would crowd a set of L1 where IC is a power of 2: 2048x1024 took 3.9 ms.
     if (is_plane && size <= kMostPlaneBlock) {
       const kernels::ImageReorder reorder{.src = from + group.first * oc_stride,
                                           .dst = to + group.first * d.lanes(),
@@ -231,7 +231,7 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
                               group.first % d.dst_block;
   kernels::DirectTiles tiles = tiles_of(d, cut, group, buffers);
   const std::int64_t pitch = d.in_place ? d.out[2] : cut.axes[2].slots;
-  // Where rows have no slots but their own pixels, and meet the same taps, they are one long row.
+  // Rows that follow each other without a gap, and meet the same taps, run as one long row.
   const auto reach = cut.reach_of.begin() + first_row;
   const bool merge =
       d.whole() && pitch == band.columns && band.columns == d.out[2] && d.kernel[1] == 1 &&
@@ -398,7 +398,7 @@ bool is_upsampling(const Problem& p) {
 
 bool possible(const Problem& p) {
   if (p.dtype != at::kFloat || p.groups != 1) return false;
-  // The residual is what sums begin with.
+  // Sums begin with the residual, so no activation can come before it.
   const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
   if (adds_last || p.dst_format == kPlain) return false;
   if (p.dst_format == kChannelsLast) {
@@ -411,18 +411,16 @@ bool possible(const Problem& p) {
 
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
 // the FMA peak. Ours is faster
-//   with few input channels, which oneDNN's blocked kernels do not take
-//   transposed with strides: 1.4 to 4 times. In 2-D with a kernel beyond the stride it is slower
-//   (0.7
-//     to 0.9), until in 8c the weights outgrow L2, as in the gradient of a 3x3 at stride 2
-//   at 1x1 with a stride (1.0 to 1.2 times), with more output than input channels (1.0 to 1.2), or
-//     with input channels that fill no block (24 to 144: 1.15). With weights in the cache both take
-//     the same time (AVX2, ResNet-50 and ResNeXt-50, 1 and 2 threads: 0.95 to 1.1); with weights
-//     from memory, as in a model, ours is up to 1.28 times as fast (1024-2048@7)
-//   with larger kernels where the weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not
-//   in
-//     3-D), in 16c from 8 MB on and on small maps only (512@7: 1.06)
-// oneDNN is up to 5 % faster with other larger kernels, which it reads in place; along rows it
+//   - with few input channels, which oneDNN's blocked kernels do not take
+//   - transposed with strides: 1.4 to 4 times. Only 2-D kernels larger than the stride are slower
+//     (0.7 to 0.9), until in 8c their weights outgrow L2, as in the gradient of a 3x3 at stride 2
+//   - at 1x1 with a stride (1.0 to 1.2 times), with more output than input channels (1.0 to 1.2),
+//     or where input channels do not fill their blocks (24 to 144: 1.15). With weights in the cache
+//     both take the same time (AVX2, ResNet-50 and ResNeXt-50, 1 and 2 threads: 0.95 to 1.1); with
+//     weights from memory, as in a model, ours is up to 1.28 times as fast (1024-2048@7)
+//   - with larger kernels whose weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
+//     3-D), in 16c from 8 MB on, and there on small maps only (512@7: 1.06)
+// With other larger kernels oneDNN is up to 5 % faster: it reads src in place, and along rows it
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
@@ -469,8 +467,8 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .loops_only = true};
 }
 
-// Where runs of channels are shorter than this, moving them first is faster.
 bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {
+  // Where runs of channels are shorter than this, moving them first is faster.
   constexpr std::int64_t kLeastRun = 4;
   if (!possible(p) || !p.blocked() || p.transposed) return false;
   const Direct d = phases_of(p).front();

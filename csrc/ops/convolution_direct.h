@@ -67,7 +67,7 @@ struct Axis {
 };
 
 // The segments of the output rows that meet the same taps inside src, channel step by channel step,
-// and one more.
+// and one more, which is prefetched only.
 struct Reach {
   std::vector<std::int64_t> kd, kh;  // the taps
   std::vector<DirectSegment> segments;

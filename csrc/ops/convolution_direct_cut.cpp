@@ -27,8 +27,9 @@ std::vector<Group> groups_of(std::int64_t vectors, std::int64_t best, std::int64
   return groups;
 }
 
-// Phase `rest` of dim i of a transposed convolution: taps k with (rest + padding - k * dilation) a
-// multiple of the stride, backwards, at stride 1. False if there are no such outputs or taps.
+// Makes dim i phase `rest` of a transposed convolution: its taps are those k for which the stride
+// divides rest + padding - k * dilation, in reverse order and at stride 1. False if there are no
+// such outputs or taps.
 bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
   const std::int64_t stride = d.stride[i], dilation = d.dilation[i];
   const auto meets = [&](std::int64_t tap) {
@@ -50,7 +51,7 @@ bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
   return true;
 }
 
-// How src is read, and the groups of output channels.
+// Decides how src is read, and makes the groups of output channels.
 void complete(Direct& d, bool plain_src) {
   const std::int64_t width = d.sizes().width;
   const bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
@@ -186,7 +187,7 @@ void choose_band(const Direct& d, Cut& cut) {
   cut.columns = ceil_div(d.out[2], cut.column_bands);
 }
 
-// The taps along dim i that meet src from output `at`: padding has no lanes.
+// The taps along dim i that meet src, not padding, from output `at`.
 std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64_t at) {
   std::vector<std::int64_t> taps;
   for (std::int64_t tap = 0; tap < d.kernel[i]; ++tap) {
@@ -265,7 +266,7 @@ GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& 
     const auto [src, channel] = from(result.order[static_cast<std::size_t>(lane)]);
     const std::int64_t offset = channel / step * pixels * step + channel % step;
     if (lane % step == 0) result.step_begin.push_back(std::ssize(result.segments));
-    // Only a part has to begin with a segment.
+    // A segment may go beyond a channel step, but not into another part or another vector of src.
     if (lane % (part * step) != 0 && channel % step != 0) {
       auto& [last_src, last] = result.segments.back();
       if (last_src == src && last.offset + last.lanes == offset) {
@@ -288,9 +289,9 @@ Cut cut_of(const Direct& d) {
   }
   make_reaches(d, cut);
   cut.part_steps = part_steps_of(d);
-  // What is larger, weights or src, should be read by one thread only: 1x1 with 512 to 992 inputs
-  // and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as oneDNN's, and now as long.
-  // Bands that are copied are kept for all groups.
+  // The order in which each thread reads a share of the larger of weights and src, not all of it:
+  // 1x1 with 512 to 992 inputs and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as
+  // oneDNN's in the other order, and takes as long in this. A copied band serves all its groups.
   cut.by_group = d.in_place && d.packed_floats() > d.n * d.ic * Direct::volume(d.in);
   return cut;
 }

@@ -100,8 +100,8 @@ struct Grouped {
   RunGrouped kernel;
 };
 
-// Which input channel every output lane sees as its `input`-th, one entry for each vector of src
-// that has some: at least one.
+// Where each output lane of `block` finds the `input`-th input channel of its group: one entry for
+// each vector of src that has some of them, so at least one.
 std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::int64_t input) {
   const std::int64_t ic = p.src_dims[1] / p.groups, oc = p.dst_dims[1] / p.groups;
   std::vector<LaneSource> sources;
@@ -119,8 +119,8 @@ std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::in
   return sources;
 }
 
-// [blocks, inputs, sources], as many sources as the largest entry has; the rest change nothing.
-// Returns how many.
+// Fills grouped.lanes [blocks, inputs, sources] and returns the number of sources: the most that
+// any block needs for an input. Where fewer do, the others have no lanes.
 std::int64_t fill_lanes(const Problem& p, Grouped& grouped) {
   std::vector<std::vector<LaneSource>> all;
   std::size_t most = 1;
@@ -308,8 +308,8 @@ std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
   return plan(p);
 }
 
-// Faster than oneDNN's (1.0 to 1.4 times) except at a stride, in 8c (0.9 times) or on maps that
-// come from memory (0.8 times).
+// Faster than oneDNN's (1.0 to 1.4 times), except with a stride in 8c (0.9 times) or with a stride
+// on maps that come from memory (0.8 times).
 double estimate_depthwise(const Problem& p) {
   if (isa() == Isa::kDefault) return kNever;
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
@@ -322,7 +322,7 @@ double estimate_depthwise(const Problem& p) {
 // kernels (which cost two reorders besides), for as many channels a group:
 //   16c    4 102 - 39     8 107 - 77    16 108 118 97    24 76 - 79    3 57 - 13
 //    8c    4  78 - 22     8  90 47 61   16  94  74 81    32 101 94 78  64 93 109 111
-// Where input lanes are permuted, the taps of a row share that: a 1x1 kernel has none to share it.
+// The taps of a kernel row share one permutation of input lanes; a 1x1 kernel has none to share it.
 double estimate_grouped(const Problem& p) {
   if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();

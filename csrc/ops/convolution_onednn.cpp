@@ -73,10 +73,10 @@ dnnl::primitive_attr attributes(const Epilogue& epilogue, const dnnl::memory::de
   return attr;
 }
 
-// The problem with one name for what plain and channels-last both are: an image of one channel or
-// of one pixel. oneDNN's cache of primitives takes their descriptors for equal, though it has
-// convolutions for one that it has not for the other; what it took would depend on what it was
-// asked before.
+// An image of one channel or of one pixel is plain and channels-last at once; here it gets one of
+// these names. oneDNN's primitive cache takes the two descriptors for equal, though oneDNN has
+// kernels for one that it lacks for the other: what a name gives would depend on what was asked
+// for before.
 Problem with_one_name(Problem p) {
   if (p.src_format.is_blocked() || p.dst_format.is_blocked()) return p;
   const auto is_both = [](const Dims& dims) {

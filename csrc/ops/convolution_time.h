@@ -1,20 +1,20 @@
-// How long a convolution should take, of its sizes: what the lists' estimates are made of. Measured
-// on Zen 4; what counts is which of two is longer.
+// How long a convolution should take by its sizes, for the estimates of the lists. Measured on
+// Zen 4; only which of two estimates is the longer matters.
 #pragma once
 
 #include "ops/convolution.h"
 
 namespace torch_blocked {
 
-// Who is faster is often known better than by how much. These only decide between two that take
-// about the same time.
+// Factors for an implementation that is known to be faster (slower) than another, but not by how
+// much: they only decide between two that take about the same time.
 inline constexpr double kBarelyFaster = 0.999, kBarelySlower = 1.001;
 
 // FMAs in microseconds, on one thread.
 double microseconds_of(double fmas);
 
-// The FMAs that `products` for each of `tiles` tiles count for, per pair of an input and an output
-// channel: weights that do not fit in L2 are streamed, and few tiles wait for them.
+// The FMAs that take as long as `products` for each of `tiles` tiles, per pair of an input and an
+// output channel: weights that do not fit in L2 are streamed, and few tiles wait for them.
 double streamed_fmas(const ConvolutionProblem& problem, double products, double tiles);
 
 // A convolution that sums all its products, at the pace of oneDNN's blocked kernels.

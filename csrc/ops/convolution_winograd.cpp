@@ -216,8 +216,8 @@ std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
   return plan_of(p, kernel);
 }
 
-// At stride 2 an output reads even and odd rows and columns by taps of their own. With `shift` taps
-// of zero in front, so that the padding is even, tap 2 a + phase of a kernel is tap a of a phase's:
+// At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in
+// front, which make the padding even, tap 2 a + phase of a kernel is tap a of the phase's kernel:
 //   src [IC, H, W]          -> [4 IC, H / 2, W / 2], channel (row phase, column phase, ic)
 //   weight [OC, IC, KH, KW] -> [OC, 4 IC, 4, 4]
 struct Phases {
@@ -242,7 +242,7 @@ bool splits(const Problem& p) {
   return fits(0) && fits(1);
 }
 
-// The problem at stride 1 that is left.
+// The problem at stride 1 on the phases as channels.
 Problem split(const Problem& p) {
   Problem q = p;
   q.src_dims = {p.src_dims[0], 4 * p.src_dims[1], ceil_div(p.src_dims[2], 2),
@@ -300,9 +300,8 @@ bool enabled() {
   return on && isa() != Isa::kDefault;
 }
 
-// What a problem costs, per pair of input and output channel, in FMAs: `products` for each of
-// `tiles` tiles with its own `products` weights, where a direct convolution has as many as taps for
-// each output.
+// What a problem costs in FMAs per pair of input and output channel: `products` for each tile, by
+// as many transformed weights, where a direct convolution has one for each tap and output.
 //
 // Measured on Zen 4, one thread: the transforms of src and dst take as long as `src` and `dst` FMAs
 // per tile and channel. GF/s of F(4x4), F(2x2) and oneDNN's direct kernel, caches warm:

@@ -12,9 +12,9 @@ namespace torch_blocked {
 bool winograd_possible(const ConvolutionProblem& problem);
 // Whether they may: not below AVX2, nor with TORCH_BLOCKED_WINOGRAD=0.
 bool winograd_enabled();
-// What they see of it.
+// The problem as the kernels take it.
 kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
-// How many tiles of so many outputs, along d, h and w, it has.
+// How many tiles of `tile` outputs, along d, h and w, the problem has.
 std::int64_t winograd_tiles(const ConvolutionProblem& problem,
                             const std::array<std::int64_t, 3>& tile);
 

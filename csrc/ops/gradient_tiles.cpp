@@ -35,7 +35,7 @@ PackedGradient empty_packed_gradient(const ConvolutionProblem& p, const at::Tens
 
 void unpack_gradient(const PackedGradient& packed, const GradientTile& tile,
                      const at::Tensor& diff_weight) {
-  // As a blocked image whose channels are OC and whose pixels are IC * taps, back to planes.
+  // The sums are a blocked image whose channels are OC and whose pixels are IC * taps.
   const std::int64_t pixels = packed.vector_stride / packed.width,
                      first = tile.vector * packed.width;
   const kernels::ImageReorder reorder{

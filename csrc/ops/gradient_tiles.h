@@ -1,5 +1,5 @@
-// The gradient of a weight in tiles that stay in L2, and the way from the format our kernels sum it
-// up in to the dense one.
+// The gradient of a weight in tiles that stay in L2, and its reorder from the format in which our
+// kernels sum it to the dense one.
 #pragma once
 
 #include "ops/convolution.h"
@@ -16,7 +16,7 @@ struct PackedGradient {
 PackedGradient empty_packed_gradient(const ConvolutionProblem& problem,
                                      const at::Tensor& diff_weight, std::int64_t width);
 
-// Channels of src and vectors of diff_dst channels.
+// Some input channels by some vectors of output channels of a weight.
 struct GradientTile {
   std::int64_t ic, ic_count, vector, vectors;
 };

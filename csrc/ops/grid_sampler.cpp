@@ -47,8 +47,8 @@ Coordinate pixel_coordinate(float value, std::int64_t size, bool align_corners) 
   return {((value + 1) * extent - 1) / 2, extent / 2};
 }
 
-// NaN becomes what it does in ATen's kernels: the first pixel in 2-D; in 3-D the last one, from
-// which no gradient comes.
+// As in ATen's kernels, NaN becomes the first pixel in 2-D, and in 3-D the last one, from which no
+// gradient comes.
 Coordinate clip(Coordinate c, std::int64_t size, const Sampling& sampling) {
   const auto last = static_cast<float>(size - 1);
   if (std::isnan(c.at) && !sampling.flat) return {sampling.backward ? c.at : last, 0};
@@ -259,7 +259,7 @@ at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at
       }
     });
   }
-  clear_tail_(dst.physical, channels);  // NaN times its zeros
+  clear_tail_(dst.physical, channels);  // a NaN weight makes NaN of the tail's zeros
   return dst.physical;
 }
 

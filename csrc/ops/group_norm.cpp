@@ -21,8 +21,7 @@ Blocked images_apart(const Blocked& src) {
   return {src.physical.view(shape), shape[1] * src.block()};
 }
 
-// f(lane, group, channel) for the lanes in use of [N * blocks * block]; group counts through [N,
-// G].
+// f(lane, group, channel) for the lanes in use of [N * blocks * block]; `group` indexes [N * G].
 template <typename F>
 void for_lanes_of_groups(const Blocked& src, std::int64_t groups, F&& f) {
   const std::int64_t in_group = src.channels / groups;

@@ -1,5 +1,5 @@
-// What a family of problems (convolution, reorder, ...) can be run by: one list, in which a row
-// says all there is to know of an implementation. Nothing outside of the lists compares names.
+// The implementations of a family of problems (convolution, reorder, ...) are one list, in which a
+// row says all there is to know of one. Nothing outside of the lists compares names.
 #pragma once
 
 #include <array>
@@ -15,15 +15,14 @@ namespace torch_blocked {
 
 // What others may ask of an implementation.
 struct Traits {
-  // dst may be the residual's memory: each residual is read before dst is written there. Those that
-  // add up parts in dst may not.
+  // dst may be the residual's memory: each value of that is read before dst is written there.
   bool sums_in_place = false;
   bool gathers_channels = false;  // it can read input channels from several tensors, in any order
   bool any_format = false;   // its estimate holds where src and dst are not in one blocked format
   bool last_resort = false;  // so slow that nobody times it where another takes the problem
 };
 
-// The estimate of what is taken only where it is forced or was measured to be fastest.
+// The estimate of an implementation that runs only if it is forced or was measured to be fastest.
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 template <typename Problem, typename Plan>
@@ -31,14 +30,14 @@ struct Implementation {
   const char* name;
   // The problem made ready to run; nothing if it is not for this implementation.
   std::optional<Plan> (*plan)(const Problem& problem);
-  // Microseconds on one thread, for any problem, made of its sizes alone. Null: as long as the row
-  // before.
+  // Microseconds on one thread for any problem, estimated from its sizes alone. Null: the estimate
+  // of the row before.
   double (*estimate)(const Problem& problem) = nullptr;
   Traits traits = {};
 };
 
-// What a list is to those who do not know its problems: its names, the one that is forced, and the
-// one that ran last.
+// A list without its types of problem and plan: its names, the one that is forced, and the one that
+// ran last.
 class Family {
  public:
   Family(const char* name, std::vector<const char*> names);
@@ -54,7 +53,7 @@ class Family {
   const char* last() const;
   void set_last(const char* implementation) const;
 
-  // For who forced an implementation that cannot run a problem.
+  // Raises the error for a forced implementation that cannot run a problem.
   [[noreturn]] void fail_forced(const char* implementation, const std::string& problem) const;
 
  protected:
@@ -115,8 +114,8 @@ class Implementations : public Family {
     return std::nullopt;
   }
 
-  // The fastest, or by `only` where it is not null; `describe` puts the problem into words for who
-  // forced what cannot run it.
+  // The plan by `only`, or by the fastest if that is null. describe() gives the problem in words,
+  // for the error if `only` cannot run it.
   template <typename Describe>
   std::optional<Named> choose(const Problem& problem, const Row* only, Describe&& describe) const {
     const auto plan_by = [](const Row& row, const Problem& p) { return row.plan(p); };

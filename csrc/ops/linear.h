@@ -24,12 +24,12 @@ struct LinearPlan {
   std::string weights_format;  // the name of what pack() makes
   std::function<at::Tensor(const at::Tensor& weight)> pack;
   std::function<void(const float* src, const void* weights, const float* bias, float* dst)> run;
-  bool loops_only = false;  // run() is: threads may go through it together
+  bool loops_only = false;  // of run(): threads may go through it together
 };
 
 // The name of the implementation that should be fastest.
 const char* choose_linear(const LinearProblem& problem);
-// By that one, which has a plan for the problem.
+// The plan by that implementation, which takes the problem.
 LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
 
 }  // namespace torch_blocked

@@ -79,8 +79,8 @@ void run_ours(const Reorder& reorder) {
   });
 }
 
-// A reorder that an implementation takes, as a call of its own: it is made for every reorder, and
-// small enough for std::function to hold it without memory of its own.
+// Runs a reorder that an implementation takes. One is made for every reorder, so it captures
+// little: std::function then holds it without allocating memory.
 using Call = std::function<void()>;
 
 std::optional<Call> plan_transpose(const Reorder& reorder) {

@@ -7,8 +7,8 @@
 
 namespace torch_blocked {
 
-// Either side of a reorder: the physical tensor of a blocked format, or one whose strides say the
-// format, whichever of the others it names.
+// Either side of a reorder: the physical tensor of a blocked format, or else a dense tensor, whose
+// format is read from its strides.
 struct ReorderSide {
   at::Tensor tensor;
   Format format = kStrided;

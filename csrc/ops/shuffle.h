@@ -15,8 +15,8 @@ struct ChannelOf {
   bool operator==(const ChannelOf&) const = default;
 };
 
-// dst [N, channels, *spatial], each channel one of the sources', all of one block and of 4-byte
-// elements.
+// Makes dst [N, channels, *spatial], each channel of which is a channel of a source. All tensors
+// have one block and 4-byte elements.
 class ChannelGather {
  public:
   // `src_channels`: how many each source has.

@@ -17,8 +17,8 @@
 namespace torch_blocked {
 namespace {
 
-// What a reduction over `dim` walks: images of rows. Over C the physical tensor is that as it is;
-// over another dim it is [before, size of the dim, after].
+// The images and rows that a reduction over `dim` walks. Over C they are those of the physical
+// tensor; for another dim the physical tensor is seen as [before, size of the dim, after].
 struct Walk {
   std::int64_t images;
   kernels::ChannelRows rows;
@@ -93,7 +93,7 @@ at::Tensor softmax(const at::Tensor& input, std::int64_t channels, std::int64_t 
   for_images(walk, [&](std::int64_t, std::int64_t at, std::int64_t first, std::int64_t last) {
     kernel(walk.rows, in + at, out + at, first, last);
   });
-  if (dim != 1) clear_tail_of(dst);  // a row of zeros has no softmax of zeros
+  if (dim != 1) clear_tail_of(dst);  // the softmax of the tail's zeros is not 0
   return dst.physical;
 }
 

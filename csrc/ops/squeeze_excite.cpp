@@ -22,10 +22,10 @@ using kernels::LinearRows;
 
 // What a thread sums up at a time, in floats: 64 KB, few enough to share out a map of one block.
 constexpr std::int64_t kPartElements = 16384;
-// An element costs a load and an addition or a product: so many are worth one of another kernel
-// when it comes to asking a second thread. 240@14 takes 9 us on one thread and took 12 on two.
+// Elements that cost as much as one of another kernel, as each costs only a load and an addition or
+// product: a second thread pays later. 240@14 takes 9 us on one thread and took 12 on two.
 constexpr std::int64_t kCheap = 2;
-// Of src, to be found in the caches of two cores by the product.
+// Elements of src in a group of images: the product still finds them in the caches of two cores.
 constexpr std::int64_t kGroupElements = 1 << 19;
 
 // src as rows [pixels, lanes], one for each channel block of each image, in parts of pixels.

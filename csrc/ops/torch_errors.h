@@ -29,7 +29,7 @@ struct OpName {
   constexpr OpName(const char (&name)[size]) { std::copy_n(name, size, text); }
 };
 
-// Every tensor of every op, whatever it is for; other arguments are the function's own business.
+// Checks every tensor and every dtype that an op is given; the function checks the rest itself.
 template <typename T>
 void check_argument(const char*, const T&) {}
 inline void check_argument(const char* op, const at::Tensor& tensor) { check_memory(op, tensor); }

@@ -9,7 +9,7 @@ namespace torch_blocked {
 struct Window {
   std::int64_t kernel, stride, padding, dilation;
 
-  // Pixels that one window reaches over, and so many of them one stride after the other.
+  // Pixels that one window spans, and that `count` windows span, each one stride after the other.
   std::int64_t reach() const { return dilation * (kernel - 1) + 1; }
   std::int64_t reach(std::int64_t count) const { return (count - 1) * stride + reach(); }
   // Windows that fit `size` pixels and the padding at both ends; 0 where there is no room for one.
@@ -29,7 +29,7 @@ struct Window {
   std::int64_t transposed(std::int64_t size, std::int64_t output_padding) const {
     return reach(size) - 2 * padding + output_padding;
   }
-  // What `count` windows reach over beyond `size` pixels and the padding before them; negative
+  // Pixels by which `count` windows go beyond the padding in front and `size` pixels; negative
   // where they end before.
   std::int64_t padding_end(std::int64_t size, std::int64_t count) const {
     return reach(count) - size - padding;
