@@ -28,8 +28,8 @@ inline double number(const Argument& argument, double missing) {
 // it holds something else.
 std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
 
-// Whether an op of ATen, named without "aten::", computes each element of its result from that of
-// one tensor: only those after which a blocked tensor may stay blocked.
+// Whether an op of ATen, named without "aten::", computes each element of its result from the same
+// element of one tensor. Only ops that may keep a blocked tensor blocked are listed.
 bool is_pointwise(std::string_view name);
 
 // Where a convolution (input, weight, bias, ...) has its other arguments; -1: it has none.

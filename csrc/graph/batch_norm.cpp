@@ -95,7 +95,7 @@ void fold_into(Layer& layer, const BatchNorm& norm, const std::string& how, Weig
   layer.bias = folded.bias;
 }
 
-// True if the only reader of a batch norm takes it into its weights.
+// Folds a batch norm into the weights of its only reader; false if it cannot.
 bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses, bool rows,
                       Weights& weights) {
   Node* reader = uses.only_reader(node.output());
@@ -113,7 +113,7 @@ bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses,
   return take(c);
 }
 
-// True if what makes a batch norm's input takes it into its weights.
+// Folds a batch norm into the weights of what makes its input; false if it cannot.
 bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& weights) {
   if (maker && maker->as<Convolution>()) {
     Convolution& c = *maker->as<Convolution>();
@@ -159,7 +159,7 @@ void fold_batch_norms(Rewrite& rewrite) {
     if (meta.dims.size() < 3 || meta.dims.size() > 5 || meta.dtype != at::kFloat) continue;
     affine.scale = affine.scale.to(at::kFloat);
     affine.shift = affine.shift.to(at::kFloat);
-    node.outputs.resize(1);  // the statistics of training come along, empty
+    node.outputs.resize(1);  // without the statistics of training, which are empty
     node.become(nodes::affine, {{ValueRef{norm->src}}}, std::move(affine));
   }
   sweep(graph);

@@ -21,8 +21,8 @@ namespace {
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
 
-// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image. Most of what may have any strides has
-// those of plain.
+// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image. kStrided counts as plain, which most
+// such values are.
 std::string described(const SlotPlan& slot) {
   const std::size_t ndims = slot.dims.size();
   if (ndims < 3 || ndims > 5) return text(slot.dims);
@@ -139,7 +139,7 @@ void Compiled::forget_plans() {
 void Compiled::release() {
   const std::lock_guard lock(mutex_);
   for (const auto& entry : simplified_) {
-    put_back(*entry, take(*entry));  // has packed what it needs
+    put_back(*entry, take(*entry));  // a run has packed the weights that it reads
     for (Node& node : entry->graph.nodes) node.kind->release(node);
   }
   graph_.constants.clear();

@@ -29,7 +29,7 @@ class Compiled {
   void check_sizes() const;
   // Whether the graph is what the model computes for inputs of these sizes.
   bool covers(const std::vector<Given>& inputs);
-  // Another run of the model, for these inputs, has told the same graph.
+  // Notes that another run of the model, for these inputs, has recorded the same graph.
   void add_covered(const std::vector<Given>& inputs);
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);

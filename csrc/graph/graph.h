@@ -82,7 +82,8 @@ struct Node {
 // What Python asked of a value's sizes while the model ran, and the answer that it got. With the
 // same answers it calls the same ops.
 struct Question {
-  // Else one dim's size. kOnePixel: whether the dims from the third on have one element.
+  // Values of `what`, which else is the dim whose size was asked for. kOnePixel: whether the dims
+  // from the third on have one element.
   static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3, kOnePixel = -4;
 
   Value value;
@@ -96,11 +97,11 @@ struct Graph {
   std::vector<Argument> outputs;
   std::map<Value, at::Tensor> constants;
   Value values = 0;                     // how many there are
-  std::vector<Meta> input_metas;        // of the run that told the nodes
-  std::vector<std::vector<Meta>> also;  // of inputs for which another run told the same
+  std::vector<Meta> input_metas;        // of the run that recorded the nodes
+  std::vector<std::vector<Meta>> also;  // of inputs for which another run recorded the same
   std::map<Value, Meta> metas;          // of results in that run
   std::vector<Question> questions;
-  bool fixed_sizes = false;  // what else was asked, nobody knows
+  bool fixed_sizes = false;  // it holds for these sizes only: not all questions are known
 };
 
 // Calls f(Value) for each value among arguments and in their lists.

@@ -1,7 +1,7 @@
 // For which inputs a graph is what the model computes.
 //
-// A run of the model told the nodes. What Python asked of sizes on the way is known, and so is what
-// it was told: for inputs that give the same answers it would have called the same ops.
+// The nodes were recorded in one run of the model. What Python asked of sizes in that run is known,
+// and so are the answers: for inputs that give the same ones it would have called the same ops.
 #include <algorithm>
 #include <exception>
 

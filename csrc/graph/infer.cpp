@@ -18,7 +18,7 @@ Meta meta_of(const IValue& value) {
   return {value.toTensor().sizes().vec(), value.toTensor().scalar_type()};
 }
 
-// Whether the run told the results' sizes, and the op is none whose sizes follow from values.
+// Whether the capture's run recorded the results' sizes, and the op's sizes follow from no values.
 bool is_in_run(const Graph& graph, const Node& node) {
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
   const bool by_values = !op || op->hasTag(at::Tag::dynamic_output_shape) ||
@@ -58,7 +58,7 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
       continue;
     }
-    // x.unbind(): the model went on with so many.
+    // x.unbind() has as many results as a dim is long; the model went on with those of its run.
     if (results.size() != node.outputs.size()) {
       fail_value("optimize", text(node.outputs.size(), " results of ", node.name),
                  text(results.size()), "optimize the model for these sizes");

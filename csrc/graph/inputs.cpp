@@ -10,7 +10,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What a tensor is instead of strided numbers in the CPU's memory; null if it is that.
+// What a tensor is, in words, if it is not strided numbers in the CPU's memory; else null.
 const char* oddity(const at::Tensor& tensor) {
   using c10::DispatchKey;
   if (!tensor.defined()) return "no tensor";

@@ -44,19 +44,19 @@ struct NodeKind {
 
   // ---- sizes
 
-  // Sizes and types of the results; null: the op says.
+  // Sizes and types of the results; null: those of the node's op (infer.cpp).
   std::vector<Meta> (*results)(const Node& node, const std::vector<Meta>& metas) = nullptr;
 
   // ---- formats
 
-  // Formats that no choice changes; nothing: those of the result are chosen.
+  // The formats of a kind that has fixed ones; nothing: the planner chooses that of the result.
   std::optional<FixedFormats> (*fixed)(const Node& node) = [](const Node&) {
     return std::optional<FixedFormats>();
   };
-  // The arguments from the one to before the other are read in the format of the result, or in the
-  // fixed one; the kind itself plans in which it reads the rest.
+  // The arguments [tied_from, tied_end) are read in the format of the result, or in the fixed one.
+  // For the others plan() chooses the format.
   std::size_t tied_from = 0, tied_end = std::numeric_limits<std::size_t>::max();
-  // Whether the choice of formats begins with a block here: others follow or stay plain.
+  // Whether the choice of formats begins with a blocked result; other kinds begin with plain ones.
   bool prefers_blocks = false;
   // The time in microseconds with the result in this format, and that of bringing arguments that
   // are not tied to the formats in which it reads them.
@@ -64,7 +64,7 @@ struct NodeKind {
                                                                          Format) { return 0.0; };
   // Whether it runs only when something first needs its result.
   bool waits = false;
-  // What the step says beside its reads in the result's format.
+  // Adds to the step what is not known from the tied arguments: other reads, the kind's choice.
   void (*plan)(Planner& planner, const Node& node, Step& step) = [](Planner&, const Node&, Step&) {
   };
 
@@ -79,7 +79,7 @@ struct NodeKind {
   // Whether its result is byte for byte what it reads.
   bool (*is_same_memory)(const Step& step, const SlotPlan& src, const SlotPlan& dst) =
       [](const Step&, const SlotPlan&, const SlotPlan&) { return false; };
-  // Whether its result is what it reads, one after the other along the channels.
+  // Whether its result is its operands, one after the other along the channels.
   bool joins_channels = false;
   // The value that the result may be stored over, if nobody else reads it.
   Value (*stored_over)(const Step& step) = [](const Step&) { return kNone; };

@@ -79,7 +79,7 @@ Format Planner::home(Value value) const {
   return fixed_[at(value)].value_or(formats_[at(groups_.of(value))]);
 }
 
-// Most of what may have any strides has those of plain.
+// kStrided counts as plain, which most such values are.
 double Planner::reorder_cost(Value value, Format from, Format to) const {
   const auto is_plain = [](Format format) { return format == kPlain || format == kStrided; };
   if (from == to || (is_plain(from) && is_plain(to))) return 0;

@@ -27,7 +27,8 @@ struct Plan {
   std::map<Value, Slot> outputs;  // values that the graph returns, in plain format or as made
 };
 
-// How a convolution's time is known: by running it, from what an earlier process measured, or not.
+// Finds the fastest implementation of a convolution: by running all of them, from what an earlier
+// process measured, or by estimates.
 class Tuner {
  public:
   struct Choice {
@@ -36,8 +37,8 @@ class Tuner {
   };
   // What is known of problems, by their names; nothing where no implementation takes one.
   using Known = std::map<std::string, std::optional<Choice>>;
-  // `enabled` false: the order of the list decides, by estimates. `path`: the file that keeps
-  // measurements, one a line; empty: none. `known`: more of them.
+  // `enabled` false: estimates decide and nothing is run. `path`: the file that keeps measurements,
+  // one a line; empty: none. `known`: choices to begin with.
   Tuner(bool enabled, std::string path, Known known);
   // The fastest implementation of the problem; none if there is none in these formats.
   std::optional<Choice> best(const ConvolutionProblem& problem);

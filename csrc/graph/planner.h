@@ -7,7 +7,7 @@
 
 namespace torch_blocked::graph {
 
-// Values that must share one format: what a node ties to its result.
+// Groups of values that share one format, because nodes tie their arguments to their results.
 class Groups {
  public:
   explicit Groups(const Graph& graph);
@@ -30,12 +30,12 @@ class Planner {
   Format home(Value value) const;
   // Microseconds from one format to another.
   double reorder_cost(Value value, Format from, Format to) const;
-  // The value in a format, reordered once for all that want it so. Who takes any strides takes them
-  // in plain, too.
+  // The value in a format, reordered once for all that want it so. A value that is made in another
+  // format is given in plain where kStrided, any strides, is asked for.
   Slot slot(Value value, Format format);
   // The node that makes a value but has not run yet, because nothing has needed it; else null.
   const Node* waiting(Value value) const;
-  // What make() returns, made once for a node, its result's format and another one.
+  // The result of make(), called once for each key: a node, the format of its result and another.
   using Key = std::tuple<const Node*, Format, Format>;
   template <typename T, typename Make>
   const T& once(const Key& key, const Make& make) {

@@ -38,7 +38,7 @@ IValue number_of(const at::Tensor& wrapped) {
   }
 }
 
-// TorchScript hands its whole stack over, of which the op takes the end.
+// The arguments of the op. TorchScript gives observers its whole stack; they are the end of it.
 at::ArrayRef<const IValue> arguments_of(const at::RecordFunction& function) {
   const at::ArrayRef<const IValue> all = function.inputs();
   const std::size_t count = function.operator_schema()->arguments().size();
@@ -49,8 +49,8 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Ops that tell nothing: what torch.tensor([...]) makes and fills unseen, with dispatch to Python
-// off, counts as there before.
+// Ops that are not recorded. torch.tensor([...]) makes a tensor with dispatch to Python off and
+// fills it unseen: it counts as one that was there before.
 bool is_silent(std::string_view name) {
   return name == "aten::detach_" ||
          (name.starts_with("aten::empty") &&
@@ -119,7 +119,7 @@ void Recorder::restore() {
   written_.clear();
 }
 
-// Also what ops inside others write, and what is written after a refusal.
+// Saves the state that an op is about to write, also inside another op and after a refusal.
 void Recorder::save_written(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   if (!schema || !schema->is_mutable()) return;
@@ -142,7 +142,8 @@ void Recorder::refuse(const std::string& reason) {
   if (refusal_.empty()) refusal_ = reason;
 }
 
-// Observers must not throw; what is not an op, as a Python function of autograd, calls ops.
+// An observer must not throw, so errors become refusals. A call without an operator name, such as a
+// Python function of autograd, is not recorded: the ops that it calls are.
 void Recorder::enter(const at::RecordFunction& function) {
   has_fixed_sizes_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
   if (!function.operator_name()) return;
@@ -182,7 +183,8 @@ void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IVal
   if (schema.is_mutable()) replace_in_place(schema, inputs);
 }
 
-// The functional form gives the same; end() tells others of the memory.
+// Makes the op its functional form, which has the same result; note_write() then brings the write
+// to other tensors of the memory.
 void Recorder::replace_in_place(const c10::FunctionSchema& schema,
                                 at::ArrayRef<const IValue> inputs) {
   Node& node = nodes_.back();
@@ -260,7 +262,7 @@ void Recorder::note_results(const std::vector<at::Tensor>& tensors,
   }
 }
 
-// Memory of no argument is the op's own.
+// What a result shows. Memory that no argument has was made by the op.
 Recorder::Shown Recorder::shown_by(const at::Tensor& result, const Node& node, std::size_t output,
                                    const std::vector<Meta>& results) {
   const c10::StorageImpl* memory = memory_of(result);
@@ -310,7 +312,7 @@ void Recorder::note_write(const at::Tensor& tensor, Value written) {
   self.writes = ++memory.writes;
 }
 
-// The value of the first result.
+// Adds a node; returns the value of its first result.
 Value Recorder::emit(Node node, const std::vector<Meta>& results) {
   const Value first = count_;
   for (const Meta& result : results) {
@@ -328,7 +330,8 @@ Value Recorder::show(const ViewStep& step, Value source) {
   return emit(shown(step, source), step.results) + static_cast<Value>(step.output);
 }
 
-// Made anew if its memory was written through another tensor since.
+// The value that a tensor has now: its views are repeated if its memory was written through another
+// tensor since.
 Value Recorder::current(Shown& self) {
   const auto found = memories_.find(self.memory);
   if (found == memories_.end() || self.writes == found->second.writes) return self.value;
@@ -360,7 +363,8 @@ Argument Recorder::argument(const IValue& value) {
   return {value};
 }
 
-// What no op has made was there before, unless it shares memory with what one has.
+// A tensor that no recorded op has made was there before, and becomes a constant; unless it shares
+// memory with an op's result.
 Value Recorder::value_of(const at::Tensor& tensor) {
   const auto found = values_.find(tensor.unsafeGetTensorImpl());
   if (found != values_.end()) return current(found->second);

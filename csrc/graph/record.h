@@ -54,7 +54,7 @@ class Recorder {
   // Why the nodes do not tell the whole forward; empty: they do.
   const std::string& refusal() const { return refusal_; }
 
-  // That of this thread; null if none is running.
+  // The recorder of this thread; null if none is running.
   static Recorder* current();
 
   // Whether the nodes hold for these sizes only: TorchScript ran a part, whose questions nobody
@@ -66,7 +66,7 @@ class Recorder {
   void leave(const at::RecordFunction& function);
 
  private:
-  // What an op's tensors show: `views`, from the memory's first tensor on.
+  // What a tensor shows of its memory: `views` lead from the memory's first tensor to it.
   struct Shown {
     Value value;
     const c10::StorageImpl* memory = nullptr;  // null: nothing that an op made
@@ -76,7 +76,7 @@ class Recorder {
   struct Memory {
     Value value;  // of its first tensor, as it is now
     int writes = 0;
-    bool may_be_copied = false;  // some op's result shows it at some sizes
+    bool may_be_copied = false;  // an op shows it at some sizes and copies it at others
   };
   // The outermost op that runs: its tensors, by the place of the argument, the memory that it has
   // made, and whether its write reaches others.
@@ -105,8 +105,8 @@ class Recorder {
   std::vector<Node> nodes_;
   std::map<Value, at::Tensor> constants_;
   std::string refusal_;
-  // Tensors and storages are told apart by their addresses, which weak references keep from being
-  // reused while the memory of dead ones goes.
+  // Tensors and storages are told apart by their addresses. Weak references keep these from being
+  // reused, but do not keep the memory of dead tensors.
   std::unordered_map<const c10::TensorImpl*, Shown> values_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;  // that ops have made
   Running running_;

@@ -24,7 +24,7 @@ void require(bool known) {
   if (!known) throw NotKnown{};
 }
 
-// A dim that may count from the end, of so many.
+// `dim`, which may count from the end of `rank` dims, counted from 0.
 std::size_t wrap(std::int64_t dim, std::size_t rank) {
   const auto size = static_cast<std::int64_t>(rank);
   require(dim >= -size && dim < size);
@@ -43,7 +43,7 @@ class Call {
     require(is_tensor(i));
     return meta(argument(i));
   }
-  // The same, where only the sizes of results are those of other types.
+  // A tensor of floating-point numbers: for rules that would give another dtype for other types.
   const Meta& floating(std::size_t i) const {
     require(c10::isFloatingType(tensor(i).dtype));
     return tensor(i);
@@ -64,7 +64,7 @@ class Call {
     require(constant(i).isBool());
     return constant(i).toBool();
   }
-  // A list of integers, one given for all spread over `size`; 0: as many as there are.
+  // A list of `size` integers, where one may be given for all; size 0: as many as there are.
   Dims list(std::size_t i, std::size_t size = 0) const {
     require(!is_none(i));
     const auto dims = integers(argument(i), size > 0 ? size : 1);
@@ -108,7 +108,7 @@ class Call {
   const Metas& metas_;
 };
 
-// ---- one after the other ------------------------------------------------------------------------
+// ---- results with the sizes of their arguments --------------------------------------------------
 
 Metas same(const Call& call) { return {call.floating(0)}; }
 
@@ -130,7 +130,7 @@ Dims broadcast(const Dims& a, const Dims& b) {
   return dims;
 }
 
-// Tensors with dims decide over those without, these over numbers.
+// The dtype follows tensors that have dims before tensors that have none, and these before numbers.
 // Source: at::result_type.
 Metas pointwise(const Call& call) {
   at::native::ResultTypeState types{};
@@ -337,7 +337,7 @@ Metas reduction(const Call& call) {
   return {dst};
 }
 
-// The same with a dtype of the result behind, which must be none.
+// The same, with the result's dtype as the next argument, which must be none.
 Metas reduction_with_dtype(const Call& call) {
   require(call.is_none(3));
   return reduction(call);
@@ -548,7 +548,7 @@ const std::vector<Row>& rows() {
   return rows;
 }
 
-// Of "relu" and an overload, "".
+// The rule of an op, as of "relu" with overload "".
 Rule rule_of(std::string_view name, std::string_view overload) {
   const bool is_same = is_pointwise(name) || std::ranges::find(kSame, name) != kSame.end();
   if (overload.empty() && is_same) return same;

@@ -54,7 +54,7 @@ void drop_identities(Graph& graph) {
   sweep(graph);
 }
 
-// Ops that are of a kind as they are: which one may hang on the kinds of those before.
+// Gives a kind to ops that are of one as they are, which may depend on the kinds of those before.
 void take(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {

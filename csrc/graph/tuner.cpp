@@ -32,8 +32,8 @@ constexpr int kLeastRounds = 3;
 constexpr std::chrono::milliseconds kLong{200};
 // When others use the cores too: how long to wait for rounds without them.
 constexpr std::chrono::milliseconds kPatience{25};
-// An implementation that threads do not go through together with its neighbours has to be better
-// by this: they meet before and after it, and when one of them has lost its core, the others wait.
+// An implementation that is not loops_only must be faster by this factor: threads wait for each
+// other before and after it, and for long if one of them has lost its core.
 constexpr double kMeeting = 1.05;
 
 // How often the system took a core away from this process.

@@ -12,7 +12,7 @@ namespace {
 
 using c10::IValue;
 
-// How the source follows from what was written.
+// How to make the source of a view from what was written into the view.
 enum class Inverse {
   kSame,         // the op shows all as it is
   kReshape,      // the same elements in the same order
@@ -138,7 +138,7 @@ bool depends_on_sizes(const ViewStep& step) {
   return inverse_of(step.node) == Inverse::kSplitEvenly;
 }
 
-// A view of memory that lies otherwise now may need a copy, which reshape makes.
+// The new source may have other strides, for which view() would need a copy: reshape() makes it.
 Node shown(const ViewStep& step, Value source) {
   Node node = again(step, source);
   if (node.name == "aten::view") node.name = "aten::reshape";

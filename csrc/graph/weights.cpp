@@ -49,7 +49,7 @@ at::Tensor Weights::find_packed(const std::string& key) {
   return found == packed_.end() ? at::Tensor() : found->second;
 }
 
-// What is not touched of a piece takes no memory.
+// Copies to the current piece, or to a new one. Pages of it that are never touched take no memory.
 at::Tensor Weights::placed(const at::Tensor& packed) {
   constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage;
   const auto bytes = static_cast<std::int64_t>(packed.nbytes());
@@ -74,7 +74,7 @@ Folded Weights::folded(const std::vector<at::Tensor>& sources, const std::string
   return folded_[key] = fold();
 }
 
-// Of a constant that repeats itself by its strides, what it repeats is copied.
+// A constant with overlaps or gaps is copied with the memory behind it, and keeps its strides.
 at::Tensor Weights::own(const at::Tensor& constant) {
   const std::lock_guard lock(mutex_);
   at::Tensor& own = own_[address_of({constant}, "")];

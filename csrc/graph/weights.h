@@ -19,14 +19,14 @@ struct Folded {
 // Any thread may call.
 class Weights {
  public:
-  // What `others` have packed already is theirs; what more is packed goes with this store.
+  // What `others` have packed already is used; what is packed besides dies with this store.
   explicit Weights(Weights* others = nullptr) : others_(others) {}
 
   // In the packed form named `format`. Packed weights lie one after the other in large pieces of
   // memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
   at::Tensor packed(const std::vector<at::Tensor>& weights, const std::string& format,
                     const std::function<at::Tensor()>& pack);
-  // Weights and a bias that others were folded into; `how` says the rest of what decides them.
+  // What fold() makes of `sources`, made once; `how` names all else that decides the result.
   Folded folded(const std::vector<at::Tensor>& sources, const std::string& how,
                 const std::function<Folded()>& fold);
   // A copy that later changes of the model do not reach.
@@ -54,7 +54,7 @@ class Weights {
   std::map<std::string, Folded> folded_;
   std::map<std::string, at::Tensor> own_;
   std::map<std::string, Noted> noted_;
-  std::vector<at::Tensor> kept_;  // so that no other constant comes to lie where one lay
+  std::vector<at::Tensor> kept_;  // so that no other constant gets the address of one in a key
   at::Tensor piece_;              // the one that is being filled, this far
   std::int64_t filled_ = 0;
 };

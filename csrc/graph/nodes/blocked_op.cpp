@@ -118,8 +118,8 @@ at::Tensor run_pixel_unshuffle(const Arguments& a) {
   return pixel_unshuffle(a.physical(), a.channels, a.integer(1));
 }
 
-// (input, grid [N, *out, dims], mode, padding mode, align corners). Where a point's pixels are and
-// what they weigh takes as long to find as they take to read from 40 channels.
+// (input, grid [N, *out, dims], mode, padding mode, align corners). Finding a point's pixels and
+// their weights takes as long as reading the pixels of 40 channels.
 bool grid_sampler_fits(const Candidate& candidate) {
   constexpr std::int64_t kLeastChannels = 48;
   const Dims& dims = src_dims(candidate);
@@ -186,8 +186,8 @@ at::Tensor run_prelu(const Arguments& a) {
   return at::_prelu_kernel(src, to_blocked(weight.reshape(shape), a.block(), std::nullopt));
 }
 
-// (input, dims, keepdim, ...): over spatial dims, which stay with size 1; the dims as they count in
-// the physical tensor, or nothing.
+// (input, dims, keepdim, ...): the reduced dims as the physical tensor counts them, if all are
+// spatial and stay with size 1; else nothing.
 std::optional<Dims> reduced_pixels(const Node& node, std::size_t rank) {
   auto dims = integers(node.arguments[1], 1);
   if (!dims || dims->empty() || !node.arguments[2].constant().toBool()) return std::nullopt;
@@ -255,8 +255,8 @@ const Row* row_of(const Node& node) {
 // The arguments beside the first.
 std::span<const Argument> others(const Node& node) { return std::span(node.arguments).subspan(1); }
 
-// Formats are where images are; others are plain, and ATen's op is the one for them. It is for what
-// nothing reads, too: the graph returns plain tensors, which have no lanes to spare.
+// Only values that come from images have formats; others are plain, and ATen's op serves them. It
+// also serves a result that no node reads: the graph returns it plain.
 bool takes(const Candidate& candidate) {
   const Node& node = candidate.node;
   const Row* row = row_of(node);
@@ -267,7 +267,7 @@ bool takes(const Candidate& candidate) {
   if (dims.size() < 3 || dims.size() > 5 || dtype != candidate.result().dtype) return false;
   if (row->has_kernel && dtype != at::kFloat) return false;
   if (!is_input && !candidate.is_from_image(src)) return false;
-  bool again = false;  // in another format than the first argument
+  bool again = false;  // src would be read in two formats
   for_values(others(node), [&](Value value) { again |= value == src; });
   return !again && candidate.result().dims.size() == dims.size() && row->fits(candidate);
 }

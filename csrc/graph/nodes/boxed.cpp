@@ -86,8 +86,8 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
   return list_of(items, element);
 }
 
-// Whether an op's results are those that were planned: sizes may depend on values where no rule and
-// no meta kernel says so, and who reads them next reads raw memory.
+// Raises ValueError if an op's results are not those that were planned. Their sizes may depend on
+// values without a rule or a meta kernel saying so, and the next step reads raw memory.
 void check_results(const Node& node, std::size_t got, std::size_t wanted) {
   if (got == wanted) return;
   fail_value("optimize", text(wanted, " results of ", node.name), text(got),
@@ -102,7 +102,7 @@ void check_result(const Node& node, const at::Tensor& result, const SlotPlan& sl
              "its results depend on values; call the model itself");
 }
 
-// Other dims over memory that is in order are in order, too.
+// A reshape of a contiguous tensor is contiguous, too.
 std::optional<FixedFormats> fixed(const Node& node) {
   return is_reshape(node) ? FixedFormats{kPlain, kPlain} : FixedFormats{kStrided, kStrided};
 }

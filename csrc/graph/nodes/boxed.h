@@ -18,11 +18,11 @@ at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot);
 at::Tensor as_images(const at::Tensor& physical);
 at::Tensor from_images(const at::Tensor& images, std::int64_t batch);
 
-// How a step sees the tensors of blocked slots, and makes those from results.
+// How a step hands tensors of blocked slots to ATen's op, and what it makes of the results.
 struct Seen {
   at::Tensor (*argument)(const at::Tensor& tensor) = nullptr;  // null: as it is
   at::Tensor (*result)(const at::Tensor& result, const SlotPlan& slot) = in_format;
-  // Whether results have the sizes of their slots, which is checked then.
+  // Whether the op's results have the sizes of their slots; if so, that is checked.
   bool is_physical = true;
 };
 // The step's op on its slots' tensors.

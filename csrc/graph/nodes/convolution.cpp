@@ -60,8 +60,8 @@ void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-// Zero padding in front of a convolution joins the convolution's own. More at the near end than at
-// the far one counts as a smaller image, of which something must be left.
+// Zero padding in front of a convolution joins the convolution's own. If there is more of it at the
+// near end, the difference counts as a smaller image, of which something must be left.
 void fuse_padding(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -95,8 +95,8 @@ void fuse_padding(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// Adds what reads `node` to its epilogue; true if something did. The reader takes the
-// convolution's place, where the residual is known too.
+// Adds the only reader of `node` to its epilogue; false if it cannot. The convolution then runs in
+// the reader's place, because only there the residual is known, too.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   Node* reader = uses.only_reader(node.output());
   if (!reader || reader->held.has_value()) return false;
@@ -135,7 +135,7 @@ void fuse(Rewrite& rewrite) {
 
 // ---- sizes and formats --------------------------------------------------------------------------
 
-// The convolution of src of these dims; formats plain.
+// The convolution for these dims, as a problem in plain formats.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution& c = *node.as<Convolution>();
   Dims dims = metas[Uses::at(node.read(0))].dims;
@@ -167,7 +167,8 @@ Choice choose(Planner& planner, const Node& node, Format format) {
   const Value src = node.read(0);
   for (const Format src_format : {format, kPlain}) {
     ConvolutionProblem problem = problem_of(node, planner.metas());
-    // Other mixtures have no kernel. A residual that is src itself has dst's format.
+    // Only a plain src of few channels goes with another format of dst. A residual that is src
+    // itself must have dst's format.
     if (src_format != format && src == node.read(1)) continue;
     if (src_format == kPlain && format != kPlain && problem.src_dims[1] > 4) continue;
     problem.src_format = src_format;
@@ -194,8 +195,8 @@ const Traits& traits_of(const Choice& choice) {
   return convolution_implementations().row(choice.implementation).traits;
 }
 
-// The gather whose sources a convolution reads itself; null if it needs the result, or it is there
-// anyway.
+// The gather whose sources the convolution reads instead of its result; null if it cannot, or if
+// the result has been made for another node.
 const Node* gather_for(const Planner& planner, const Node& node, const Choice& choice) {
   const Value src = node.read(0);
   const Node* maker = planner.waiting(src);

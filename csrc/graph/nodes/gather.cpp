@@ -1,8 +1,8 @@
 // Splits, concats and shuffles of channels, one after the other, as one choice of channels of what
 // was there before them.
 //
-// Each op is run on the numbers of channels, [1, C, 1, 1], instead of on images: what it means is
-// asked of the op itself.
+// To learn how an op moves channels, the op itself is run on their numbers, [1, C, 1, 1], instead
+// of on images.
 #include "graph/nodes/gather.h"
 
 #include <ATen/ops/arange.h>
@@ -30,10 +30,10 @@ struct Channels {
 };
 constexpr std::int64_t kSource = std::int64_t{1} << 32;
 
-using Moved = std::vector<at::Tensor>;  // the numbers of what an op returns; none: not known
+using Numbers = std::vector<at::Tensor>;  // of the results of an op; empty: not known
 
-// Ops of images that leave all but the channels as they are, if that is the dim that this argument
-// names; -1: they name none.
+// Ops that move nothing but channels, if argument `dim` names the dim of these; -1: they have no
+// such argument.
 struct Row {
   std::string_view name;
   int dim;
@@ -52,8 +52,8 @@ bool names_channels(const Argument& dim, std::size_t rank) {
   return named == 1 || named + static_cast<std::int64_t>(rank) == 1;
 }
 
-// The spatial dims stay where they are; those between the batch and them are channels still.
-Moved seen_as(const Channels& from, const Dims& src, const Dims& dst) {
+// The spatial dims must stay as they are; all dims between the batch and them count as channels.
+Numbers reshaped(const Channels& from, const Dims& src, const Dims& dst) {
   const auto spatial = static_cast<std::ptrdiff_t>(from.spatial);
   if (dst.size() < from.spatial + 2 || dst[0] != src[0]) return {};
   if (!std::equal(dst.end() - spatial, dst.end(), src.end() - spatial)) return {};
@@ -63,7 +63,7 @@ Moved seen_as(const Channels& from, const Dims& src, const Dims& dst) {
   return {from.numbers.reshape(shape)};
 }
 
-Moved permuted(const Channels& from, const Dims& order) {
+Numbers permuted(const Channels& from, const Dims& order) {
   const std::size_t rank = order.size();
   for (std::size_t i = 0; i < rank; ++i) {
     const bool channel = i > 0 && i < rank - from.spatial;
@@ -72,7 +72,7 @@ Moved permuted(const Channels& from, const Dims& order) {
   return {from.numbers.permute(order)};
 }
 
-Moved moved(const Node& node, const Channels& from) {
+Numbers moved_by_op(const Node& node, const Channels& from) {
   const auto* row = std::ranges::find(kMoves, std::string_view(node.name), &Row::name);
   if (row == kMoves.end() || !from.is_image()) return {};
   const std::size_t rank = from.spatial + 2;
@@ -80,7 +80,7 @@ Moved moved(const Node& node, const Channels& from) {
     const auto dim = static_cast<std::size_t>(row->dim);
     if (!names_channels(node.arguments[dim], rank)) return {};
   }
-  Moved results;
+  Numbers results;
   for (const c10::IValue& result : call(node, [&](Value) -> c10::IValue { return from.numbers; })) {
     results.push_back(result.toTensor());
   }
@@ -116,7 +116,7 @@ class Finder {
         if (!gather) continue;
         nodes.push_back(std::move(*gather));
         metas_.push_back(metas_[at(value)]);
-        value = graph_.values++;  // of the op that is left, nobody reads it
+        value = graph_.values++;  // the op itself stays, with results that nobody reads
       }
       nodes.insert(nodes.begin() + static_cast<std::ptrdiff_t>(place), std::move(node));
     }
@@ -147,10 +147,10 @@ class Finder {
     if (!from) return;
     const Dims order = order_of(node, dims(src).size());
     const bool copies = is_any(node, {"aten::contiguous", "aten::clone"});
-    const Moved results = is_reshape(node) ? seen_as(*from, dims(src), dims(node.output()))
-                          : copies         ? Moved{from->numbers}
-                          : !order.empty() ? permuted(*from, order)
-                                           : moved(node, *from);
+    const Numbers results = is_reshape(node) ? reshaped(*from, dims(src), dims(node.output()))
+                            : copies         ? Numbers{from->numbers}
+                            : !order.empty() ? permuted(*from, order)
+                                             : moved_by_op(node, *from);
     if (results.size() != node.outputs.size()) return;
     for (std::size_t i = 0; i < results.size(); ++i) {
       known_[at(node.outputs[i])] =
@@ -160,7 +160,7 @@ class Finder {
 
   void visit_cat(const Node& node) {
     if (!names_channels(node.arguments[1], dims(node.output()).size())) return;
-    Moved parts;
+    Numbers parts;
     Channels result{};
     bool all = true;
     for_values(node.arguments, [&](Value value) {
@@ -190,7 +190,7 @@ class Finder {
     return needed;
   }
 
-  // The node that makes a value at once, where that is of use.
+  // The gather or concat that makes a value in one step, where that is of use.
   std::optional<Node> gather_of(Value value) const {
     const auto& known = known_[at(value)];
     if (!known || !known->moved || !known->is_image() || known->numbers.numel() == 0) {
@@ -238,7 +238,7 @@ class Finder {
   std::vector<std::optional<Channels>> known_;
 };
 
-// ATen does it in two passes.
+// No time with our kernel, in blocked formats; two passes with ATen, a concat and an index_select.
 double cost(Planner& planner, const Node& node, Format format) {
   return 2 * planner.reorder_cost(node.output(), format, planner.blocked());
 }

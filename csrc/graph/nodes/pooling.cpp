@@ -1,6 +1,6 @@
 // Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
 // them: pooling, which oneDNN runs where it can, and resampling. Means over the spatial dims become
-// such.
+// poolings.
 #include "ops/pooling.h"
 
 #include <array>
@@ -87,7 +87,7 @@ void find_means(Rewrite& rewrite) {
   graph.nodes = std::move(nodes);
 }
 
-// The pooling that a node is in a format; nothing if oneDNN has none such.
+// A node as a pooling in this format; nothing if oneDNN has no such pooling.
 std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Meta>& metas,
                                          Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];

@@ -6,7 +6,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Conjugated and negated in memory, not by a promise.
+// With lazy conjugation and negation carried out in memory.
 at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
 // Blocks of one pixel are rows of channels, if no tail lies between two of them.

@@ -18,7 +18,7 @@ struct SqueezeExcite {
   Epilogue epilogue = {};
 };
 
-// Ops that may only add or drop dims of size 1 from [N, C], and what repeats these.
+// Ops between the layers that may only add, drop or expand dims of size 1 of [N, C].
 bool is_view(const Node& node) {
   return is_reshape(node) || is_any(node, {"aten::unsqueeze", "aten::squeeze", "aten::expand",
                                            "aten::expand_as", "aten::contiguous"});
@@ -98,7 +98,7 @@ class Chain {
     return !layers.empty() && channels == image_[1];
   }
 
-  // The node that makes what the node reads, views skipped.
+  // The maker of the only value that a node reads, views skipped.
   Node* previous(const Node& node) {
     Value src = kNone;
     int count = 0;

@@ -26,7 +26,7 @@ bool permutes(const Candidate& candidate, Dims (*order)(std::size_t rank)) {
   return rank >= 3 && rank <= 5 && order_of(candidate.node, rank) == order(rank);
 }
 
-// [N, C, L] and [N, L, C] look alike: images come from where formats are.
+// [N, C, L] and [N, L, C] look alike: a 3-D src counts if it comes from a node that makes images.
 bool takes_to_last(const Candidate& candidate) {
   return permutes(candidate, order_to_last) &&
          (candidate.result().dims.size() > 3 || candidate.is_from_image(candidate.node.read(0)));
