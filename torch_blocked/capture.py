@@ -62,9 +62,9 @@ class Capture:
     lifted: list[int] = field(default_factory=list)
     # Sizes and types of the inputs that the forward ran with.
     input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
-    # Those of other inputs, for which a run told the same.
+    # Those of other inputs, for which a run recorded the same.
     also: list[list[tuple[list[int], torch.dtype]]] = field(default_factory=list)
-    # Those of results, for ops that tell them nowhere else; they hold for these inputs.
+    # Those of results, where nothing else gives them (infer.cpp); they hold for these inputs.
     metas: dict[int, tuple[list[int], torch.dtype]] = field(default_factory=dict)
     # What was asked of sizes: value, what (a dim, or as in watched.py), answer.
     questions: list[tuple[int, int, list[int]]] = field(default_factory=list)
@@ -271,7 +271,7 @@ class _NoItemsOfBlocked(TorchFunctionMode):
 
 
 def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
-    """The same by torch.export, for these sizes."""
+    """The capture by torch.export, for these sizes."""
     state = State(model)
     told = _Results()
     wrapped = _WithPhysicalResults(model, told)
@@ -312,15 +312,15 @@ def _views(node: fx.Node) -> bool:
     )
 
 
-# Where a view of a blocked tensor has no memory of it, these make its copy (shadow.py), which
-# follows its base in eager only: a trace does not see that one is written because the other was.
+# The ops that make the copy of a view that cannot share the memory of a blocked tensor (shadow.py).
+# A copy and its base follow each other in eager only: a trace does not see these writes.
 _COPIES = {"torch_blocked::slice_channels", "torch_blocked::to_dense"}
 
 
 def _breaks_a_tie(graph: fx.Graph) -> bool:
     """Whether a copy is written, or its base is and the copy is used after that."""
-    memory: dict[fx.Node, fx.Node] = {}  # the first node that showed what this one shows
-    bases: dict[fx.Node, fx.Node] = {}  # of copies, both as that
+    memory: dict[fx.Node, fx.Node] = {}  # for each node the first one that shows its memory
+    bases: dict[fx.Node, fx.Node] = {}  # of copies; both as the first nodes of their memory
     stale: set[fx.Node] = set()
     for node in graph.nodes:
         if any(memory[each] in stale for each in node.all_input_nodes):

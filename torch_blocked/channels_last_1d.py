@@ -97,7 +97,7 @@ class ChannelsLast1d(Tensor):
 
 
 def _marked(tensor: Tensor) -> Tensor:
-    """A result by its class: nwc or ordinary. What is not a new tensor stays as it is."""
+    """An ordinary tensor that is nwc as a ChannelsLast1d; anything else stays as it is."""
     if type(tensor) is Tensor and is_contiguous_channels_last_1d(tensor):
         return tensor.as_subclass(ChannelsLast1d)
     return tensor

@@ -97,8 +97,8 @@ class OptimizedParts(nn.Module):
 
 
 def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
-    """Whether the graph takes .data of a tensor, through which it may write unseen; then it asks
-    the tensor, of which a blocked one takes note."""
+    """Makes the graph ask a tensor for .data, so that a blocked one takes note: through that it may
+    be written unseen. Returns whether the graph takes .data at all."""
     taken = [n for n in graph.graph.nodes if n.target is torch._C._autograd._get_data_attr]  # type: ignore[attr-defined]
     for node in taken:
         node.target, node.args = getattr, (node.args[0], "data")

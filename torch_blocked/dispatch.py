@@ -33,11 +33,11 @@ CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
 
 OPS_TABLE: dict[OpOverload, Handler] = {}
 
-# For an op that is not in the table: rules that may give it a handler, which then is.
+# Rules that may give a handler to an op that is not in the table; the table then keeps it.
 RULES: list[Callable[[OpOverload], Handler | None]] = []
 
-# What runs an op that has no handler, or one that declines, for the reason given: in turn, until
-# one does not return NotImplemented.
+# What runs an op that has no handler or whose handler declines: called in turn with the reason,
+# until one does not return NotImplemented.
 LAST_RESORTS: list[LastResort] = []
 
 # Frequent short ops of one blocked tensor and no other argument: the function for the physical
@@ -104,8 +104,8 @@ def dispatch(
 
 
 def views_counted(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether `func` makes a view of a tensor that counts its writes: the view does so, too, which
-    one made in inference mode could not."""
+    """Whether `func` makes a view of a tensor that counts its writes. The view must count its own,
+    too, so it cannot be made in inference mode."""
     return is_view_op(func) and not args[0].is_inference()
 
 

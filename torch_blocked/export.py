@@ -16,7 +16,8 @@ _KEY = torch._C.DispatchKey.PreDispatch
 
 @contextmanager
 def modes_seen(seen: bool) -> Iterator[None]:
-    """Whether ops reach the modes of torch.export before the tensor they are called on."""
+    """Lets ops reach the modes of torch.export before the tensor they are called on, or keeps them
+    from it."""
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, seen)

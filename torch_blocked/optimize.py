@@ -177,8 +177,8 @@ def _is_slower(
     *,
     warm: bool = False,
 ) -> bool:
-    """Whether the rival wins most of seven rounds; in turn, so that noise meets both. Fewer do
-    where it is clear. warm: both ran before."""
+    """Whether the rival wins most of seven rounds, or of fewer where it is clear. They run in turn,
+    so that noise meets both. warm: both ran before."""
     own, others = [], []
     kwargs = kwargs or {}
     with torch.no_grad():

@@ -29,7 +29,7 @@ from torch_blocked.tensor import BlockedTensor
 from torch_blocked.text_table import columns
 from torch_blocked.watched import WatchedTensor
 
-# Captures kept, each with its plans; of inputs that were given, which capture serves them.
+# How many captures are kept, and of how many inputs it is known which capture serves them.
 _FORMS, _SERVED = 8, 4096
 
 _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
@@ -51,7 +51,7 @@ def tuning_file() -> Path:
 
 @dataclass
 class _Call:
-    """Arguments as a capture sees them: what is no tensor is part of what it was made for."""
+    """The arguments of a call. A capture holds for their structure and for what is no tensor."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -101,8 +101,8 @@ class OptimizedModule(nn.Module):
         dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
-        """in_parts: makes of the model and a reason what runs where no capture can be had; without
-        a model, as load() makes it, there is none."""
+        """in_parts: called with the model and a reason, makes what runs where there can be no
+        capture; None without a model, as from load()."""
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._in_parts = in_parts
@@ -232,8 +232,8 @@ class OptimizedModule(nn.Module):
         return form
 
     def _converted_from(self, captured: Capture) -> Capture:
-        """With floating-point numbers in the dtype to compute in; each constant once, for all
-        captures."""
+        """`captured`, with floating-point numbers in the dtype to compute in. Each constant is
+        converted once, for all captures."""
         self._weights.check_unchanged(list(captured.constants.values()))
 
         def converted(each: Tensor) -> Tensor:
@@ -402,7 +402,7 @@ def dense(value: Any) -> Any:
 
 
 def _refuse_tracing() -> None:
-    """Our kernels pass tracers by: they would take the results for constants."""
+    """Raises inside a tracer: it does not see our kernels, so results would become constants."""
     keys = torch._C._TorchDispatchModeKey
     modes = (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
     if torch._C._get_tracing_state() is None and not (

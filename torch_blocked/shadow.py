@@ -138,7 +138,7 @@ class BlockedCopy(BlockedTensor):
     views of it share its memory and its tie."""
 
     _shadow: Shadow
-    # Those that the dense tensor would have, where its memory has gaps that the copy's has not.
+    # Strides of the same view of a dense tensor, if that has gaps in memory: the copy has none.
     _strides: list[int] | None = None
 
     @classmethod
@@ -209,8 +209,8 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
 
 
 def _dense_strides(input: BlockedTensor) -> list[int] | None:
-    """Strides of a dense tensor that is the same slice as `input` is, which say what dims a view of
-    it can join; None if all, or if elements of it share their place."""
+    """The strides of the same slice of a dense tensor: they say which dims a view of it can join.
+    None if it can join all, or if its elements overlap."""
     if forward_ad._current_level >= 0:
         return None  # a tangent must lie as its primal, which need not be a slice, too
     if isinstance(input, BlockedCopy) and input._strides:

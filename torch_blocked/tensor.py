@@ -33,8 +33,8 @@ _MEMORY_FORMATS = {
 
 class _BlockedStorage(torch.UntypedStorage):
     """What a blocked tensor shows as its storage: its size and address are those of the physical
-    one, which `resize_(0)` frees. Who brings that back counts the bytes of the dense tensor, which
-    are fewer than whole blocks take."""
+    one, which `resize_(0)` frees. A caller that brings it back counts the bytes of the dense
+    tensor, which may be fewer than whole blocks take."""
 
     _physical: torch.UntypedStorage
     _room: int

@@ -1,4 +1,4 @@
-"""Whether two forms of a model agree, and inputs to ask them with."""
+"""Compares two forms of a model, and makes inputs to compare them on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_blocked.tensor import BlockedTensor, to_blocked
 # Of the largest value of a result. Rounding differs between two right forms by 1e-5 at most on the
 # networks of the benchmark; a wrong one is off by 1e-2 and more.
 TOLERANCE = 2e-3
-# In bfloat16: at least, of the error that ATen's own ops make in it, and at most.
+# In bfloat16: so many times the error that ATen's own ops make in it, within these bounds.
 _LEAST, _TIMES, _MOST = 0.05, 4, 0.5
 
 # Elements of integer and boolean results that may differ: where two scores are all but equal,
@@ -23,8 +23,8 @@ _UNDECIDED = 0.01
 
 
 def tolerance_beside(expected: Any, by_ops: Any) -> float:
-    """What a form in bfloat16 may be off, where the capture's ops by ATen give `by_ops` in it: deep
-    networks make much of a rounding."""
+    """The tolerance of a form in bfloat16, where the capture's ops by ATen give `by_ops` in it: in
+    deep networks rounding errors grow."""
     pairs = zip(structure.flatten(expected)[0], structure.flatten(by_ops)[0], strict=True)
     errors = [
         ((_plain(a) - _plain(b)).abs().max() / _plain(a).abs().max().clamp(min=1e-30)).item()

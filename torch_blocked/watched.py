@@ -151,7 +151,7 @@ for _name in _STRIDES:
 for _name in _VALUES:
     setattr(WatchedTensor, _name, _noting(_name, "reads_values"))
 
-# Functions that ask past the class, and what they ask.
+# Functions that ask without calling a method of the class, and the methods to call for them.
 _FREE: dict[Callable, Callable] = {
     torch.numel: _elements,
     Tensor.numel: _elements,
@@ -211,7 +211,7 @@ def _dims_of(item) -> int:
 
 
 def _is_whole(item: slice, size: int) -> bool:
-    """Whether it takes all of that many, because of a number in it."""
+    """Whether a slice that names a start or an end takes all of a dim of `size`."""
     is_named = item.start is not None or item.stop is not None
     return is_named and item.indices(size) == (0, size, 1)
 

@@ -37,7 +37,7 @@ def _are_alike(tensors, like: BlockedTensor) -> bool:
 
 @implements(aten.stack.default)
 def stack(func, tensors, dim=0):
-    """Along a new spatial dim; one before C, or a sixth, makes it dense."""
+    """Along a new spatial dim. With a new dim before C, or a sixth, the result is dense."""
     like = next(t for t in tensors if isinstance(t, BlockedTensor))
     rank = like.dim() + 1
     dim = wrapped_dim(dim, rank)

@@ -54,7 +54,7 @@ def expect(holds: bool, rule: str) -> None:
 
 
 def wrapped_dim(dim: int, rank: int) -> int:
-    """`dim`, which may count from the end, from 0; declines what is no dim, ATen says it best."""
+    """`dim`, which may count from the end, counted from 0. Declines what is no dim of `rank`."""
     if not -rank <= dim < rank:
         raise Declined(f"expected a dim from {-rank} to {rank - 1}, got {dim}")
     return dim % rank

@@ -21,12 +21,12 @@ _warned: set[str] = set()
 
 
 def in_parts(func, args, kwargs, reason: str):
-    """Runs an op that is written in other ops. In inference mode such ops, as conv2d, come whole:
-    autograd, which takes them apart elsewhere, is left out. (Their decompositions in Python go
+    """Runs an op that is composed of other ops, such as conv2d. Elsewhere autograd takes such ops
+    apart; in inference mode it is left out, and they come whole. (Their decompositions in Python go
     further down than we want.)
 
-    The dense parts may be conjugated or negated lazily, and what resolves that is else left out
-    while a handler runs."""
+    Dense operands may be conjugated or negated lazily. The dispatch keys that resolve this are
+    excluded while a handler runs, so they are included here."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return NotImplemented
     conjugate, negative = (

@@ -133,7 +133,7 @@ def _add_channels(input, index, source, alpha):
 
 
 def _rounds(channels: list[int], count: int) -> list[list[int]]:
-    """For the k-th time that a channel is named, where: [k][channel], -1 for nowhere."""
+    """[k][channel]: the place in `channels` that names the channel for the k-th time, or -1."""
     rounds: list[list[int]] = [[-1] * count]
     for position, channel in enumerate(channels):
         free = next((row for row in rounds if row[channel] < 0), None)

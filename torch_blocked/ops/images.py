@@ -35,8 +35,8 @@ def per_image(func, *args, **kwargs):
     """Runs `func` on images. Its tensor arguments are activations of one N and C; `input_size`,
     which the backward formulas carry, becomes the images' own."""
     like = next(a for a in args if isinstance(a, BlockedTensor))
-    expect(like.dim() == _rank(func), "a batch")  # to ATen it is one image, [C, *spatial]
-    # Most of these ops refuse no channels, but not N = 0, which it would become.
+    expect(like.dim() == _rank(func), "a batch")  # ATen also takes one image, [C, *spatial]
+    # Most of these ops refuse C = 0 but take N = 0, which C = 0 would become.
     expect(like._channels > 0, "channels")
     batch, channels, block = like.shape[0], like._channels, like.block
     alike = all(a.shape[:2] == like.shape[:2] for a in args if isinstance(a, Tensor))

@@ -21,7 +21,7 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
-# Over C, what zeros change nothing in.
+# Reductions over C that zeros do not change.
 _ZERO_IS_NEUTRAL = {
     aten.sum.dim_IntList,
     aten.nansum.default,

@@ -84,7 +84,7 @@ def _with_spatial(input: BlockedTensor, size) -> BlockedTensor | None:
 
 
 def _shares_images(input: BlockedTensor, size) -> bool:
-    """Whether N images become channels of one, or the channels of one N images."""
+    """Whether the channels of N images become those of one image, or those of one become N's."""
     if len(size) != input.dim() or tuple(size[2:]) != tuple(input.shape[2:]):
         return False
     if 1 not in (size[0], input.shape[0]):
@@ -218,7 +218,7 @@ def change_dims(func, input, *args, **kwargs):
 
 @implements(aten.resize_.default)
 def resize_(func, input, size, **options):
-    """Other dims of the same elements in their logical order; there is no such blocked tensor."""
+    """Other dims for the same elements in logical order. `input` turns dense."""
     if tuple(size) == tuple(input.shape):
         return input
     become(input, dense_view(aten.alias.default, input))
