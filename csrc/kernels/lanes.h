@@ -1,15 +1,6 @@
 // The b channels of one pixel as SIMD vectors: at::vec at the width of the instruction set.
 #pragma once
 
-// GCC 12 takes the undefined operands of its own intrinsics for uninitialised variables.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__SSE2__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#endif
-
 #include <ATen/cpu/vec/vec.h>
 
 #include <cmath>
