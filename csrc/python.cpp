@@ -1,5 +1,5 @@
 // The Python module torch_blocked._C: the descriptor, the trace and what the library runs on.
-// The ops are not here: torch.ops.torch_blocked has them (registration.cpp).
+// The ops are not here: torch.ops.torch_blocked has them (ops/list.inc).
 #include <omp.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
