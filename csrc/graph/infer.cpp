@@ -41,9 +41,8 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
     return at::empty(m.dims, at::TensorOptions().dtype(m.dtype).device(at::kMeta));
   };
   for (const Node& node : graph.nodes) {
-    if (node.kind->results) {
-      const std::vector<Meta> results = node.kind->results(node, metas);
-      for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = results[i];
+    if (const std::vector<Meta> own = node.kind->results(node, metas); !own.empty()) {
+      for (std::size_t i = 0; i < own.size(); ++i) meta(node.outputs[i]) = own[i];
       continue;
     }
     if (const auto known = known_results(node, metas)) {

@@ -44,8 +44,9 @@ struct NodeKind {
 
   // ---- sizes
 
-  // Sizes and types of the results; null: those of the node's op (infer.cpp).
-  std::vector<Meta> (*results)(const Node& node, const std::vector<Meta>& metas) = nullptr;
+  // Sizes and types of the results; none: those of the node's op (infer.cpp).
+  std::vector<Meta> (*results)(const Node& node, const std::vector<Meta>& metas) =
+      [](const Node&, const std::vector<Meta>&) { return std::vector<Meta>(); };
 
   // ---- formats
 
