@@ -1,50 +1,8 @@
-"""Handlers of torch ops on blocked tensors: a file per family; importing them fills the tables of
-torch_blocked.dispatch."""
+"""Handlers of torch ops on blocked tensors: a file per family. Importing this imports them all,
+which fills the tables of torch_blocked.dispatch."""
 
-from torch_blocked.ops import (
-    batch_norm,
-    concat,
-    convolution,
-    copy,
-    fallback,
-    gather,
-    glu,
-    grid_sampler,
-    group_norm,
-    loss,
-    padding,
-    pointwise,
-    pooling,
-    random,
-    reduction,
-    reorder,
-    resampling,
-    scan,
-    shuffle,
-    softmax,
-    view,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "batch_norm",
-    "concat",
-    "convolution",
-    "copy",
-    "fallback",
-    "gather",
-    "glu",
-    "grid_sampler",
-    "group_norm",
-    "loss",
-    "padding",
-    "pointwise",
-    "pooling",
-    "random",
-    "reduction",
-    "reorder",
-    "resampling",
-    "scan",
-    "shuffle",
-    "softmax",
-    "view",
-]
+for _family in iter_modules(__path__):  # in the order of their names
+    import_module(f"{__name__}.{_family.name}")
