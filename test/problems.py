@@ -44,6 +44,7 @@ class Problem:
     run: Callable[..., Tensor]
     operand_dims: Callable[[Dims], tuple[Dims, ...]] = lambda dims: ()
     keeps_format: bool = True  # the result is blocked
+    step: str = ""  # in optimize, between convolutions, it is this step, blocked and by our kernel
     error_factor: float = ERROR_FACTOR
 
     @property
@@ -273,13 +274,26 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("softmax", "width", 4, lambda x: x.softmax(-1)),
     Problem("softmax", "log-channels", 4, lambda x: x.log_softmax(1)),
     Problem("softmax", "log-height", 4, lambda x: x.log_softmax(2)),
-    Problem("group_norm", "groups1", 4, lambda x, w, b: F.group_norm(x, 1, w, b), _per_channel(2)),
     Problem(
-        "group_norm", "channels", 4, lambda x, w, b: F.group_norm(x, len(w), w, b), _per_channel(2)
+        "group_norm",
+        "groups1",
+        4,
+        lambda x, w, b: F.group_norm(x, 1, w, b),
+        _per_channel(2),
+        step="aten::group_norm",
     ),
-    Problem("group_norm", "groups", 4, _group_norm, _per_channel(2)),
-    Problem("group_norm", "groups-1d", 3, _group_norm, _per_channel(2)),
-    Problem("group_norm", "groups-3d", 5, _group_norm, _per_channel(2)),
+    Problem(
+        "group_norm",
+        "channels",
+        4,
+        lambda x, w, b: F.group_norm(x, len(w), w, b),
+        _per_channel(2),
+        step="aten::group_norm",
+    ),
+    *(
+        Problem("group_norm", name, rank, _group_norm, _per_channel(2), step="aten::group_norm")
+        for name, rank in (("groups", 4), ("groups-1d", 3), ("groups-3d", 5))
+    ),
     Problem("group_norm", "plain-offset", 4, lambda x: F.group_norm(x + 30, 1)),
     # Rows of equal values, whose rounding a layer norm multiplies by 1 / sqrt(eps).
     Problem("layer_norm", "equal", 3, lambda x: F.layer_norm(x * 0 + 7.3, x.shape[-1:])),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import threads
+from problems import PROBLEMS, SPATIAL, threads
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
@@ -55,8 +55,7 @@ def norm(layer):
 
 # The op as the plan calls it, who runs it, and the layer for so many channels.
 LAYERS = {
-    "group_norm": ("aten::group_norm", BY_US, lambda c: norm(nn.GroupNorm(3, c))),
-    "group_norm of one": ("aten::group_norm", BY_US, lambda c: nn.GroupNorm(1, c, affine=False)),
+    "group_norm": ("aten::group_norm", BY_US, lambda c: nn.GroupNorm(3, c, affine=False)),
     "instance_norm": ("aten::instance_norm", BY_US, lambda c: nn.InstanceNorm2d(c)),
     "instance_norm affine": (
         "aten::instance_norm",
@@ -112,14 +111,48 @@ def test_layers_stay_blocked(name, channels):
         assert optimized(empty).shape == model(empty).shape
 
 
+class Row(nn.Module):
+    """A row of the table of problems, its operands as parameters."""
+
+    def __init__(self, problem, channels):
+        super().__init__()
+        dims = problem.operand_dims((2, channels, *SPATIAL[problem.ndim]))
+        self.operands = nn.ParameterList(torch.rand(each) + 0.5 for each in dims)
+        self.run = problem.run
+
+    def forward(self, x):
+        return self.run(x, *self.operands)
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.step], ids=lambda p: p.id)
+@pytest.mark.parametrize("channels", [9, 48])
+def test_rows_stay_blocked(problem, channels):
+    rank, spatial = problem.ndim - 2, SPATIAL[problem.ndim]
+    model = Between(Row(problem, channels), channels, rank).eval()
+    x = torch.randn(2, 5, *spatial)
+    optimized = blocked(model, x)
+    plan = optimized.plan()
+    row = step(plan, problem.step)
+    assert format_of_rank(rank) in row and f" {BY_US} " in row
+    assert "no kernel" not in plan and plan.count("reorder") <= 2, plan  # in and out
+    for dims in (x.shape, (1, 5, *(size + 1 for size in spatial)), (3, 5, *spatial)):
+        x = torch.randn(dims)
+        assert_exact(model, optimized, x, tolerance=8)
+        with threads(1):
+            on_one = optimized(x)
+        assert torch.equal(optimized(x), on_one)
+    empty = torch.randn(0, 5, *spatial)
+    assert optimized(empty).shape == model(empty).shape
+
+
 @pytest.mark.parametrize("rank", [1, 3])
-@pytest.mark.parametrize("op", ["group_norm", "instance_norm"])
-def test_norms_of_other_ranks(op, rank):
+def test_instance_norms_of_other_ranks(rank):
     Norm = {1: nn.InstanceNorm1d, 3: nn.InstanceNorm3d}[rank]
-    model = Between(norm(nn.GroupNorm(2, 18)) if op == "group_norm" else Norm(18), 18, rank).eval()
+    model = Between(Norm(18), 18, rank).eval()
     x = torch.randn(2, 5, *(6, 5, 7)[:rank])
     optimized = blocked(model, x)
-    assert format_of_rank(rank) in step(optimized.plan(), f"aten::{op}")
+    assert format_of_rank(rank) in step(optimized.plan(), "aten::instance_norm")
     assert_exact(model, optimized, x, tolerance=8)
 
 
