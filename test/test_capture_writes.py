@@ -47,6 +47,12 @@ def mask(x):
     return y, x
 
 
+def powers(x):
+    """Whose functional overloads have other names."""
+    y = (x.abs() + 1).pow_(0.75).pow_(x.sigmoid())
+    return y, y.clone().ldexp_(torch.ones(1)), x.double().float_power_(2).cos_()
+
+
 def filled(x):
     out = torch.empty(x.shape)
     for i in range(8):
@@ -95,7 +101,7 @@ def constants(x):
 
 FORWARDS = (
     rows, chunks, permuted, strided, groups, mask, filled, like, parts, shown_before, moved,
-    sometimes_copied, constants,
+    sometimes_copied, constants, powers,
 )  # fmt: skip
 
 

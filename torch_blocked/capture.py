@@ -367,13 +367,21 @@ def _substitutable(graph: fx.Graph) -> bool:
 
 
 def _functional(node: fx.Node):
-    """The op overload that returns what an in-place one writes."""
-    packet = node.target.overloadpacket
-    name = packet.__name__
-    if not name.endswith("_"):
-        return None
-    functional = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(functional, node.target._overloadname, None) if functional else None
+    """The op overload that returns what an in-place one writes, which need not have its name:
+    pow_.Scalar is pow.Tensor_Scalar."""
+    in_place = node.target
+    name = in_place.overloadpacket.__name__
+    functional = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    own = in_place._overloadname
+    for overload in (own, f"Tensor_{own}", "Tensor", "default"):
+        found = getattr(functional, overload, None)
+        if found is not None and _types(found) == _types(in_place):
+            return found
+    return None
+
+
+def _types(overload) -> list[str]:
+    return [str(each.type) for each in overload._schema.arguments]
 
 
 # As c10::MemoryFormat numbers them; the objects themselves cannot be saved.

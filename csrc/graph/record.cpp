@@ -62,6 +62,24 @@ bool shows_otherwise(const c10::OperatorName& name) {
   return op && op->hasTag(at::Tag::inplace_view);
 }
 
+// The overload that returns what an in-place op writes; nothing if none takes what this does.
+// pow_.Scalar is pow.Tensor_Scalar: pow.Scalar has a number as its base.
+std::optional<std::string> functional_overload(const c10::FunctionSchema& in_place,
+                                               const std::string& name) {
+  const auto same_type = [](const c10::Argument& a, const c10::Argument& b) {
+    return *a.type() == *b.type();
+  };
+  for (const std::string& overload :
+       {in_place.overload_name(), "Tensor_" + in_place.overload_name(), std::string("Tensor"),
+        std::string()}) {
+    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (op && std::ranges::equal(op->schema().arguments(), in_place.arguments(), same_type)) {
+      return overload;
+    }
+  }
+  return std::nullopt;
+}
+
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
@@ -194,6 +212,7 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
     return refuse(text(node.name, " writes into its arguments"));
   }
   node.name.pop_back();
+  const auto overload = functional_overload(schema, node.name);
   const at::Tensor& self = inputs[0].toTensor();
   const bool mixed =
       node.name != "aten::copy" && std::ranges::any_of(inputs, [&](const IValue& input) {
@@ -204,12 +223,12 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
   const auto memory = memories_.find(memory_of(self));
   running_.writes = true;
   running_.reaches_others = self.storage().use_count() != 1;
-  if (!c10::Dispatcher::singleton().findSchema({node.name, node.overload}) || mixed ||
-      given_.contains(self.unsafeGetTensorImpl()) ||
+  if (!overload || mixed || given_.contains(self.unsafeGetTensorImpl()) ||
       (running_.reaches_others &&
        (memory == memories_.end() || shows_otherwise(schema.operator_name())))) {
     return refuse(text(node.name, "_ writes what others may see"));
   }
+  node.overload = *overload;
   if (memory != memories_.end()) has_fixed_sizes_ |= memory->second.may_be_copied;
 }
 
