@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_blocked.bench.convolution import FUNCTIONS
 from torch_blocked.formats import to_blocked
+from torch_blocked.ops.local_response_norm import local_response_norm
 from torch_blocked.profile import profile
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
 
@@ -86,6 +87,16 @@ def _group_norm(x, weight, bias):
 
 def _layer_norm(x, weight, bias):
     return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _response_norm(size, alpha=1.0, beta=0.75, k=1.0):
+    return lambda x: local_response_norm(x, size, alpha, beta, k)
+
+
+def _response_norm_of_ops(x):
+    """As in models from before torch had it."""
+    squares = F.pad(x.pow(2).unsqueeze(1), (0, 0, 0, 0, 2, 2))
+    return x / (2 + 0.5 * F.avg_pool3d(squares, (5, 1, 1), stride=1).squeeze(1)) ** 0.75
 
 
 def _spread_and_mean(x):
@@ -301,6 +312,22 @@ PROBLEMS: tuple[Problem, ...] = (
     Problem("group_norm", "layer-cw", 3, _layer_norm, lambda d: (d[1:], d[1:])),
     Problem("group_norm", "layer-hw", 4, _layer_norm, lambda d: (d[2:], d[2:])),
     Problem("group_norm", "layer-w", 4, lambda x: F.layer_norm(x, x.shape[3:])),
+    *(
+        Problem(
+            "local_response_norm", name, rank, _response_norm(*window), step="local_response_norm"
+        )
+        for name, rank, window in (
+            ("size5", 4, (5,)),
+            ("size4-1d", 3, (4, 0.5, 1.0, 2.0)),
+            ("size3-3d", 5, (3, 2.0, 0.5, 0.0)),  # lanes of the tail would be 0 / 0
+            ("size9-power", 4, (9, 3.0, 1.3, 0.5)),
+            ("size40", 4, (40, 20.0)),
+            ("size1", 4, (1, 0.1)),
+        )
+    ),
+    Problem(
+        "local_response_norm", "written-out", 4, _response_norm_of_ops, step="local_response_norm"
+    ),
     Problem("batch_norm", "instance", 4, lambda x: F.instance_norm(x)),
     Problem(
         "batch_norm",

@@ -1,5 +1,6 @@
 // Ops that keep a blocked tensor blocked, by the kernels and ways that BlockedTensor has for them.
-// In plain formats ATen's op runs.
+// In plain formats ATen's op runs. Local response norms, which are no op of ATen's, are found in
+// the ops that they are made of, and take a blocked copy of a plain image.
 //
 // Not here are softmax and reductions over the channels, where ATen's plain kernels are faster than
 // the blocked ones by more than the reorders around them cost.
@@ -16,6 +17,7 @@
 #include "graph/planner.h"
 #include "graph/rules.h"
 #include "ops/registered.h"
+#include "runtime/isa.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -24,11 +26,11 @@ namespace {
 struct Arguments {
   const Step& step;
   const std::vector<at::Tensor>& tensors;
+  const at::Tensor& physical;
   std::int64_t channels;  // of the first argument
 
   const Argument& argument(std::size_t i) const { return step.node->arguments[i]; }
-  const at::Tensor& physical() const { return tensors[step.reads.at(step.node->read(0))]; }
-  std::int64_t block() const { return physical().size(-1); }
+  std::int64_t block() const { return physical.size(-1); }
   // Parameters, each of which may be none.
   std::optional<at::Tensor> tensor(std::size_t i) const {
     const Value value = step.node->read(i);
@@ -66,7 +68,7 @@ bool group_norm_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_group_norm(const Arguments& a) {
-  return std::get<0>(group_norm(a.physical(), a.channels, a.tensor(2), a.tensor(3), a.integer(1),
+  return std::get<0>(group_norm(a.physical, a.channels, a.tensor(2), a.tensor(3), a.integer(1),
                                 number(a.argument(4), 1e-5)));
 }
 
@@ -80,7 +82,7 @@ bool instance_norm_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_instance_norm(const Arguments& a) {
-  return std::get<0>(group_norm(a.physical(), a.channels, a.tensor(1), a.tensor(2), a.channels,
+  return std::get<0>(group_norm(a.physical, a.channels, a.tensor(1), a.tensor(2), a.channels,
                                 number(a.argument(7), 1e-5)));
 }
 
@@ -93,7 +95,7 @@ bool layer_norm_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_layer_norm(const Arguments& a) {
-  at::Tensor dst = std::get<0>(group_norm(a.physical(), a.channels, std::nullopt, std::nullopt, 1,
+  at::Tensor dst = std::get<0>(group_norm(a.physical, a.channels, std::nullopt, std::nullopt, 1,
                                           number(a.argument(4), 1e-5)));
   const auto blocked = [&](const at::Tensor& parameter) {
     return to_blocked(parameter.unsqueeze(0), a.block(), std::nullopt);
@@ -101,6 +103,175 @@ at::Tensor run_layer_norm(const Arguments& a) {
   if (const auto weight = a.tensor(2)) dst.mul_(blocked(*weight));
   if (const auto bias = a.tensor(3)) dst.add_(blocked(*bias));
   return dst;
+}
+
+// ---- local response norms -----------------------------------------------------------------------
+
+// src / (k + alpha * the mean of squares over `size` channels)^beta.
+struct ResponseNorm {
+  Value src;
+  std::int64_t size;
+  double alpha, beta, k;
+};
+
+// From a quotient back to the tensor that it normalizes, by what the nodes on the way are.
+class ResponseNormWalk {
+ public:
+  ResponseNormWalk(const Uses& uses, const std::vector<Meta>& metas) : uses_(uses), metas_(metas) {}
+
+  // What a quotient is, or a product; nothing if it is something else.
+  std::optional<ResponseNorm> find(const Node& node) {
+    if (node.name == "aten::div") return find(node.read(0), node.read(1), 1);
+    const auto found = find(node.read(0), node.read(1), -1);
+    return found ? found : find(node.read(1), node.read(0), -1);
+  }
+
+ private:
+  // src / divisor^sign.
+  std::optional<ResponseNorm> find(Value src, Value divisor, double sign) {
+    if (src == kNone || divisor == kNone) return std::nullopt;
+    at_ = divisor;
+    ResponseNorm found{.src = src, .size = 0, .alpha = 1, .beta = sign, .k = 0};
+    if (const Node* node = maker(); node && exponent_of(*node)) {
+      found.beta *= *exponent_of(*node);
+      at_ = node->read(0);
+    }
+    skip_scaling(found);
+    if (!take_windows(found, dims_of(src)) || !take_square()) return std::nullopt;
+    skip_views();
+    return at_ == src ? std::optional(found) : std::nullopt;
+  }
+
+  const Node* maker() const { return at_ == kNone ? nullptr : uses_.maker[Uses::at(at_)]; }
+  const Dims& dims_of(Value value) const { return metas_[Uses::at(value)].dims; }
+
+  static std::optional<double> exponent_of(const Node& node) {
+    if (node.name == "aten::sqrt") return 0.5;
+    if (node.name == "aten::rsqrt") return -0.5;
+    if (node.name != "aten::pow" || node.overload != "Tensor_Scalar") return std::nullopt;
+    return number(node.arguments[1], 1);
+  }
+
+  // Whether it shows the elements of its argument in the same order.
+  bool is_view(const Node& node) const {
+    const bool drops_dims = is_any(node, {"aten::unsqueeze", "aten::squeeze", "aten::select"});
+    return node.read(0) != kNone && (is_reshape(node) || drops_dims) &&
+           c10::multiply_integers(dims_of(node.output())) ==
+               c10::multiply_integers(dims_of(node.read(0)));
+  }
+
+  void skip_views() {
+    for (const Node* node = maker(); node && is_view(*node); node = maker()) at_ = node->read(0);
+  }
+
+  // Numbers that the mean is multiplied by and that are added to it.
+  void skip_scaling(ResponseNorm& found) {
+    for (skip_views(); const Node* node = maker(); skip_views()) {
+      if (!is_any(*node, {"aten::mul", "aten::div", "aten::add"}) || node->arguments.size() < 2 ||
+          !is_number(node->arguments[1]) || node->overload == "Tensor_mode") {
+        return;
+      }
+      const double by = number(node->arguments[1], 1);
+      if (node->name == "aten::mul") found.alpha *= by;
+      if (node->name == "aten::div") found.alpha /= by;
+      if (node->name == "aten::add") found.k += found.alpha * by * number(node->arguments[2], 1);
+      at_ = node->read(0);
+    }
+  }
+
+  static bool is_number(const Argument& argument) {
+    return argument.is_constant() && argument.constant().isScalar();
+  }
+
+  // The mean over a window of channels, of [N, 1, C, ...], which a pad may come before.
+  bool take_windows(ResponseNorm& found, const Dims& image) {
+    const Node* pool = maker();
+    const PoolingOp* row = pool ? pooling_op(pool->name) : nullptr;
+    if (!row || row->kind != Pooling::kAverageOfWindow || row->divisor < 0) return false;
+    const Dims& to = dims_of(pool->output());
+    const std::size_t spatial = to.size() - 2;
+    if (to.size() < 4 || to[0] != image[0] || to[1] != 1 || to[2] != image[1]) return false;
+    const auto list = [&](std::size_t i) { return integers(pool->arguments[i], spatial); };
+    const auto constant = [&](std::int64_t i) {
+      return pool->arguments[static_cast<std::size_t>(i)].constant();
+    };
+    const auto kernel = list(1), stride = list(2), padding = list(3);
+    if (!kernel || !stride || !padding || kernel->size() != spatial) return false;
+    Dims wanted(spatial, 1);
+    wanted[0] = found.size = (*kernel)[0];
+    if (*kernel != wanted || (stride->empty() ? *kernel : *stride) != Dims(spatial, 1))
+      return false;
+    const bool zeros_count = constant(row->include_pad).toBool() || (*padding)[0] == 0;
+    if (!zeros_count || !constant(row->divisor).isNone()) return false;
+    at_ = pool->read(0);
+    Dims around = taken_pads(2 * spatial);
+    if (around.empty()) return false;
+    // Pads begin with those of the last dim.
+    for (std::size_t i = 0; i < 2 * spatial; ++i) around[i] += (*padding)[spatial - 1 - i / 2];
+    wanted.assign(2 * spatial, 0);
+    wanted[2 * spatial - 2] = found.size / 2;
+    wanted[2 * spatial - 1] = (found.size - 1) / 2;
+    return around == wanted;
+  }
+
+  // The zeros that are put around spatial dims, as ATen counts them; empty if it is something else.
+  Dims taken_pads(std::size_t count) {
+    const Node* node = maker();
+    if (!node || !is_any(*node, {"aten::pad", "aten::constant_pad_nd"})) return Dims(count, 0);
+    const auto& arguments = node->arguments;
+    const bool is_general = node->name == "aten::pad";
+    const Argument& value = arguments[is_general ? 3 : 2];
+    auto pads = integers(arguments[1], 1);
+    if (!pads || pads->size() > count || (!is_none(value) && number(value, 1) != 0)) return {};
+    if (is_general && arguments[2].constant().toStringView() != "constant") return {};
+    pads->resize(count, 0);
+    at_ = node->read(0);
+    return *pads;
+  }
+
+  bool take_square() {
+    skip_views();
+    const Node* node = maker();
+    if (!node) return false;
+    const bool is_product = node->name == "aten::mul" && node->read(0) == node->read(1);
+    const bool is_power = node->name == "aten::pow" && exponent_of(*node) == 2;
+    if (!is_product && !is_power && node->name != "aten::square") return false;
+    at_ = node->read(0);
+    return at_ != kNone;
+  }
+
+  const Uses& uses_;
+  const std::vector<Meta>& metas_;
+  Value at_ = kNone;
+};
+
+// What a node is of (input, size, alpha, beta, k). Not an op's name: those have a namespace.
+constexpr std::string_view kResponseNorm = "local_response_norm";
+
+void find_response_norms(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  ResponseNormWalk walk(uses, rewrite.metas);
+  for (Node& node : rewrite.graph.nodes) {
+    if (!is_any(node, {"aten::div", "aten::mul"}) || node.overload != "Tensor") continue;
+    const Meta& meta = rewrite.meta(node.output());
+    if (meta.dims.size() < 3 || meta.dims.size() > 5 || meta.dtype != at::kFloat) continue;
+    const auto found = walk.find(node);
+    if (!found || rewrite.meta(found->src) != meta) continue;
+    node.name = kResponseNorm;
+    node.overload.clear();
+    node.become(nodes::blocked_op,
+                {{ValueRef{found->src}},
+                 {c10::IValue(found->size)},
+                 {c10::IValue(found->alpha)},
+                 {c10::IValue(found->beta)},
+                 {c10::IValue(found->k)}},
+                {});
+  }
+}
+
+at::Tensor run_response_norm(const Arguments& a) {
+  return local_response_norm(a.physical, a.channels, a.integer(1), number(a.argument(2), 0),
+                             number(a.argument(3), 0), number(a.argument(4), 0));
 }
 
 // ---- ops that move pixels -----------------------------------------------------------------------
@@ -111,11 +282,11 @@ bool shuffle_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_pixel_shuffle(const Arguments& a) {
-  return pixel_shuffle(a.physical(), a.channels, a.integer(1));
+  return pixel_shuffle(a.physical, a.channels, a.integer(1));
 }
 
 at::Tensor run_pixel_unshuffle(const Arguments& a) {
-  return pixel_unshuffle(a.physical(), a.channels, a.integer(1));
+  return pixel_unshuffle(a.physical, a.channels, a.integer(1));
 }
 
 // (input, grid [N, *out, dims], mode, padding mode, align corners). Finding a point's pixels and
@@ -132,8 +303,7 @@ bool grid_sampler_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_grid_sampler(const Arguments& a) {
-  return grid_sampler(a.physical(), a.channels, *a.tensor(1), a.integer(2), a.integer(3),
-                      a.flag(4));
+  return grid_sampler(a.physical, a.channels, *a.tensor(1), a.integer(2), a.integer(3), a.flag(4));
 }
 
 // Pads of spatial dims, (input, pads, ...), whatever fills them leaves a zero tail zero.
@@ -151,9 +321,8 @@ bool pad_fits(const Candidate& candidate) {
 
 at::Tensor run_pad(const Arguments& a) {
   const Dims pads = integers(a.argument(1), 1).value();
-  return from_images(
-      at::pad(as_images(a.physical()), pads, a.argument(2).constant().toStringView()),
-      a.physical().size(0));
+  return from_images(at::pad(as_images(a.physical), pads, a.argument(2).constant().toStringView()),
+                     a.physical.size(0));
 }
 
 // (input, pads, value)
@@ -162,8 +331,8 @@ bool constant_pad_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_constant_pad(const Arguments& a) {
-  return from_images(at::pad(as_images(a.physical()), integers(a.argument(1), 1).value()),
-                     a.physical().size(0));
+  return from_images(at::pad(as_images(a.physical), integers(a.argument(1), 1).value()),
+                     a.physical.size(0));
 }
 
 // ---- ATen's ops on the physical tensor ----------------------------------------------------------
@@ -178,7 +347,7 @@ bool prelu_fits(const Candidate& candidate) {
 }
 
 at::Tensor run_prelu(const Arguments& a) {
-  const at::Tensor& src = a.physical();
+  const at::Tensor& src = a.physical;
   const at::Tensor weight = *a.tensor(1);
   if (weight.numel() == 1) return at::_prelu_kernel(src, weight);
   Dims shape(static_cast<std::size_t>(src.dim() - 1), 1);
@@ -209,8 +378,8 @@ bool sum_fits(const Candidate& candidate) {
 
 template <at::Tensor (*kReduce)(const at::Tensor& physical, at::IntArrayRef dims)>
 at::Tensor run_reduction(const Arguments& a) {
-  const auto rank = static_cast<std::size_t>(a.physical().dim() - 1);
-  return kReduce(a.physical(), reduced_pixels(*a.step.node, rank).value());
+  const auto rank = static_cast<std::size_t>(a.physical.dim() - 1);
+  return kReduce(a.physical, reduced_pixels(*a.step.node, rank).value());
 }
 
 at::Tensor mean(const at::Tensor& src, at::IntArrayRef dims) { return at::mean(src, dims, true); }
@@ -222,7 +391,7 @@ at::Tensor amin(const at::Tensor& src, at::IntArrayRef dims) { return at::amin(s
 
 struct Row {
   std::string_view name, overload;
-  bool (*fits)(const Candidate& candidate);
+  bool (*fits)(const Candidate& candidate);  // null: no op, but found in several
   at::Tensor (*run)(const Arguments& arguments);
   bool has_kernel;         // of ours, for float32; else ATen's does it
   bool has_channels_last;  // ATen has an own kernel for nhwc and ndhwc
@@ -232,6 +401,7 @@ constexpr std::array kRows{
     Row{"aten::group_norm", "", group_norm_fits, run_group_norm, true, true},
     Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, true, false},
     Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, true, false},
+    Row{kResponseNorm, "", nullptr, run_response_norm, true, false},
     Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, true, true},
     Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, true, true},
     Row{"aten::grid_sampler", "", grid_sampler_fits, run_grid_sampler, true, false},
@@ -272,13 +442,21 @@ bool takes(const Candidate& candidate) {
   return !again && candidate.result().dims.size() == dims.size() && row->fits(candidate);
 }
 
+// Sizes and type are those of the image; ATen's ops say theirs themselves.
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  if (node.name != kResponseNorm) return {};
+  return {metas[Uses::at(node.read(0))]};
+}
+
 double cost(Planner& planner, const Node& node, Format format) {
   double total = 0;
   for_values(others(node), [&](Value value) {
     total += planner.reorder_cost(value, planner.home(value), kStrided);
   });
   const std::size_t rank = planner.metas()[Uses::at(node.output())].dims.size();
-  const bool copies = format == kChannelsLast && (!row_of(node)->has_channels_last || rank == 3);
+  const Row* row = row_of(node);
+  const bool copies = (format == kChannelsLast && (!row->has_channels_last || rank == 3)) ||
+                      (format == kPlain && !row->fits);  // which then runs on a blocked copy
   if (copies) total += 2 * planner.reorder_cost(node.output(), kPlain, kChannelsLast);
   return total;
 }
@@ -288,23 +466,37 @@ void plan(Planner& planner, const Node& node, Step& step) {
 }
 
 Prepared prepare(const Step& step, const Running& running) {
-  const Slot dst = step.writes[0];
-  if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
-  const std::int64_t channels = running.plan.slots[step.reads.at(step.node->read(0))].dims[1];
-  return {[&step, &tensors = running.tensors, row = row_of(*step.node), channels, dst] {
-    tensors[dst] = row->run({step, tensors, channels}).contiguous();
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const SlotPlan& slot = running.plan.slots[dst];
+  const Row* row = row_of(*step.node);
+  const std::int64_t channels = running.plan.slots[src].dims[1];
+  if (slot.is_blocked()) {
+    return {[&step, &tensors = running.tensors, row, channels, src, dst] {
+      tensors[dst] = row->run({step, tensors, tensors[src], channels}).contiguous();
+    }};
+  }
+  if (row->fits) return prepare_call(step, running, {});
+  return {[&step, &tensors = running.tensors, row, channels, src, dst,
+           channels_last = slot.format == kChannelsLast] {
+    const at::Tensor physical = to_blocked(tensors[src], native_blocks()[0], std::nullopt);
+    const at::Tensor result = row->run({step, tensors, physical, channels});
+    tensors[dst] = to_dense(result, channels, channels_last, std::nullopt);
   }};
 }
 
 std::string implementation(const Plan& plan, const Step& step) {
-  return row_of(*step.node)->has_kernel ? by_aten_unless_blocked(plan, step) : by_aten(plan, step);
+  const Row* row = row_of(*step.node);
+  if (!row->fits) return by_torch_blocked(plan, step);
+  return row->has_kernel ? by_aten_unless_blocked(plan, step) : by_aten(plan, step);
 }
 
 }  // namespace
 
 constinit const NodeKind nodes::blocked_op = {
     .name = "blocked_op",
+    .find = find_response_norms,
     .takes = takes,
+    .results = results,
     .tied_end = 1,
     .cost = cost,
     .plan = plan,
