@@ -23,6 +23,7 @@ from torch_blocked.formats import (  # noqa: E402
     to_format,
     zeros,
 )
+from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
 from torch_blocked.optimize import optimize  # noqa: E402
 from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
@@ -44,6 +45,7 @@ __all__ = [
     "is_blocked",
     "is_contiguous_channels_last_1d",
     "load",
+    "local_response_norm",
     "native_blocks",
     "ones",
     "optimize",
