@@ -115,6 +115,8 @@ F.affine_grid({x}.mean((2, 3))[:, :1, None].expand(-1, 2, 3), {x}.shape, align_c
 {x}.contiguous(memory_format=torch.channels_last) | {x}.to(memory_format=torch.channels_last)
 F.avg_pool2d({x}, 3, stride=1, padding=1) - {x} | {x} * {x}.mean((2, 3), keepdim=True).sigmoid()
 {x} * F.adaptive_avg_pool2d({x}, 1) | F.local_response_norm({x}, 3) | F.dropout2d({x}, 0.3, False)
+F.local_response_norm({x}, 4, 2.0, 0.5) | F.local_response_norm({x}, {k}, k=2.0)
+{x} / (1 + F.avg_pool3d(({x} * {x})[:, None], (3, 1, 1), 1, (1, 0, 0))[:, 0]) ** 0.75
 {x}.reshape({x}.shape[0], 2, -1, *{x}.shape[2:]).transpose(1, 2).reshape({x}.shape)
 {x}.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 {x}.view({x}.shape[0], 2, -1, *{x}.shape[2:])[:, 1]
