@@ -83,3 +83,14 @@ def test_values_and_gradients_against_double(name, block):
         assert not torch_blocked.is_blocked(ours)
         error = (ours.double() - theirs).abs().max()
         assert error <= 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("block", (8, 16))
+@pytest.mark.parametrize("mode", ("bilinear", "bicubic"))
+@pytest.mark.parametrize("size", ((2, 1), (9, 1), (5, 1), (2, 3)), ids=str)
+def test_antialiased(size, mode, block):
+    x = random(2, 17, 5, 4)
+    result = F.interpolate(x.to_blocked(format_name(4, block)), size, mode=mode, antialias=True)
+    exact = F.interpolate(x.double(), size, mode=mode, antialias=True)
+    assert torch_blocked.is_blocked(result)
+    torch.testing.assert_close(result.to_dense().double(), exact, rtol=1e-5, atol=1e-5)
