@@ -180,6 +180,50 @@ def test_writes_reach_the_base_through_views_of_views(name, inference):
         assert_equal(views[1], views[0])
 
 
+def pixels(y):
+    return y.permute(0, 2, 3, 1)
+
+
+# Whether a result is a view follows from the strides of what it is of.
+VIEWS_OR_COPIES = {
+    "contiguous": lambda y: pixels(y).contiguous(),
+    "contiguous, there and back": lambda y: pixels(y).permute(0, 3, 1, 2).contiguous(),
+    "contiguous transposed": lambda y: y.transpose(2, 3).contiguous(),
+    "reshape": lambda y: pixels(y).reshape(2, -1, 17),
+    "reshape of all": lambda y: pixels(y).reshape(-1, 17),
+    "flatten": lambda y: pixels(y).flatten(),
+    "clone": lambda y: pixels(y).clone(),
+    "double": lambda y: (pixels(y) * 2).contiguous(),
+    "channels last": lambda y: pixels(y).permute(0, 3, 1, 2).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "1-d": lambda y: y.flatten(2).permute(0, 2, 1).contiguous(),
+    "rows": lambda y: y[:, :, 1:3].contiguous(),
+    "rows of one block": lambda y: y[:1, :8, 1:3].contiguous(),
+    "every other column": lambda y: y[..., ::2].contiguous(),
+    "whole blocks": lambda y: y[:, :16].contiguous(),
+    "whole blocks of one image": lambda y: y[:1, :16].contiguous(),
+    "channels": lambda y: y[:, 3:6].contiguous(),
+    "channels of one image": lambda y: y[:1, 3:6].contiguous(),
+    "one image": lambda y: y[:1].contiguous(),
+    "expanded": lambda y: y[:1].expand(3, 17, 6, 5).contiguous(),
+    "no copy": lambda y: y.contiguous(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS_OR_COPIES)
+def test_what_is_written_to_a_copy_stays_there(name):
+    dense, blocked = pair()
+    results = [VIEWS_OR_COPIES[name](x) for x in (dense, blocked)]
+    assert_equal(results[1], results[0])
+    if isinstance(results[1], BlockedTensor):
+        assert results[1].contiguous() is results[1]
+    for result in results:
+        result.mul_(3)
+    assert_equal(results[1], results[0])
+    assert_equal(blocked, dense)
+
+
 # --- other memory
 
 

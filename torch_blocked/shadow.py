@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C
 from torch_blocked.dispatch import dispatch, views_counted
 from torch_blocked.schema import is_view_op, written_arguments
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, contiguous_strides, is_contiguous
 
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
@@ -48,6 +48,11 @@ class Shadow:
             self.base._shadow.write_back()
 
 
+# Ops that read their first argument in the order of its dims and whose results do not show how it
+# lay in memory.
+_READ_IN_ORDER = {aten.native_layer_norm.default}
+
+
 class DenseView(Tensor):
     """A dense view of a blocked tensor: a view of a dense copy that follows it, and is followed.
 
@@ -55,11 +60,15 @@ class DenseView(Tensor):
 
     _dense: Tensor
     _shadow: Shadow
+    # Makes the same values, contiguous, in one reorder: of a view whose own copy would take two.
+    _contiguous: Callable[[], Tensor] | None = None
 
     @staticmethod
-    def __new__(cls, dense: Tensor, shadow: Shadow) -> DenseView:
+    def __new__(
+        cls, dense: Tensor, shadow: Shadow, contiguous: Callable[[], Tensor] | None = None
+    ) -> DenseView:
         self = Tensor._make_subclass(cls, dense)
-        self._dense, self._shadow = dense, shadow
+        self._dense, self._shadow, self._contiguous = dense, shadow, contiguous
         return self
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
@@ -74,6 +83,11 @@ class DenseView(Tensor):
             return _change_dims(func, *args, **kwargs)
         if func is aten.copy_.default and _is_reshaped(*args[:2]):
             return args[0]
+        if _reads_in_order(func, kwargs) and isinstance(args[0], DenseView):
+            make = args[0]._contiguous
+            args = (make(), *args[1:]) if make else args
+            if make and func is aten.clone.default:
+                return args[0]
 
         def plain(value):
             return value._dense if isinstance(value, DenseView) else value
@@ -113,6 +127,13 @@ class DenseView(Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         view: Any = self.detach()
         return torch._tensor_str._str(view._plain(), tensor_contents=tensor_contents)
+
+
+def _reads_in_order(func, kwargs) -> bool:
+    copies = func is aten.clone.default
+    return func in _READ_IN_ORDER or (
+        copies and kwargs.get("memory_format") is torch.contiguous_format
+    )
 
 
 def _is_reshaped(input: Tensor, source: Tensor) -> bool:
@@ -165,6 +186,11 @@ class BlockedCopy(BlockedTensor):
         self._shadow.follow()
         return self._physical
 
+    def _dense_strides(self) -> list[int] | None:
+        if not self._strides or forward_ad._current_level >= 0:
+            return super()._dense_strides()
+        return None if is_contiguous(self.shape, self._strides) else self._strides
+
 
 def anchor(input: BlockedTensor) -> BlockedTensor:
     """A blocked tensor in the memory of `input` that counts its writes with it. Views are tied to
@@ -178,19 +204,20 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
     return same
 
 
-def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, **kwargs) -> Any:
+def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **kwargs) -> Any:
     """The result of the view op `func` on a dense copy of `input`, tied to it.
 
-    channels_last: the memory format of the copy."""
+    pixels_last: it is contiguous where the copy is channels-last. The copy is not that, because
+    contiguous() of such a view of a dense tensor gives memory of its own."""
     input = anchor(input)
 
-    def copy() -> Tensor:
+    def copy(channels_last: bool = False) -> Tensor:
         return _tb.to_dense(input._physical, input._channels, channels_last=channels_last)
 
     dense = copy()
     if not _is_eager(input):
         return func(dense, *args, **kwargs)  # tracing has made in-place ops functional already
-    dense = _laid_as(dense, _dense_strides(input))
+    dense = _laid_as(dense, input._dense_strides())
     try:
         out = func(dense, *args, **kwargs)
     except RuntimeError:
@@ -204,36 +231,11 @@ def dense_view(func, input: BlockedTensor, *args, channels_last: bool = False, *
     def push() -> None:
         input._physical.copy_(_tb.to_blocked(dense, input.block))
 
-    shadow = Shadow(input, pull, push)
-    return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow), out)
+    def contiguous() -> Tensor:
+        return func(copy(channels_last=True), *args, **kwargs)
 
-
-def _dense_strides(input: BlockedTensor) -> list[int] | None:
-    """The strides of the same slice of a dense tensor: they say which dims a view of it can join.
-    None if it can join all, or if its elements overlap."""
-    if forward_ad._current_level >= 0:
-        return None  # a tangent must lie as its primal, which need not be a slice, too
-    if isinstance(input, BlockedCopy) and input._strides:
-        return input._strides
-    physical, block = input._physical, input.block
-    sizes, strides = physical.shape, physical.stride()
-    if strides[-1] != 1 or any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True)):
-        return None
-    batch, channel, *spatial = (stride // block for stride in strides[:-1])
-    images, blocks, *pixels = sizes[:-1]
-    reach = 1 + sum((n - 1) * s for n, s in zip(pixels, spatial, strict=True))
-    # The stride of a dim of size 1 may mean nothing, as in a sum with a transposed tensor.
-    if blocks == 1 and (channel < reach or (images > 1 and batch % channel)):
-        channel = batch if images > 1 else reach
-    whole = images == 1 or batch == blocks * channel
-    channels = input._channels if whole else batch // channel * block
-    found = [channels * channel, channel, *spatial]
-    joined = zip(input.shape, found, _contiguous_strides(input.shape), strict=True)
-    return None if all(n == 1 or s == c for n, s, c in joined) else found
-
-
-def _contiguous_strides(shape: torch.Size) -> list[int]:
-    return [shape[d + 1 :].numel() for d in range(len(shape))]
+    shadow, made = Shadow(input, pull, push), contiguous if pixels_last else None
+    return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow, made), out)
 
 
 def _laid_as(tensor: Tensor, strides: list[int] | tuple[int, ...] | None) -> Tensor:
@@ -252,9 +254,9 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 
     if not _is_eager(input):
         return BlockedTensor(copy(), length)
-    strides = _dense_strides(input)
+    strides = input._dense_strides()
     view = BlockedCopy(_laid_as(copy(), strides and input._physical.stride()), length)
-    view._strides = strides or _contiguous_strides(input.shape)
+    view._strides = strides or contiguous_strides(input.shape)
 
     def pull() -> None:
         view._physical.copy_(copy())
@@ -291,7 +293,7 @@ IN_PLACE_VIEWS = {
     aten.resize_.default: None,  # of a dense view: it may be larger
 }
 
-_OURS = ("_physical", "_channels", "_dense", "_shadow", "_strides")
+_OURS = ("_physical", "_channels", "_dense", "_shadow", "_strides", "_contiguous")
 
 
 def become(self: Tensor, other: Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
@@ -123,6 +124,38 @@ class BlockedTensor(Tensor):
     ) -> Tensor:
         """The same values as an ordinary tensor, contiguous or channels-last. Differentiable."""
         return to_dense(self, dtype, memory_format=memory_format)
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+        """`self` where the same view of a dense tensor is contiguous, else a copy."""
+        if memory_format is torch.contiguous_format and type(self._physical) is Tensor:
+            if not self._physical.is_contiguous() or self._dense_strides():
+                copy: Any = self.clone()
+                physical = copy._physical.contiguous()
+                # Twice a view, as the strides of dims of size 1 may still be those of the slice.
+                copy._physical = physical.view(-1).view(physical.shape)
+                blocked: Tensor = copy
+                return blocked
+        return super().contiguous(memory_format=memory_format)
+
+    def _dense_strides(self) -> list[int] | None:
+        """The strides of the same slice of a dense tensor: they say which dims a view of it can
+        join. None if it can join all, or if its elements overlap."""
+        if forward_ad._current_level >= 0:
+            return None  # a tangent must lie as its primal, which need not be a slice, too
+        physical, block = self._physical, self.block
+        sizes, strides = physical.shape, physical.stride()
+        if strides[-1] != 1 or any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True)):
+            return None
+        batch, channel, *spatial = (stride // block for stride in strides[:-1])
+        images, blocks, *pixels = sizes[:-1]
+        reach = 1 + sum((n - 1) * s for n, s in zip(pixels, spatial, strict=True))
+        # The stride of a dim of size 1 may mean nothing, as in a sum with a transposed tensor.
+        if blocks == 1 and (channel < reach or (images > 1 and batch % channel)):
+            channel = batch if images > 1 else reach
+        whole = images == 1 or batch == blocks * channel
+        channels = self._channels if whole else batch // channel * block
+        found = [channels * channel, channel, *spatial]
+        return None if is_contiguous(self.shape, found) else found
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
         if isinstance(self._physical, torch._subclasses.FakeTensor) or self.is_meta:
@@ -309,6 +342,16 @@ def _check_traced(physical: Tensor, channels: int) -> None:
             f"torch_blocked::BlockedTensor: expected ceil(C/b) = {blocks} blocks for "
             f"C = {channels}, got {sizes[1]} in {list(sizes)}; pass the logical channel count"
         )
+
+
+def contiguous_strides(shape: torch.Size) -> list[int]:
+    return [shape[d + 1 :].numel() for d in range(len(shape))]
+
+
+def is_contiguous(shape: torch.Size, strides: list[int]) -> bool:
+    """Whether they are the strides of a contiguous tensor, where they mean something."""
+    each = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in each)
 
 
 def format_name(ndim: int, block: int) -> str:

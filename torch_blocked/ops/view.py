@@ -141,7 +141,7 @@ def permute(func, input, dims):
     ndim = input.dim()
     if dims[:2] == [0, 1] and len(dims) == ndim:  # of the spatial dims only
         return BlockedTensor(func(input._physical, [*dims, ndim]), input._channels)
-    return dense_view(func, input, dims, channels_last=dims == [0, *range(2, ndim), 1])
+    return dense_view(func, input, dims, pixels_last=dims == [0, *range(2, ndim), 1])
 
 
 @implements(aten.transpose.int, takes="input: blocked, dim0: spatial dim, dim1: spatial dim")
