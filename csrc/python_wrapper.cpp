@@ -8,10 +8,6 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdlib>
-#include <stdexcept>
-#include <string_view>
-
 #include "format/errors.h"
 #include "ops/blocked.h"
 #include "ops/registered.h"
@@ -39,17 +35,7 @@ at::Tensor wrapper_tensor(const at::Tensor& physical, std::int64_t channels) {
 
 constexpr const char* kOp = "BlockedTensor";
 
-// TORCH_BLOCKED_CHECK=1, as torch_blocked/dispatch.py reads it.
-bool checks_tail() {
-  static const bool on = [] {
-    const char* setting = std::getenv("TORCH_BLOCKED_CHECK");
-    return setting && std::string_view(setting) != "" && std::string_view(setting) != "0";
-  }();
-  return on;
-}
-
-// Raises RuntimeError, as after an op: a handler that met a ValueError would run on dense copies.
-void check_tail(const at::Tensor& physical, std::int64_t channels) {
+void check_tail_of_any(const at::Tensor& physical, std::int64_t channels) {
   if (!physical.is_cpu() || physical.numel() == 0) return;
   // The values themselves: no mode may trace this.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -58,11 +44,7 @@ void check_tail(const at::Tensor& physical, std::int64_t channels) {
                            c10::DispatchKey::PythonDispatcher, c10::DispatchKey::Functionalize,
                            c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                            c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
-  if (!tail_is_zero(physical, channels)) {
-    throw std::runtime_error(error_sentence(kOp, text("a zero tail beyond channel ", channels),
-                                            text("other values in ", physical.sizes()),
-                                            "set these lanes to 0, or make it with to_blocked"));
-  }
+  check_tail(kOp, physical, channels, "set these lanes to 0, or make it with to_blocked");
 }
 
 // The same rules as blocked_argument, for a tensor on any device.
@@ -82,7 +64,7 @@ void check_physical(const at::Tensor& physical, std::int64_t channels) {
     fail_value(kOp, text("ceil(C/b) = ", blocks, " blocks for C = ", channels),
                text(sizes[1], " in ", sizes), "pass the logical channel count");
   }
-  if (checks_tail()) check_tail(physical, channels);
+  if (checks_tails()) check_tail_of_any(physical, channels);
 }
 
 PyObject* wrap(PyTypeObject* type, PyObject* physical_object, PyObject* channels_object) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "format/errors.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
 #include "runtime/threads.h"
@@ -73,8 +74,24 @@ void Run::run_steps(std::size_t first, std::size_t end) {
       for (std::size_t i = first; i < end; ++i) steps_[i].run();
     });
   }
+  if (checks_tails()) check_tails(first, end);
   for (std::size_t i = first; i < end; ++i) {
     for (const Slot slot : releases_[i]) slots_[slot] = at::Tensor();
+  }
+}
+
+// Of the results that are still there: others share memory with what came after them.
+void Run::check_tails(std::size_t first, std::size_t end) const {
+  for (std::size_t i = first; i < end; ++i) {
+    const Step& step = plan_.steps[i];
+    for (const Slot slot : step.writes) {
+      const SlotPlan& s = plan_.slots[slot];
+      if (!s.is_blocked() || !slots_[slot].defined()) continue;
+      if (i + 1 < end && memory_.slots[slot].last < end) continue;
+      check_tail("optimize", slots_[slot], s.dims[1],
+                 text("please report step ", i, ", ", step.node ? step.node->name : step.kind->name)
+                     .c_str());
+    }
   }
 }
 

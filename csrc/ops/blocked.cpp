@@ -3,9 +3,12 @@
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
+#include <stdexcept>
 
 #include "format/errors.h"
+#include "ops/registered.h"
 #include "runtime/memory_pool.h"
 
 namespace torch_blocked {
@@ -104,6 +107,21 @@ Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t 
                          "convert it with .float()");
   }
   return blocked_argument(op, physical, channels);
+}
+
+bool checks_tails() {
+  static const bool on = [] {
+    const char* setting = std::getenv("TORCH_BLOCKED_CHECK");
+    return setting && std::string_view(setting) != "" && std::string_view(setting) != "0";
+  }();
+  return on;
+}
+
+void check_tail(const char* op, const at::Tensor& physical, std::int64_t channels,
+                const char* remedy) {
+  if (tail_is_zero(physical, channels)) return;
+  throw std::runtime_error(error_sentence(op, text("a zero tail beyond channel ", channels),
+                                          text("other values in ", physical.sizes()), remedy));
 }
 
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options) {

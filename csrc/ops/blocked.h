@@ -48,6 +48,13 @@ Blocked blocked_argument(const char* op, const at::Tensor& physical, std::int64_
 // The same for an op that has kernels for float32 only; raises NotImplementedError for other types.
 Blocked float_argument(const char* op, const at::Tensor& physical, std::int64_t channels);
 
+// TORCH_BLOCKED_CHECK=1, as torch_blocked/dispatch.py reads it: results are checked for a zero
+// tail.
+bool checks_tails();
+// Raises RuntimeError, which no handler takes for a wrong argument, unless the tail is zero.
+void check_tail(const char* op, const at::Tensor& physical, std::int64_t channels,
+                const char* remedy);
+
 // Uninitialised: whoever fills it leaves the tail zero.
 Blocked empty_blocked(at::IntArrayRef dims, std::int64_t block, const at::TensorOptions& options);
 
