@@ -565,3 +565,13 @@ def test_dropout_that_is_on_stays_on(dropout):
 
     on = tb.optimize(WithDropout().eval(), x, tune=False)
     assert not torch.equal(on(x), on(x))
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 6])
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (1, 2), (1, 3), (2, 2), (3, 2)])
+def test_far_padding_beyond_all_pixels(kernel, stride, width):
+    padding = nn.ConstantPad1d((0, 2 + -width % 4), 0.0)
+    model = randomized(nn.Sequential(padding, nn.Conv1d(16, 17, kernel, stride=stride)))
+    x = torch.randn(3, 16, width)
+    for tune in (False, True):
+        assert_exact(model, blocked(model, x, tune=tune), x)

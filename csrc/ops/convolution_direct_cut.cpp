@@ -54,8 +54,10 @@ bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
 // Decides how src is read, and makes the groups of output channels.
 void complete(Direct& d, bool plain_src) {
   const std::int64_t width = d.sizes().width;
-  const bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
-  if (pixelwise && d.whole()) {  // one long row; where sizes are 1 the stride means nothing
+  bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
+  // Where sizes are 1 the stride means nothing; elsewhere as many outputs reach beyond src.
+  for (std::size_t i = 0; i < 3; ++i) pixelwise &= d.stride[i] == 1 || d.out[i] == 1;
+  if (pixelwise && d.whole()) {  // one long row
     d.in = d.out = d.dst = {1, 1, Direct::volume(d.in)};
     d.stride = {1, 1, 1};
   }
