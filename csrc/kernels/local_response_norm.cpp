@@ -83,6 +83,16 @@ inline void for_tile(const ChannelWindows& w, std::int64_t first, std::int64_t p
   }
 }
 
+// Rows of the squares of src.
+inline void square(const ChannelWindows& w, const float* src, std::int64_t first,
+                   std::int64_t pixels, const Rows& squares) {
+  for_tile(w, first, pixels,
+           [&](std::int64_t pixel, std::int64_t channel, std::int64_t count, std::int64_t at) {
+             const Vec x = load(src + at, count);
+             store(x * x, squares.at(pixel, channel), count);
+           });
+}
+
 // f(first pixel, pixels) for tiles of [begin, end).
 template <typename F>
 inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
@@ -106,11 +116,7 @@ void local_response_norm(const ChannelWindows& windows, const float* src, float*
   const Vec alpha(w.alpha), k(w.k);
   with_power(w.beta, [&](const auto& power) {
     for_tiles(begin, end, [&](std::int64_t first, std::int64_t pixels) {
-      for_tile(w, first, pixels,
-               [&](std::int64_t pixel, std::int64_t channel, std::int64_t count, std::int64_t at) {
-                 const Vec x = load(src + at, count);
-                 store(x * x, squares.at(pixel, channel), count);
-               });
+      square(w, src, first, pixels, squares);
       for_tile(w, first, pixels,
                [&](std::int64_t pixel, std::int64_t channel, std::int64_t count, std::int64_t at) {
                  const Vec s = at::vec::fmadd(squares.sum(pixel, channel, count), alpha, k);
@@ -132,11 +138,7 @@ void local_response_norm_gradient(const ChannelWindows& windows, const float* di
   const Vec alpha(w.alpha), k(w.k), factor(2 * w.alpha * w.beta);
   with_power(w.beta, [&](const auto& power) {
     for_tiles(begin, end, [&](std::int64_t first, std::int64_t pixels) {
-      for_tile(w, first, pixels,
-               [&](std::int64_t pixel, std::int64_t channel, std::int64_t count, std::int64_t at) {
-                 const Vec x = load(src + at, count);
-                 store(x * x, squares.at(pixel, channel), count);
-               });
+      square(w, src, first, pixels, squares);
       for_tile(w, first, pixels,
                [&](std::int64_t pixel, std::int64_t channel, std::int64_t count, std::int64_t at) {
                  const Vec s = at::vec::fmadd(squares.sum(pixel, channel, count), alpha, k);
