@@ -240,6 +240,12 @@ def test_tensors_are_ordinary_after_a_capture():
     assert type(kept[0]) is torch.Tensor and kept[0].shape == (1, 4, 8, 8)
 
 
+def test_blocked_values_that_never_change_are_no_constants():
+    model = Forward(lambda self, x: (x - x).to_blocked().mean((2, 3)) + x.mean((2, 3))).eval()
+    x = torch.randn(1, 16, 5, 4)
+    torch.testing.assert_close(tb.optimize(model, x, tune=False)(x), model(x))
+
+
 IMPORTS = """
 import sys, torch, torch_blocked
 import bench_models as models

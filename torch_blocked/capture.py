@@ -196,11 +196,12 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
     if recorder.refusal() and recorder.wrote_state():
         raise CaptureError("the model writes into its buffers or inputs")
-    blocked = any(isinstance(each, BlockedTensor) for each in results)  # torch.export sees inside
+    constants = {value: each.detach() for value, each in recorder.constants().items()}
+    # What a model makes blocked has no values of its own here; torch.export sees inside.
+    blocked = any(isinstance(each, BlockedTensor) for each in (*results, *constants.values()))
     if blocked or watch.reads_values or recorder.refusal():
         return None
     outputs = [_output(each, recorder) for each in results]
-    constants = {value: each.detach() for value, each in recorder.constants().items()}
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
         inputs=list(range(len(leaves))),
