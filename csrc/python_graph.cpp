@@ -24,6 +24,10 @@ Argument argument_of(const py::handle& object) {
   if (py::isinstance<py::bool_>(object)) return {c10::IValue(object.cast<bool>())};
   if (py::isinstance<py::int_>(object)) return {c10::IValue(object.cast<std::int64_t>())};
   if (py::isinstance<py::float_>(object)) return {c10::IValue(object.cast<double>())};
+  if (PyComplex_Check(object.ptr())) {
+    const Py_complex number = PyComplex_AsCComplex(object.ptr());
+    return {c10::IValue(c10::complex<double>(number.real, number.imag))};
+  }
   if (py::isinstance<py::str>(object)) return {c10::IValue(object.cast<std::string>())};
   if (THPDtype_Check(object.ptr())) {
     return {c10::IValue(static_cast<std::int64_t>(object.cast<at::ScalarType>()))};

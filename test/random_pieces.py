@@ -402,6 +402,10 @@ def in_place(g):
             "{x}[:, [0]] = 1.5",
             "{x}.index_fill_({d}, torch.tensor([0]), 0.3)",
             "{x}.data.mul_(0.9)",
+            "{x}.gt_(0.2)",
+            "{x}.ne_({y}).mul_(0.5)",
+            "{x}[:, :1].logical_not_()",
+            "{x}.add_(torch.arange({x}.shape[-1], dtype=torch.float64), alpha=0.1)",
         )
     )
     y = g.pick_like(x)
@@ -428,6 +432,7 @@ def filled(g):
             f"    {g.out}[:, i] = {x}[:, -1 - i]",
             f"{g.out} = {x}.clone()\n{g.out}[..., {k}:] = {x}[..., :-{k}]\n{g.out}[..., :{k}] = 0",
             f"{g.out} = torch.cat(({x}.new_zeros({x}[:, :1].shape), {x}[:, 1:]), 1)",
+            f"t = {x} * (0.5 + 1j)\nt.real.add_(0.5)\n{g.out} = t.imag.clone()",
         )
     )
 

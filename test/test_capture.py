@@ -104,7 +104,8 @@ def takes_two(self, x, y):
         (lambda self, x: x.nonzero()[:1] if torch.equal(x, x) else x, None),
         (lambda self, x: torch.add(x, 1, out=torch.zeros(1, 4, 8, 8)), None),
         (lambda self, x: torch.empty(3).fill_(2) * x.sum(), "empty fill sum mul"),
-        (lambda self, x: torch.zeros(4).add_(torch.ones(4, dtype=torch.float64)), None),
+        (lambda self, x: torch.zeros(4).add_(torch.ones(4).double()), "zeros ones to add to"),
+        (lambda self, x: (x * 1j + 2).abs().mul_(0.5), "mul add abs mul"),
     ],
 )
 def test_runs(function, ops):

@@ -53,6 +53,14 @@ def powers(x):
     return y, y.clone().ldexp_(torch.ones(1)), x.double().float_power_(2).cos_()
 
 
+def other_types(x):
+    """Whose functional forms have other types than what is written."""
+    y = x.relu().logical_not_().add_(torch.arange(x.shape[-1], dtype=torch.double))
+    z = y.clone()
+    z[:, 1].gt_(2)
+    return y, z, x.eq_(x.flip(1)) * 0.5, x.masked_fill_(torch.ones(x.shape[-1]) > 0, 2)
+
+
 def filled(x):
     out = torch.empty(x.shape)
     for i in range(8):
@@ -101,7 +109,7 @@ def constants(x):
 
 FORWARDS = (
     rows, chunks, permuted, strided, groups, mask, filled, like, parts, shown_before, moved,
-    sometimes_copied, constants, powers,
+    sometimes_copied, constants, powers, other_types,
 )  # fmt: skip
 
 
@@ -138,6 +146,34 @@ def test_what_is_a_copy_at_some_sizes_holds_for_these():
         for function in (sometimes_copied, chunks, rows, permuted)
     ]
     assert [each.fixed_sizes for each in captured] == [True, True, False, False]
+
+
+def tokens(x):
+    """Channels-last by permuting, of any stride in the dim of the images where there is one."""
+    t = x.flatten(2).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return t.transpose(1, 2).view(x.shape)
+
+
+def copied_beyond_one_image(x):
+    y = F.max_pool2d(tokens(x), 2) * 1
+    y.flatten(1).clamp_(-0.1, 0.1)
+    return y
+
+
+def compared(x):
+    return (x + 1).gt_(1)
+
+
+@pytest.mark.parametrize("function", [*FORWARDS, copied_beyond_one_image, compared])
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_writes_that_export_tells(function, batch, monkeypatch):
+    monkeypatch.setattr(captures, "_recorded", lambda *_: None)
+    model, x = Model(function).eval(), torch.randn(batch, 3, 8, 8)
+    fast = tb.optimize(model, x, verify=False, tune=False)
+    for images in (batch, 3 - batch):
+        x = torch.randn(images, 3, 8, 8)
+        close(fast(x), model(x))
 
 
 def unsafely_chunked(self, x):

@@ -31,8 +31,18 @@ from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
 # What a list of arguments holds in place of a value of the graph.
 VALUE = "value"
 
-# Ops that may return their input itself, beyond those whose schema says so.
-_MAY_ALIAS = {"aten::reshape", "aten::flatten", "aten::contiguous", "aten::to", "aten::dropout"}
+# Ops that may return their input itself, beyond those whose schema says so: a view, or a copy where
+# the strides ask for one; and those that do nothing in evaluation mode.
+_VIEW_OR_COPY = {
+    "aten::contiguous",
+    "aten::flatten",
+    "aten::ravel",
+    "aten::reshape",
+    "aten::reshape_as",
+    "aten::to",
+    "aten::type_as",
+}
+_MAY_ALIAS = _VIEW_OR_COPY | {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout"}
 
 
 class CaptureError(RuntimeError):
@@ -279,6 +289,8 @@ def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     try:
         with _NoItemsOfBlocked():
             program = torch.export.export(wrapped, args, kwargs, strict=False)
+        if any(_written(node) for node in program.graph.nodes):
+            _CheckedViews(program).run_on(args, kwargs)
     finally:
         state.restore()
     if _breaks_a_tie(program.graph):
@@ -340,6 +352,38 @@ def _breaks_a_tie(graph: fx.Graph) -> bool:
     return False
 
 
+class _CheckedViews(fx.Interpreter):
+    """Runs an exported program on real tensors, and raises CaptureError where ATen gives a view and
+    the trace has seen a copy, or the other way: who writes there reaches other values. The strides
+    of torch's fake tensors are not always those of ATen's, as at a batch of one."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__(program.module(check_guards=False))
+
+    def run_on(self, args: tuple, kwargs: dict) -> None:
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        self.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
+
+    def run_node(self, node: fx.Node):
+        result = super().run_node(node)
+        schema = _schema(node)
+        if schema is not None and schema.name in _VIEW_OR_COPY:
+            source = node.args[0]
+            if _share(result, self.env[source]) != _share(*_traced(node)):
+                raise CaptureError(f"{schema.name} of {source} is a view or a copy, as strides are")
+        return result
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    return torch._C._is_alias_of(a, b)
+
+
+def _traced(node: fx.Node) -> tuple[Tensor, Tensor]:
+    """The result of an op and its source, of the strides that the trace has seen."""
+    source = node.args[0].meta["val"]
+    return _on_fakes(node.target, node), source
+
+
 def _written(node: fx.Node) -> list[fx.Node]:
     """The values that an op writes, in whatever argument."""
     schema = _schema(node)
@@ -362,9 +406,19 @@ def _substitutable(graph: fx.Graph) -> bool:
         functional = _functional(node)
         if functional is None or target.op != "call_function" or _views(target):
             return False
+        if _on_fakes(functional, node).dtype != node.meta["val"].dtype:
+            return False
         if any(_views(user) for user in target.users if user is not node):
             return False
     return True
+
+
+def _on_fakes(op, node: fx.Node) -> Tensor:
+    """The result of `op` for the arguments of `node`, without values: x.gt(0) is a bool, where
+    x.gt_(0) keeps the type of x."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    with node.meta["val"].fake_mode:
+        return op(*args, **kwargs)
 
 
 def _functional(node: fx.Node):

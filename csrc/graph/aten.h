@@ -19,9 +19,13 @@ inline bool is_none(const Argument& argument) {
   return argument.is_constant() && argument.constant().isNone();
 }
 
+inline bool is_real(const Argument& argument) {
+  return argument.is_constant() && argument.constant().isScalar() &&
+         !argument.constant().isComplexDouble();
+}
+
 inline double number(const Argument& argument, double missing) {
-  if (!argument.is_constant() || !argument.constant().isScalar()) return missing;
-  return argument.constant().toScalar().toDouble();
+  return is_real(argument) ? argument.constant().toScalar().toDouble() : missing;
 }
 
 // The integers of a list of constants, one given for all spatial dims spread over them; nothing if

@@ -2,10 +2,12 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "format/errors.h"
 
@@ -15,6 +17,15 @@ namespace {
 using c10::IValue;
 
 thread_local Recorder* running = nullptr;
+
+// What is called in its lifetime is not the forward's.
+struct Unheard {
+  Recorder* was = std::exchange(running, nullptr);
+  Unheard() = default;
+  Unheard(const Unheard&) = delete;
+  Unheard& operator=(const Unheard&) = delete;
+  ~Unheard() { running = was; }
+};
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
   if (running) running->enter(function);
@@ -33,6 +44,8 @@ IValue number_of(const at::Tensor& wrapped) {
       return *wrapped.const_data_ptr<std::int64_t>();
     case at::kBool:
       return *wrapped.const_data_ptr<bool>();
+    case at::kComplexDouble:
+      return *wrapped.const_data_ptr<c10::complex<double>>();
     default:
       return {};
   }
@@ -62,10 +75,10 @@ bool shows_otherwise(const c10::OperatorName& name) {
   return op && op->hasTag(at::Tag::inplace_view);
 }
 
-// The overload that returns what an in-place op writes; nothing if none takes what this does.
+// The op that returns what an in-place one writes; nothing if none takes the same arguments.
 // pow_.Scalar is pow.Tensor_Scalar: pow.Scalar has a number as its base.
-std::optional<std::string> functional_overload(const c10::FunctionSchema& in_place,
-                                               const std::string& name) {
+std::optional<c10::OperatorHandle> functional_op(const c10::FunctionSchema& in_place,
+                                                 const std::string& name) {
   const auto same_type = [](const c10::Argument& a, const c10::Argument& b) {
     return *a.type() == *b.type();
   };
@@ -74,10 +87,32 @@ std::optional<std::string> functional_overload(const c10::FunctionSchema& in_pla
         std::string()}) {
     const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
     if (op && std::ranges::equal(op->schema().arguments(), in_place.arguments(), same_type)) {
-      return overload;
+      return op;
     }
   }
   return std::nullopt;
+}
+
+// The same argument on the meta device, where numbers stay what they are.
+IValue on_meta(const IValue& argument) {
+  if (argument.isTensor()) {
+    const at::Tensor& tensor = argument.toTensor();
+    const bool has_memory = tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return has_memory ? at::empty(tensor.sizes(), tensor.options().device(at::kMeta)) : tensor;
+  }
+  if (!argument.isList()) return argument;
+  c10::impl::GenericList list(argument.toList().elementType());
+  for (const IValue& item : argument.toListRef()) list.push_back(on_meta(item));
+  return list;
+}
+
+// The type of what an op returns for these arguments. Throws what the op does.
+at::ScalarType type_on_meta(const c10::OperatorHandle& op, at::ArrayRef<const IValue> inputs) {
+  const Unheard unheard;
+  torch::jit::Stack stack;
+  for (const IValue& input : inputs) stack.push_back(on_meta(input));
+  op.callBoxed(stack);
+  return stack.at(0).toTensor().scalar_type();
 }
 
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
@@ -141,7 +176,7 @@ void Recorder::restore() {
 void Recorder::save_written(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   if (!schema || !schema->is_mutable()) return;
-  running = nullptr;  // the copies are not the forward's
+  const Unheard unheard;
   const auto inputs = arguments_of(function);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const IValue& input = inputs[i];
@@ -153,7 +188,6 @@ void Recorder::save_written(const at::RecordFunction& function) {
     written_.insert(written_.begin(), {tensor, tensor.clone()});
     wrote_state_ = true;
   }
-  running = this;
 }
 
 void Recorder::refuse(const std::string& reason) {
@@ -212,24 +246,34 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
     return refuse(text(node.name, " writes into its arguments"));
   }
   node.name.pop_back();
-  const auto overload = functional_overload(schema, node.name);
+  const auto functional = functional_op(schema, node.name);
   const at::Tensor& self = inputs[0].toTensor();
-  const bool mixed =
-      node.name != "aten::copy" && std::ranges::any_of(inputs, [&](const IValue& input) {
-        return input.isTensor() && input.toTensor().defined() &&
-               input.toTensor().scalar_type() != self.scalar_type() &&
-               !input.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
-      });
   const auto memory = memories_.find(memory_of(self));
   running_.writes = true;
   running_.reaches_others = self.storage().use_count() != 1;
-  if (!overload || mixed || given_.contains(self.unsafeGetTensorImpl()) ||
+  if (!functional || given_.contains(self.unsafeGetTensorImpl()) ||
       (running_.reaches_others &&
        (memory == memories_.end() || shows_otherwise(schema.operator_name())))) {
     return refuse(text(node.name, "_ writes what others may see"));
   }
-  node.overload = *overload;
+  node.overload = functional->operator_name().overload_name;
+  running_.type = type_of_result(*functional, inputs);
   if (memory != memories_.end()) has_fixed_sizes_ |= memory->second.may_be_copied;
+}
+
+// By the rules where one knows the op: meta kernels written in Python import torch's tracer.
+at::ScalarType Recorder::type_of_result(const c10::OperatorHandle& functional,
+                                        at::ArrayRef<const IValue> inputs) const {
+  Node node = nodes_.back();
+  node.outputs = {count_};
+  std::vector<Meta> metas(static_cast<std::size_t>(count_));
+  for (const auto& [place, tensor] : running_.tensors) {
+    const Value value = node.arguments[place].value();
+    if (value == kNone) continue;  // a number or a list
+    metas[static_cast<std::size_t>(value)] = {tensor.sizes().vec(), tensor.scalar_type()};
+  }
+  const auto known = known_results(node, metas);
+  return known ? known->at(0).dtype : type_on_meta(functional, inputs);
 }
 
 void Recorder::end(const at::RecordFunction& function) {
@@ -266,7 +310,11 @@ void Recorder::note_results(const std::vector<at::Tensor>& tensors,
     if (tensors[i].defined()) metas_[outputs.back()] = results[i];
   }
   const Node node = nodes_.back();
-  if (running_.writes) return note_write(tensors[0], node.output());
+  if (running_.writes) {
+    metas_[node.output()].dtype = running_.type;
+    const bool is_own = running_.type == results[0].dtype;
+    return note_write(tensors[0], is_own ? node.output() : cast(node.output(), results[0]));
+  }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     Shown shown = shown_by(tensors[i], node, i, results);
@@ -342,6 +390,18 @@ Value Recorder::emit(Node node, const std::vector<Meta>& results) {
   return first;
 }
 
+// `value` in the type of `result`, which has its dims.
+Value Recorder::cast(Value value, const Meta& result) {
+  std::vector<Argument> arguments{{ValueRef{value}}};
+  for (const IValue& argument :
+       {IValue(static_cast<std::int64_t>(result.dtype)), IValue(false), IValue(false), IValue()}) {
+    arguments.push_back({argument});
+  }
+  Node node{
+      .name = "aten::to", .overload = "dtype", .arguments = std::move(arguments), .outputs = {}};
+  return emit(std::move(node), {result});
+}
+
 Value Recorder::show(const ViewStep& step, Value source) {
   if (step.node.arguments[step.argument].value() == kNone) {
     refuse(text(step.node.name, " shows several tensors"));
@@ -367,7 +427,7 @@ Argument Recorder::argument(const IValue& value) {
     if (!tensor.defined()) return {IValue()};
     if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return {ValueRef{value_of(tensor)}};
     const IValue number = number_of(tensor);
-    if (number.isNone()) refuse("a complex number");
+    if (number.isNone()) refuse(text("a number of type ", tensor.scalar_type()));
     return {number};
   }
   if (value.isList()) {
@@ -375,8 +435,7 @@ Argument Recorder::argument(const IValue& value) {
     for (const IValue& item : value.toListRef()) items.push_back(argument(item));
     return {std::move(items)};
   }
-  if (!value.isNone() && !value.isBool() && !value.isInt() && !value.isDouble() &&
-      !value.isString() && !value.isDevice()) {
+  if (!value.isNone() && !value.isScalar() && !value.isString() && !value.isDevice()) {
     refuse(text("an argument of type ", value.tagKind()));
   }
   return {value};

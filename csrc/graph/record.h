@@ -16,6 +16,9 @@
 namespace at {
 struct RecordFunction;
 }
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace torch_blocked::graph {
 
@@ -79,12 +82,13 @@ class Recorder {
     bool may_be_copied = false;  // an op shows it at some sizes and copies it at others
   };
   // The outermost op that runs: its tensors, by the place of the argument, the memory that it has
-  // made, and whether its write reaches others.
+  // made, whether its write reaches others, and the type that its functional form gives.
   struct Running {
     bool is_noted = true;
     std::vector<std::pair<std::size_t, at::Tensor>> tensors = {};
     std::unordered_set<const c10::StorageImpl*> made = {};
     bool writes = false, reaches_others = false;
+    at::ScalarType type = at::kFloat;
   };
 
   void refuse(const std::string& reason);
@@ -92,9 +96,12 @@ class Recorder {
   void end(const at::RecordFunction& function);
   void save_written(const at::RecordFunction& function);
   void replace_in_place(const c10::FunctionSchema& schema, at::ArrayRef<const c10::IValue> inputs);
+  at::ScalarType type_of_result(const c10::OperatorHandle& functional,
+                                at::ArrayRef<const c10::IValue> inputs) const;
   Argument argument(const c10::IValue& value);
   Value new_value(const at::Tensor& tensor);
   Value emit(Node node, const std::vector<Meta>& results);
+  Value cast(Value value, const Meta& result);
   Value show(const ViewStep& step, Value source);
   Value current(Shown& self);
   void note_results(const std::vector<at::Tensor>& tensors, const std::vector<Meta>& results);

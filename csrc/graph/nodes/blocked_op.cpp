@@ -168,7 +168,7 @@ class ResponseNormWalk {
   void skip_scaling(ResponseNorm& found) {
     for (skip_views(); const Node* node = maker(); skip_views()) {
       if (!is_any(*node, {"aten::mul", "aten::div", "aten::add"}) || node->arguments.size() < 2 ||
-          !is_number(node->arguments[1]) || node->overload == "Tensor_mode") {
+          !is_real(node->arguments[1]) || node->overload == "Tensor_mode") {
         return;
       }
       const double by = number(node->arguments[1], 1);
@@ -177,10 +177,6 @@ class ResponseNormWalk {
       if (node->name == "aten::add") found.k += found.alpha * by * number(node->arguments[2], 1);
       at_ = node->read(0);
     }
-  }
-
-  static bool is_number(const Argument& argument) {
-    return argument.is_constant() && argument.constant().isScalar();
   }
 
   // The mean over a window of channels, of [N, 1, C, ...], which a pad may come before.
