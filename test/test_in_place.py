@@ -180,6 +180,36 @@ def test_writes_reach_the_base_through_views_of_views(name, inference):
         assert_equal(views[1], views[0])
 
 
+# What is written to one of the elements that expand() repeats reaches all of them.
+REPEATS = {
+    "row": lambda y: y[:, :, :1].expand(2, 17, 6, 5),
+    "column": lambda y: y[..., 1:2].expand(2, 17, 6, 5),
+    "pixel": lambda y: y[:, :, 1:2, :1].expand(2, 17, 6, 5),
+    "image": lambda y: y[:1].expand(2, 17, 6, 5),
+    "amax": lambda y: torch.broadcast_to(y.amax(-1, keepdim=True), y.shape),
+    "amax of pixels": lambda y: y.amax((2, 3), keepdim=True).expand(y.shape)[:, 2:5],
+}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_writes_reach_all_repeats(name):
+    for view in (
+        lambda y: y[0, :, 0, 0],
+        lambda y: y.select(3, 1).select(2, 0)[:1],
+        lambda y: y.permute(2, 3, 0, 1)[0, 1, 0],
+        lambda y: y[:, 1:, :1, :1][:1],
+    ):
+        results = []
+        for x in pair():
+            repeated = REPEATS[name](x)
+            part = repeated[:, :2]
+            view(repeated).mul_(3)
+            repeated.detach()[:1, :, :1, :1].add_(1)
+            results.append((repeated, part, x, x * 1, repeated[0]))
+        for ours, dense in zip(*reversed(results), strict=True):
+            assert_equal(ours, dense)
+
+
 def pixels(y):
     return y.permute(0, 2, 3, 1)
 

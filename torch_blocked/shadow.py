@@ -210,32 +210,49 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
     pixels_last: it is contiguous where the copy is channels-last. The copy is not that, because
     contiguous() of such a view of a dense tensor gives memory of its own."""
     input = anchor(input)
+    memory = _without_repeats(input)
+    is_repeated = memory is not input._physical
 
     def copy(channels_last: bool = False) -> Tensor:
-        return _tb.to_dense(input._physical, input._channels, channels_last=channels_last)
+        return _tb.to_dense(memory, input._channels, channels_last=channels_last)
 
     dense = copy()
+    shown = dense.expand(input.shape) if is_repeated else dense
     if not _is_eager(input):
-        return func(dense, *args, **kwargs)  # tracing has made in-place ops functional already
-    dense = _laid_as(dense, input._dense_strides())
+        return func(shown, *args, **kwargs)  # tracing has made in-place ops functional already
+    if not is_repeated:
+        shown = dense = _laid_as(dense, input._dense_strides())
     try:
-        out = func(dense, *args, **kwargs)
+        out = func(shown, *args, **kwargs)
     except RuntimeError:
         if func is not aten.view.default:
             raise
-        return dense.reshape(*args)  # dims that a slice does not join: ATen's reshape copies
+        return shown.reshape(*args)  # dims that a slice does not join: ATen's reshape copies
 
     def pull() -> None:
         dense.copy_(copy())
 
     def push() -> None:
-        input._physical.copy_(_tb.to_blocked(dense, input.block))
+        memory.copy_(_tb.to_blocked(dense, input.block))
 
     def contiguous() -> Tensor:
         return func(copy(channels_last=True), *args, **kwargs)
 
-    shadow, made = Shadow(input, pull, push), contiguous if pixels_last else None
+    shadow = Shadow(input, pull, push)
+    made = contiguous if pixels_last and not is_repeated else None
     return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow, made), out)
+
+
+def _without_repeats(input: BlockedTensor) -> Tensor:
+    """The physical tensor with one of the elements that expand() has repeated in images and pixels:
+    they share memory, and ATen refuses to write all of them at once."""
+    physical = input._physical
+    if not _is_eager(input):
+        return physical
+    for dim in (0, *range(2, physical.dim() - 1)):
+        if physical.stride(dim) == 0 and physical.size(dim) > 1:
+            physical = physical.narrow(dim, 0, 1)
+    return physical
 
 
 def _laid_as(tensor: Tensor, strides: list[int] | tuple[int, ...] | None) -> Tensor:
@@ -248,23 +265,26 @@ def _laid_as(tensor: Tensor, strides: list[int] | tuple[int, ...] | None) -> Ten
 def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input` as a copy tied to it."""
     input = anchor(input)
+    memory = _without_repeats(input)
 
     def copy() -> Tensor:
-        return _tb.slice_channels(input._physical, input._channels, start, length)
+        return _tb.slice_channels(memory, input._channels, start, length)
 
     if not _is_eager(input):
         return BlockedTensor(copy(), length)
     strides = input._dense_strides()
-    view = BlockedCopy(_laid_as(copy(), strides and input._physical.stride()), length)
+    part = _laid_as(copy(), strides and input._physical.stride())
+    shape = input._physical.shape
+    view = BlockedCopy(part.expand(shape[0], -1, *shape[2:]), length)
     view._strides = strides or contiguous_strides(input.shape)
 
     def pull() -> None:
-        view._physical.copy_(copy())
+        _without_repeats(view).copy_(copy())
 
     def push() -> None:
-        dense = _tb.to_dense(input._physical, input._channels)
-        dense[:, start : start + length] = _tb.to_dense(view._physical, length)
-        input._physical.copy_(_tb.to_blocked(dense, input.block))
+        dense = _tb.to_dense(memory, input._channels)
+        dense[:, start : start + length] = _tb.to_dense(_without_repeats(view), length)
+        memory.copy_(_tb.to_blocked(dense, input.block))
 
     view._shadow = Shadow(input, pull, push)
     return view
