@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"));
+BUILD_REQUIRES := $(PROJECT) print(*project["build-system"]["requires"], sep="\n")
+DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["dev"], sep="\n")
 
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
@@ -28,7 +30,12 @@ $(VENV)/torch-installed:
 # The first build happens in here: pip runs setup.py, which runs CMake.
 build/installed: pyproject.toml setup.py $(VENV)/torch-installed
 	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(PIP) install -r /dev/stdin
-	$(PIP) install --no-build-isolation -e ".[dev,demo]"
+	$(PIP) install --no-build-isolation -e ".[demo]"
+	touch $@
+
+# What the demo can do without.
+build/dev-installed: build/installed
+	$(BIN)/python -c '$(DEV_REQUIRES)' | $(PIP) install -r /dev/stdin
 	touch $@
 
 # Later builds are CMake's alone; it knows what changed.
@@ -38,17 +45,17 @@ extension: build/installed
 demo: extension
 	$(BIN)/python examples/classify.py
 
-test: extension
+test: extension build/dev-installed
 	$(BIN)/python test/run_isas.py
 
-fuzz: extension
+fuzz: extension build/dev-installed
 	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
 	$(BIN)/python test/random_inputs.py --models 20
 
 bench: extension
 	$(BIN)/python -m torch_blocked bench models $(MODELS)
 
-lint: build/installed
+lint: build/dev-installed
 	$(BIN)/pre-commit run --all-files
 	$(BIN)/mypy
 

@@ -2,7 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -48,8 +47,22 @@ Argument argument_of(const py::handle& object) {
   return {std::move(items)};
 }
 
+// What the recorder takes as a constant.
+py::object object_of(const c10::IValue& constant) {
+  if (constant.isBool()) return py::bool_(constant.toBool());
+  if (constant.isInt()) return py::int_(constant.toInt());
+  if (constant.isDouble()) return py::float_(constant.toDouble());
+  if (constant.isComplexDouble()) {
+    const c10::complex<double> number = constant.toComplexDouble();
+    return py::reinterpret_steal<py::object>(PyComplex_FromDoubles(number.real(), number.imag()));
+  }
+  if (constant.isString()) return py::str(constant.toStringRef());
+  if (constant.isDevice()) return py::cast(constant.toDevice());
+  return py::none();
+}
+
 py::object object_of(const Argument& argument) {
-  if (argument.is_constant()) return torch::jit::toPyObject(argument.constant());
+  if (argument.is_constant()) return object_of(argument.constant());
   py::list list;
   if (argument.value() != graph::kNone) {
     list.append("value");

@@ -5,7 +5,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "format/errors.h"
@@ -78,7 +77,8 @@ PyObject* wrap(PyTypeObject* type, PyObject* physical_object, PyObject* channels
   const std::int64_t channels = PyLong_AsLongLong(channels_object);
   if (PyErr_Occurred()) return nullptr;
   check_physical(physical, channels);
-  if (torch::jit::tracer::isTracing()) {  // it sees neither the wrapper nor how it is made
+  // torch.jit.trace sees neither the wrapper nor how it is made.
+  if (c10::impl::tls_is_dispatch_key_included(at::DispatchKey::Tracer)) {
     fail_not_implemented(kOp,
                          "torch.compile or torch.export for a program that makes blocked tensors",
                          "torch.jit.trace", "give the traced model a blocked input instead");

@@ -158,6 +158,23 @@ def test_times_in_a_saved_model_are_of_one_build(monkeypatch, tmp_path):
     assert BELIEVED not in tb.load(path).plan()
 
 
+def test_a_saved_model_has_the_times_of_its_own_problems(tmp_path):
+    blocked(nn.Conv2d(8, 16, 1).eval(), torch.randn(1, 8, 11, 13), tune=True)
+    fast = blocked(nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(1, 8, 9, 9), tune=True)
+    fast.save(tmp_path / "model.pt")
+    times = torch.load(tmp_path / "model.pt", weights_only=True)["times"]
+    assert times and all("[8, 8, 3, 3]" in problem for problem in times)
+
+
+def test_lines_that_others_append_are_read():
+    model, x = nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(1, 8, 9, 9)
+    problems = blocked(model, x, tune=True)._forms[0].compiled.times()
+    for name in ("aten\t0.0", "onednn_blocked\t", "aten\t0.001\n"):  # the first two are cut off
+        with tuning_file().open("a") as file:
+            file.write("\n" + "".join(f"{problem}\t{name}" for problem in problems))
+        assert (BELIEVED in blocked(model, x, tune=True).plan()) == name.endswith("\n")
+
+
 ANOTHER_PROCESS = """
 import sys, torch, torch_blocked as tb
 

@@ -38,11 +38,12 @@ class Tuner {
   // What is known of problems, by their names; nothing where no implementation takes one.
   using Known = std::map<std::string, std::optional<Choice>>;
   // `enabled` false: estimates decide and nothing is run. `path`: the file that keeps measurements,
-  // one a line; empty: none. `known`: choices to begin with.
-  Tuner(bool enabled, std::string path, Known known);
+  // one a line; empty: none. `given`: choices for what the file does not have.
+  Tuner(bool enabled, std::string path, Known given);
   // The fastest implementation of the problem; none if there is none in these formats.
   std::optional<Choice> best(const ConvolutionProblem& problem);
   bool enabled() const { return enabled_; }
+  // Of the problems that were asked for.
   const Known& known() const { return known_; }
 
  private:
@@ -50,7 +51,7 @@ class Tuner {
 
   bool enabled_;
   std::string path_;
-  Known known_;
+  Known given_, known_;
   int measured_ = 0;
 };
 

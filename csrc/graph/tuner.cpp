@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <mutex>
+#include <unordered_map>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -120,25 +122,66 @@ std::string name_of(const ConvolutionProblem& p) {
               static_cast<std::int64_t>(after.kind));
 }
 
+// What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
+// models of this process: one that has served many takes 25 ms. What is appended is read when a
+// problem is asked for; a line that is broken is measured again.
+class Measurements {
+ public:
+  static std::optional<Tuner::Choice> find(const std::string& path, const std::string& problem) {
+    static std::mutex mutex;
+    static std::map<std::string, Measurements> files;
+    if (path.empty()) return std::nullopt;
+    const std::lock_guard lock(mutex);
+    Measurements& file = files[path];
+    file.read_on(path);
+    const auto found = file.choices_.find(problem);
+    return found == file.choices_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  void read_on(const std::string& path) {
+    std::ifstream file(path);
+    std::string last(last_.size(), '\0');
+    file.seekg(read_ - static_cast<std::streamoff>(last.size()));
+    file.read(last.data(), static_cast<std::streamsize>(last.size()));
+    if (!file || last != last_) {  // it is gone, or another
+      *this = {};
+      file.clear();
+      file.seekg(0);
+    }
+    for (std::string line; std::getline(file, line) && !file.eof();) {
+      last_ = line + "\n";
+      read_ += static_cast<std::streamoff>(last_.size());
+      add(line);
+    }
+  }
+
+  void add(const std::string& line) {
+    const std::vector<const char*>& names = convolution_implementations().names();
+    const std::size_t first = line.find('\t'), second = line.rfind('\t');
+    if (first == line.npos || first == second) return;
+    Tuner::Choice choice{line.substr(first + 1, second - first - 1), std::atof(&line[second + 1])};
+    const bool valid = std::ranges::find(names, choice.implementation) != names.end();
+    if (valid && choice.microseconds > 0) choices_[line.substr(0, first)] = choice;
+  }
+
+  std::unordered_map<std::string, Tuner::Choice> choices_;
+  std::streamoff read_ = 0;
+  std::string last_;  // line that was read
+};
+
 }  // namespace
 
-Tuner::Tuner(bool enabled, std::string path, Known known)
-    : enabled_(enabled), path_(std::move(path)), known_(std::move(known)) {
-  std::ifstream file(path_);
-  // <problem> TAB <implementation> TAB <microseconds>; a line that is broken is measured again.
-  const std::vector<const char*>& names = convolution_implementations().names();
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t first = line.find('\t'), second = line.rfind('\t');
-    if (first == line.npos || first == second) continue;
-    Choice choice{line.substr(first + 1, second - first - 1), std::atof(&line[second + 1])};
-    const bool valid = std::ranges::find(names, choice.implementation) != names.end();
-    if (valid && choice.microseconds > 0) known_[line.substr(0, first)] = choice;
-  }
-}
+Tuner::Tuner(bool enabled, std::string path, Known given)
+    : enabled_(enabled), path_(std::move(path)), given_(std::move(given)) {}
 
 std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
   const std::string name = name_of(problem);
   if (const auto found = known_.find(name); found != known_.end()) return found->second;
+  if (const auto measured = Measurements::find(path_, name)) return known_[name] = measured;
+  if (const auto found = given_.find(name); found != given_.end()) {
+    return known_[name] = found->second;
+  }
   std::optional<Choice> best;
   if (!enabled_) {
     best = Choice{plan_convolution(problem).name, 0};
