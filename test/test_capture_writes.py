@@ -164,7 +164,13 @@ def compared(x):
     return (x + 1).gt_(1)
 
 
-@pytest.mark.parametrize("function", [*FORWARDS, copied_beyond_one_image, compared])
+def whole_chunk(x):
+    y = x[:1] + 1
+    y.unsafe_chunk(2, 0)[0][:, 0] = 0.25
+    return y, -y
+
+
+@pytest.mark.parametrize("function", [*FORWARDS, copied_beyond_one_image, compared, whole_chunk])
 @pytest.mark.parametrize("batch", [1, 2])
 @torch.no_grad()
 def test_writes_that_export_tells(function, batch, monkeypatch):

@@ -33,7 +33,7 @@ VALUE = "value"
 
 # Ops that may return their input itself, beyond those whose schema says so: a view, or a copy where
 # the strides ask for one; and those that do nothing in evaluation mode.
-_VIEW_OR_COPY = {
+_MAY_ALIAS = {
     "aten::contiguous",
     "aten::flatten",
     "aten::ravel",
@@ -41,8 +41,10 @@ _VIEW_OR_COPY = {
     "aten::reshape_as",
     "aten::to",
     "aten::type_as",
+    "aten::dropout",
+    "aten::feature_dropout",
+    "aten::alpha_dropout",
 }
-_MAY_ALIAS = _VIEW_OR_COPY | {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout"}
 
 
 class CaptureError(RuntimeError):
@@ -355,7 +357,8 @@ def _breaks_a_tie(graph: fx.Graph) -> bool:
 class _CheckedViews(fx.Interpreter):
     """Runs an exported program on real tensors, and raises CaptureError where ATen gives a view and
     the trace has seen a copy, or the other way: who writes there reaches other values. The strides
-    of torch's fake tensors are not always those of ATen's, as at a batch of one."""
+    of torch's fake tensors are not always those of ATen's, as at a batch of one, and the results of
+    unsafe_chunk are called no views."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__(program.module(check_guards=False))
@@ -367,21 +370,26 @@ class _CheckedViews(fx.Interpreter):
     def run_node(self, node: fx.Node):
         result = super().run_node(node)
         schema = _schema(node)
-        if schema is not None and schema.name in _VIEW_OR_COPY:
-            source = node.args[0]
-            if _share(result, self.env[source]) != _share(*_traced(node)):
-                raise CaptureError(f"{schema.name} of {source} is a view or a copy, as strides are")
+        if schema is None or schema.is_mutable or (_views(node) and schema.name not in _MAY_ALIAS):
+            return result
+        shares = _share(result, [self.env[each] for each in node.all_input_nodes])
+        if shares != (schema.name in _MAY_ALIAS and _share(*_traced(node))):
+            raise CaptureError(f"{schema.name} gives a view or a copy, as strides are")
         return result
 
 
-def _share(a: Tensor, b: Tensor) -> bool:
-    return torch._C._is_alias_of(a, b)
+def _share(results: Any, sources: Any) -> bool:
+    """Whether a tensor of the one is in memory of the other."""
+    made, given = (
+        [each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor)]
+        for tree in (results, sources)
+    )
+    return any(torch._C._is_alias_of(a, b) for a in made for b in given)
 
 
-def _traced(node: fx.Node) -> tuple[Tensor, Tensor]:
-    """The result of an op and its source, of the strides that the trace has seen."""
-    source = node.args[0].meta["val"]
-    return _on_fakes(node.target, node), source
+def _traced(node: fx.Node) -> tuple[Any, Any]:
+    """The result of an op and its sources, of the strides that the trace has seen."""
+    return _on_fakes(node.target, node), [each.meta["val"] for each in node.all_input_nodes]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
