@@ -10,7 +10,7 @@ DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["d
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
 
-.PHONY: help extension demo test fuzz bench lint clean
+.PHONY: help built extension demo test fuzz bench lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
@@ -39,20 +39,22 @@ build/dev-installed: build/installed
 	touch $@
 
 # Later builds are CMake's alone; it knows what changed.
-extension: build/installed
+built: build/installed
 	@$(BIN)/cmake --build build
 
-demo: extension
+extension: built build/dev-installed
+
+demo: built
 	$(BIN)/python examples/classify.py
 
-test: extension build/dev-installed
+test: extension
 	$(BIN)/python test/run_isas.py
 
-fuzz: extension build/dev-installed
+fuzz: extension
 	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
 	$(BIN)/python test/random_inputs.py --models 20
 
-bench: extension
+bench: built
 	$(BIN)/python -m torch_blocked bench models $(MODELS)
 
 lint: build/dev-installed

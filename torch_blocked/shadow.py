@@ -274,8 +274,10 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
         return BlockedTensor(copy(), length)
     strides = input._dense_strides()
     part = _laid_as(copy(), strides and input._physical.stride())
-    shape = input._physical.shape
-    view = BlockedCopy(part.expand(shape[0], -1, *shape[2:]), length)
+    if memory is not input._physical:
+        images, _, *rest = input._physical.shape
+        part = part.expand(images, -1, *rest)
+    view = BlockedCopy(part, length)
     view._strides = strides or contiguous_strides(input.shape)
 
     def pull() -> None:
