@@ -12,11 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from problems import dims_of, make_tensors, problems
+from test_optimize import ACTIVATIONS, blocked, cache_folder  # noqa: F401
+from torch import nn
 
 import torch_blocked
+from torch_blocked import _C
 from torch_blocked.bench.convolution import forced
+from torch_blocked.optimized_module import tuning_file
 from torch_blocked.tensor import format_name, tail_is_zero
 
+NAN, INF = float("nan"), float("inf")
 # (implementation, kernel, stride): the most pixels it reaches in each dim, and ATen
 EXTENTS = {
     ("winograd4", (3, 3), 1): ((5, 5), (3, 3)),
@@ -52,7 +57,7 @@ def extent(pixels):
     return tuple((at.max(0).values - at.min(0).values + 1).tolist())
 
 
-@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+@pytest.mark.parametrize("value", (NAN, INF))
 @pytest.mark.parametrize("case", EXTENTS, ids=str)
 def test_how_far_it_reaches(case, value):
     implementation, kernel, stride = case
@@ -86,7 +91,7 @@ def test_without_winograd_it_reaches_what_it_reaches_in_aten():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_WINOGRAD],
         cwd=os.path.dirname(__file__),
-        env=os.environ | {"TORCH_BLOCKED_WINOGRAD": "0"},
+        env=os.environ | {"TORCH_BLOCKED_WINOGRAD": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
@@ -94,7 +99,7 @@ def test_without_winograd_it_reaches_what_it_reaches_in_aten():
     assert json.loads(done.stdout) == []
 
 
-@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+@pytest.mark.parametrize("value", (NAN, INF))
 @pytest.mark.parametrize("problem", list(problems("convolution")), ids=lambda problem: problem.id)
 def test_the_tail_stays_zero(problem, value):
     """The weights of the tail's lanes are zero, and zero times infinity is not."""
@@ -106,3 +111,107 @@ def test_the_tail_stays_zero(problem, value):
         with torch.no_grad():
             result = problem.run(x.to_blocked(format_name(problem.ndim, block)), *operands)
         assert not torch_blocked.is_blocked(result) or tail_is_zero(result)
+
+
+# ATen's GELU of infinity is infinity or NaN, by where it lies in memory.
+VALUES = {name: (NAN, INF, -INF) if name != "gelu" else (NAN,) for name in ACTIVATIONS}
+LAYERS = {
+    "3x3": lambda: nn.Conv2d(16, 16, 3, padding=1),
+    "1x1": lambda: nn.Conv2d(16, 16, 1),
+    "groups": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=4),
+    "depthwise": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16),
+    "transposed": lambda: nn.ConvTranspose2d(16, 16, 3, padding=1),
+}
+
+
+class Activated(nn.Module):
+    """activation(layer(x)), or with a sum in between."""
+
+    def __init__(self, layer, activation, residual=False):
+        super().__init__()
+        self.layer, self.activation, self.residual = layer, activation, residual
+        with torch.no_grad():
+            self.layer.weight.abs_()  # so that an infinity comes out with its sign
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.activation(y + x if self.residual else y)
+
+
+def by_implementation(model, x):
+    """Optimized modules, by the implementation that the layer runs by."""
+    options = {"tune": True, "verify": False, "dynamic": False}
+    problems = blocked(model, x, **options)._forms[0].compiled.times()
+    for name in _C.implementations()["convolution"]:
+        rows = [f"{each}\taten\t1e6\n" for each in problems]
+        rows += [f"{each}\t{name}\t0.001\n" for each in problems if " nchw-" not in each]
+        tuning_file().write_text("".join(rows))
+        try:
+            yield name, blocked(model, x, **options)
+        except NotImplementedError:  # it takes no such layer
+            continue
+
+
+@pytest.mark.parametrize("residual", (False, True))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@torch.no_grad()
+def test_activations_of_convolutions_keep_it(activation, residual):
+    seen = set()
+    for layer in LAYERS.values():
+        model = Activated(layer(), ACTIVATIONS[activation], residual).eval()
+        for name, optimized in by_implementation(model, torch.randn(3, 16, 8, 8)):
+            x = torch.randn(3, 16, 8, 8)
+            seen.add(name)
+            for value in (NAN,) if name.startswith("winograd") else VALUES[activation]:
+                x[1] = value
+                assert torch.allclose(optimized(x), model(x), atol=1e-5, equal_nan=True), name
+    assert {"onednn_blocked", "aten"} <= seen
+    assert _C.isa() == "default" or {"direct", "depthwise", "grouped", "winograd4"} <= seen
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", _C.implementations()["linear"])
+@torch.no_grad()
+def test_activations_of_linear_layers_keep_it(name, activation):
+    if name == "few_rows" and _C.isa() == "default":
+        return
+    model = Activated(nn.Linear(48, 32), ACTIVATIONS[activation]).eval()
+    x = torch.randn(3, 48)
+    with forced(name, "linear"):
+        optimized = blocked(model, x)
+    for value in VALUES[activation]:
+        x[1] = value
+        assert torch.allclose(optimized(x), model(x), atol=1e-5, equal_nan=True)
+    assert f" {name} " in optimized.plan()
+
+
+POOLS = {
+    "2x2": nn.MaxPool2d(2),
+    "3x3": nn.MaxPool2d(3, 2, 1),
+    "same": nn.MaxPool2d((5, 3), 1, (2, 1)),
+    "ceil": nn.MaxPool2d(3, 2, ceil_mode=True),
+    "dilated": nn.MaxPool2d(3, 1, 1, dilation=2),
+    "far": nn.MaxPool2d(2, 3, 1, dilation=4),
+    "3-D": nn.MaxPool3d((1, 3, 2), 2, (0, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("channels", (1, 16, 17))
+@pytest.mark.parametrize("pool", POOLS)
+@torch.no_grad()
+def test_maxima_keep_it(pool, channels):
+    model = POOLS[pool]
+    rank = 3 if pool == "3-D" else 2
+    convolution = (nn.Conv2d, nn.Conv3d)[rank - 2](channels, channels, 1)
+    nn.init.dirac_(convolution.weight)
+    whole = nn.Sequential(convolution, model).eval()
+    x = torch.randn(2, channels, *(4, 9, 11)[-rank:])
+    optimized = blocked(whole, x)
+    assert " maximum " in optimized.plan()
+    for value in (0.0, NAN, INF, -INF):
+        images = [torch.full_like(x, value)]
+        for at in (0, 2, -1):
+            images.append(x.clone())
+            images[-1][(1, 0, *[at] * rank)] = value
+        for image in images:
+            assert torch.allclose(optimized(image), whole(image), atol=1e-5, equal_nan=True)

@@ -38,7 +38,7 @@ inline Vec lanes_mask(std::int64_t count) {
 
 // What at::vec lacks, in intrinsics; no other kernel source has any.
 
-// x * 2^n for whole n in [-126, 127].
+// x * 2^n for whole n in [-126, 127]; for 128 AVX2 gives an infinity.
 inline Vec scale_by_power(const Vec& x, const Vec& n) {
 #if defined(CPU_CAPABILITY_AVX512)
   return _mm512_scalef_ps(x, n);

@@ -13,14 +13,13 @@
 #include <limits>
 
 #include "format/errors.h"
-#include "kernels/kernels.h"
 #include "ops/convolution_time.h"
+#include "ops/post_ops.h"
 #include "ops/registered.h"
 #include "ops/reorder.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
@@ -186,10 +185,7 @@ ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
     ConvolutionBuffers plain = buffers;
     plain.residual = nullptr;
     run(plain);
-    auto* dst = static_cast<float*>(buffers.dst);
-    parallel_units(floats, 1, [&](std::int64_t begin, std::int64_t end) {
-      kernels::kernels().finish(epilogue, residual + begin, dst + begin, end - begin);
-    });
+    finish(epilogue, residual, static_cast<float*>(buffers.dst), floats);
   };
   return plan;
 }
@@ -226,7 +222,7 @@ const ConvolutionImplementations kImplementations(
      {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}},
      {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}},
      {"direct", plan_direct, estimate_direct, {.sums_in_place = true, .gathers_channels = true}},
-     {"onednn_blocked", plan_onednn_blocked, direct_microseconds, {.any_format = true}},
+     {"onednn_blocked", plan_onednn_blocked, estimate_onednn_blocked, {.any_format = true}},
      {"onednn_channels_last",
       plan_onednn_channels_last,
       estimate_channels_last,
@@ -261,13 +257,6 @@ ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
   check_weight(p, bias);
   p.dst_dims = output_dims(p);
   return p;
-}
-
-std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing) {
-  std::array<std::int64_t, 3> result{missing, missing, missing};
-  std::copy(values.begin(), values.end(),
-            result.end() - static_cast<std::ptrdiff_t>(values.size()));
-  return result;
 }
 
 SpatialSizes spatial_sizes(const Problem& p) {

@@ -85,9 +85,6 @@ at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 // All fields of a problem as a key; `name` tells apart the caches that use one.
 Key convolution_key(const char* name, const ConvolutionProblem& problem);
 
-// Sizes per spatial dim as d, h, w; dims that the problem lacks get `missing`.
-std::array<std::int64_t, 3> as_3d(at::IntArrayRef values, std::int64_t missing);
-
 // All spatial sizes of a problem, as d, h, w.
 struct SpatialSizes {
   std::array<std::int64_t, 3> in, out, kernel, stride, padding, dilation;
@@ -98,6 +95,7 @@ SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
 // activations; the same in nhwc between two reorders.
 std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const ConvolutionProblem& problem);
+double estimate_onednn_blocked(const ConvolutionProblem& problem);
 
 // convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);

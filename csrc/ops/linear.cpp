@@ -116,7 +116,7 @@ std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
   return plan;
 }
 
-std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
+LinearPlan plan_primitive(const LinearProblem& p) {
   const InnerProduct product(p);
   const Md packed_md = product.pd.weights_desc();
   std::vector<Primitive::Argument> arguments{{DNNL_ARG_SRC, product.src_md},
@@ -133,6 +133,21 @@ std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
     } else {
       primitive->execute({src, weights, dst});
     }
+  };
+  return plan;
+}
+
+// A clamp runs in a pass of its own, where it keeps NaN.
+std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
+  if (keeps_nan(p.activation)) return plan_primitive(p);
+  LinearProblem plain = p;
+  plain.activation = {};
+  LinearPlan plan = plan_primitive(plain);
+  plan.run = [run = std::move(plan.run), epilogue = kernels::Epilogue{p.activation, {}},
+              floats = p.rows * p.outputs](const float* src, const void* weights, const float* bias,
+                                           float* dst) {
+    run(src, weights, bias, dst);
+    finish(epilogue, nullptr, dst, floats);
   };
   return plan;
 }

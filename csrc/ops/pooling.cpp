@@ -4,20 +4,65 @@
 #include <memory>
 
 #include "format/errors.h"
+#include "kernels/kernels.h"
+#include "kernels/pooling.h"
 #include "ops/implementations.h"
 #include "ops/reorder.h"
 #include "ops/window.h"
 #include "runtime/engine.h"
 #include "runtime/primitive.h"
+#include "runtime/threads.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
 namespace {
 
+// Whether each window has a pixel of src: those far into the padding have none if they are dilated.
+bool all_windows_have_pixels(const PoolingProblem& p) {
+  for (std::size_t i = 0; i < p.kernel.size(); ++i) {
+    const std::int64_t src = p.src_dims[2 + i];
+    for (std::int64_t at = 0; at < p.dst_dims[2 + i]; ++at) {
+      std::int64_t tap = at * p.stride[i] - p.padding[i], left = p.kernel[i];
+      for (; left > 0 && tap < 0; --left) tap += p.dilation[i];
+      if (left == 0 || tap >= src) return false;
+    }
+  }
+  return true;
+}
+
+// Not by oneDNN, whose maximum of a window with a NaN is that of its other pixels.
+std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
+  if (p.kind != Pooling::kMax || !all_windows_have_pixels(p)) return std::nullopt;
+  const kernels::MaximumWindows windows{
+      .src = nullptr,
+      .dst = nullptr,
+      .lanes = p.format.is_blocked() ? p.format.block : p.src_dims[1],
+      .in = as_3d(at::IntArrayRef(p.src_dims).slice(2), 1),
+      .out = as_3d(at::IntArrayRef(p.dst_dims).slice(2), 1),
+      .kernel = as_3d(p.kernel, 1),
+      .stride = as_3d(p.stride, 1),
+      .padding = as_3d(p.padding, 0),
+      .dilation = as_3d(p.dilation, 1)};
+  const std::int64_t blocks = p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1;
+  const std::int64_t rows = p.src_dims[0] * blocks * windows.out[0] * windows.out[1];
+  const std::int64_t taps = c10::multiply_integers(p.kernel);
+  const auto run = [windows, rows, cost = windows.out[2] * windows.lanes * taps](const void* src,
+                                                                                 void* dst) {
+    kernels::MaximumWindows of_tensors = windows;
+    of_tensors.src = static_cast<const float*>(src);
+    of_tensors.dst = static_cast<float*>(dst);
+    parallel_units(rows, cost, [&](std::int64_t begin, std::int64_t end) {
+      kernels::kernels().maximum(of_tensors, begin, end);
+    });
+  };
+  return PoolingPlan{.run = run, .loops_only = true};
+}
+
 std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
-  static constexpr std::array kAlgorithms{dnnl::algorithm::pooling_max,
-                                          dnnl::algorithm::pooling_avg_include_padding,
-                                          dnnl::algorithm::pooling_avg_exclude_padding};
+  if (p.kind == Pooling::kMax) return std::nullopt;
+  const dnnl::algorithm algorithm = p.kind == Pooling::kAverageOfWindow
+                                        ? dnnl::algorithm::pooling_avg_include_padding
+                                        : dnnl::algorithm::pooling_avg_exclude_padding;
   const dnnl::memory::desc src_md = activation_md(p.src_dims, p.format, at::kFloat),
                            dst_md = activation_md(p.dst_dims, p.format, at::kFloat);
   Dims dilates = p.dilation;  // oneDNN counts the gaps
@@ -27,10 +72,10 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
     const Window window{p.kernel[i], p.stride[i], p.padding[i], p.dilation[i]};
     padding_end[i] = window.padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]);
   }
-  const dnnl::pooling_forward::primitive_desc pd(
-      engine(), dnnl::prop_kind::forward_inference, kAlgorithms[static_cast<std::size_t>(p.kind)],
-      src_md, dst_md, p.stride, p.kernel, dilates, p.padding, padding_end, user_scratchpad(),
-      /*allow_empty=*/true);
+  const dnnl::pooling_forward::primitive_desc pd(engine(), dnnl::prop_kind::forward_inference,
+                                                 algorithm, src_md, dst_md, p.stride, p.kernel,
+                                                 dilates, p.padding, padding_end, user_scratchpad(),
+                                                 /*allow_empty=*/true);
   if (!pd) return std::nullopt;
   if (is_ref(pd.impl_info_str())) {
     trace::record({trace::Kind::kRef, "pooling", pd.impl_info_str()});
@@ -40,21 +85,26 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
       {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, dst_md}}};
   const auto primitive =
       std::make_shared<Primitive>(dnnl::pooling_forward(pd), arguments, pd.scratchpad_desc());
-  return [primitive](const void* src, void* dst) { primitive->execute({src, dst}); };
+  return PoolingPlan{
+      .run = [primitive](const void* src, void* dst) { primitive->execute({src, dst}); }};
 }
 
 const Implementations<PoolingProblem, PoolingPlan> kImplementations("pooling",
-                                                                    {{"onednn", plan_onednn}});
+                                                                    {{"maximum", plan_maximum},
+                                                                     {"onednn", plan_onednn}});
 
 }  // namespace
 
-PoolingPlan plan_pooling(const PoolingProblem& p) {
-  auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+const char* choose_pooling(const PoolingProblem& p) {
+  const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
     return text("a window ", p.kernel, " on ", p.src_dims);
   });
-  if (!named) return nullptr;
-  kImplementations.set_last(named->name);
-  return std::move(named->plan);
+  return named ? named->name : nullptr;
+}
+
+PoolingPlan plan_pooling(const PoolingProblem& p, const char* implementation) {
+  kImplementations.set_last(implementation);
+  return kImplementations.row(implementation).plan(p).value();
 }
 
 }  // namespace torch_blocked

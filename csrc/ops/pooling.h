@@ -1,4 +1,4 @@
-// Pooling by oneDNN, float32, in blocked formats and in channels-last.
+// Pooling, float32, in blocked formats and in channels-last: averages by oneDNN.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,15 @@ struct PoolingProblem {
 };
 
 // A problem made ready to run, by one thread at a time.
-using PoolingPlan = std::function<void(const void* src, void* dst)>;
+struct PoolingPlan {
+  std::function<void(const void* src, void* dst)> run;
+  bool loops_only = false;  // of run(): threads may go through it together
+};
 
-// Null where no implementation takes the problem: oneDNN's `ref` kernel does not count.
-PoolingPlan plan_pooling(const PoolingProblem& problem);
+// The name of the implementation that takes the problem; null where none does: oneDNN's `ref`
+// kernel does not count.
+const char* choose_pooling(const PoolingProblem& problem);
+// The plan by that implementation, which takes the problem.
+PoolingPlan plan_pooling(const PoolingProblem& problem, const char* implementation);
 
 }  // namespace torch_blocked

@@ -2,6 +2,9 @@
 
 #include <cmath>
 
+#include "kernels/kernels.h"
+#include "runtime/threads.h"
+
 namespace torch_blocked {
 
 void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& activation) {
@@ -27,6 +30,20 @@ void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& acti
     case Kind::kGeluTanh:
       return post_ops.append_eltwise(Algorithm::eltwise_gelu_tanh, 0, 0);
   }
+}
+
+bool keeps_nan(const kernels::Activation& activation) {
+  using Kind = kernels::Activation::Kind;
+  const bool relu = activation.kind == Kind::kLeakyRelu && activation.alpha == 0;
+  return !relu && activation.kind != Kind::kClamp;
+}
+
+void finish(const kernels::Epilogue& epilogue, const float* residual, float* dst,
+            std::int64_t count) {
+  parallel_units(count, 1, [&](std::int64_t begin, std::int64_t end) {
+    kernels::kernels().finish(epilogue, residual ? residual + begin : nullptr, dst + begin,
+                              end - begin);
+  });
 }
 
 }  // namespace torch_blocked

@@ -1,6 +1,7 @@
-// Epilogues of our kernels as post-ops of oneDNN's.
+// Epilogues of our kernels after oneDNN's: as its post-ops, or in a pass of their own.
 #pragma once
 
+#include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "kernels/epilogue.h"
@@ -9,5 +10,13 @@ namespace torch_blocked {
 
 // Appends the activation, if it is one.
 void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& activation);
+
+// Whether NaN comes out of that post-op. oneDNN's ReLU and clip take the maximum as x86 does, of
+// which one operand that is NaN gives the other.
+bool keeps_nan(const kernels::Activation& activation);
+
+// The epilogue over `count` values of dst, on all threads. The residual may be null, but not dst.
+void finish(const kernels::Epilogue& epilogue, const float* residual, float* dst,
+            std::int64_t count);
 
 }  // namespace torch_blocked

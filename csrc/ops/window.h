@@ -2,9 +2,21 @@
 // pooling.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdint>
 
 namespace torch_blocked {
+
+// Sizes per spatial dim as d, h, w; dims that a problem lacks get `missing`.
+inline std::array<std::int64_t, 3> as_3d(c10::IntArrayRef values, std::int64_t missing) {
+  std::array<std::int64_t, 3> result{missing, missing, missing};
+  std::copy(values.begin(), values.end(),
+            result.end() - static_cast<std::ptrdiff_t>(values.size()));
+  return result;
+}
 
 struct Window {
   std::int64_t kernel, stride, padding, dilation;

@@ -1,7 +1,9 @@
 // Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
-// them: pooling, which oneDNN runs where it can, and resampling. Means over the spatial dims become
+// them: pooling, which has kernels of its own, and resampling. Means over the spatial dims become
 // poolings.
 #include "ops/pooling.h"
+
+#include <ATen/Parallel.h>
 
 #include <array>
 #include <numeric>
@@ -87,7 +89,7 @@ void find_means(Rewrite& rewrite) {
   graph.nodes = std::move(nodes);
 }
 
-// A node as a pooling in this format; nothing if oneDNN has no such pooling.
+// A node as a pooling in this format; nothing if ours are not like it.
 std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Meta>& metas,
                                          Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
@@ -136,21 +138,40 @@ bool takes(const Candidate& candidate) {
   return std::ssize(candidate.result().dims) == spatial + 2;
 }
 
+// In nchw ATen computes one output after the other: 15 to 44 ns each with a window, 1 to 5 without
+// one (Sapphire Rapids, one thread). Other formats take a tenth of that or less.
+double cost(Planner& planner, const Node& node, Format format) {
+  if (format != kPlain) return 0;
+  const double microseconds = pooling_op(node.name) ? 30e-3 : 2.5e-3;
+  const Dims& dims = planner.metas()[Uses::at(node.output())].dims;
+  return static_cast<double>(c10::multiply_integers(dims)) * microseconds / at::get_num_threads();
+}
+
+// How a pooling runs: the step's choice.
+struct Choice {
+  PoolingProblem problem;
+  const char* implementation;
+};
+
 void plan(Planner& planner, const Node& node, Step& step) {
   const Format format = planner.home(node.output());
   if (format == kPlain) return;
-  auto problem = problem_of(node, planner.metas(), format);
-  if (problem && plan_pooling(*problem)) step.choice = *std::move(problem);
+  const auto problem = problem_of(node, planner.metas(), format);
+  const char* name = problem ? choose_pooling(*problem) : nullptr;
+  if (name) step.choice = Choice{*problem, name};
 }
 
 bool fills(const Step& step, const SlotPlan&) { return step.choice.has_value(); }
 
 Prepared prepare(const Step& step, const Running& running) {
   const Slot dst = step.writes[0];
-  if (const auto* problem = std::any_cast<PoolingProblem>(&step.choice)) {
-    return {[run = plan_pooling(*problem), &tensors = running.tensors,
-             src = step.reads.begin()->second,
-             dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); }};
+  if (const auto* choice = std::any_cast<Choice>(&step.choice)) {
+    PoolingPlan plan = plan_pooling(choice->problem, choice->implementation);
+    const bool loops_only = plan.loops_only;
+    const auto run = [run = std::move(plan.run), &tensors = running.tensors,
+                      src = step.reads.begin()->second,
+                      dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); };
+    return {run, loops_only};
   }
   if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
   const auto result = [](const at::Tensor& images, const SlotPlan& slot) {
@@ -161,7 +182,8 @@ Prepared prepare(const Step& step, const Running& running) {
 }
 
 std::string implementation(const Plan&, const Step& step) {
-  return step.choice.has_value() ? "onednn" : "aten";
+  const auto* choice = std::any_cast<Choice>(&step.choice);
+  return choice ? choice->implementation : "aten";
 }
 
 }  // namespace
@@ -170,6 +192,7 @@ constinit const NodeKind nodes::pooling = {
     .name = "pooling",
     .find = find_means,
     .takes = takes,
+    .cost = cost,
     .plan = plan,
     .fills = fills,
     .prepare = prepare,

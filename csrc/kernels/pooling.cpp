@@ -1,0 +1,101 @@
+// Max pooling. The greatest of a window that has a NaN is NaN, as in ATen; in oneDNN it is not.
+#include "kernels/pooling.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "kernels/lanes.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+// The taps of one window along one dim that lie in src: offsets of pixels, one `step` apart.
+struct Taps {
+  std::int64_t begin, end, step;
+
+  Taps(const MaximumWindows& w, std::size_t dim, std::int64_t position)
+      : begin(position * w.stride[dim] - w.padding[dim]),
+        end(std::min(begin + w.kernel[dim] * w.dilation[dim], w.in[dim])),
+        step(w.dilation[dim]) {
+    if (begin < 0) begin += (-begin + step - 1) / step * step;
+  }
+};
+
+// The taps along d and h of a row of dst, in the image that they lie in.
+struct Rows {
+  const float* image;
+  Taps d, h;
+};
+
+// f(the address of the tap's first lane) for all taps of a window.
+template <typename F>
+inline void for_taps(const MaximumWindows& w, const Rows& rows, const Taps& taps, F&& f) {
+  for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
+    for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
+      const float* line = rows.image + (z * w.in[1] + y) * w.in[2] * w.lanes;
+      for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) f(line + x * w.lanes);
+    }
+  }
+}
+
+// dst [kPixels, lanes], the windows of kPixels pixels one stride apart, of which the first has these
+// taps along w and the others the same from its own first: kPixels maxima that wait for nothing but
+// their own loads. x86's maximum loses NaN, and one that keeps it takes 4 instructions: 0 * src is
+// summed beside it, which is NaN where src is or is infinite, and only then that one runs.
+template <std::int64_t kPixels>
+inline void greatest(const MaximumWindows& w, const Rows& rows, const Taps& taps, float* dst) {
+  const std::int64_t apart = w.stride[2] * w.lanes;
+  const Vec least(-std::numeric_limits<float>::infinity()), zero(0.f);
+  for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
+    Vec values[kPixels], checks[kPixels];
+    std::fill_n(values, kPixels, least);
+    std::fill_n(checks, kPixels, zero);
+    for_taps(w, rows, taps, [&](const float* src) {
+      for (std::int64_t i = 0; i < kPixels; ++i) {
+        const Vec next = load(src + lane + i * apart, count);
+        values[i] = at::vec::clamp_min(values[i], next);
+        checks[i] = at::vec::fmadd(next, zero, checks[i]);
+      }
+    });
+    if (std::accumulate(checks, checks + kPixels, zero).has_inf_nan()) {
+      std::fill_n(values, kPixels, least);
+      for_taps(w, rows, taps, [&](const float* src) {
+        for (std::int64_t i = 0; i < kPixels; ++i) {
+          values[i] = at::vec::maximum(values[i], load(src + lane + i * apart, count));
+        }
+      });
+    }
+    for (std::int64_t i = 0; i < kPixels; ++i) store(values[i], dst + lane + i * w.lanes, count);
+  });
+}
+
+}  // namespace
+
+void maximum(const MaximumWindows& windows, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kPixels = 4;
+  const MaximumWindows w = windows;
+  const std::int64_t pixels = w.in[0] * w.in[1] * w.in[2];
+  // The pixels [inner, outer) have all taps along w in src.
+  const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1, room = w.in[2] + w.padding[2] - span;
+  const std::int64_t inner = (w.padding[2] + w.stride[2] - 1) / w.stride[2];
+  const std::int64_t outer = room < 0 ? 0 : std::min(w.out[2], room / w.stride[2] + 1);
+  float* dst = w.dst + begin * w.out[2] * w.lanes;
+  for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
+    const std::int64_t plane = row / w.out[1];
+    const Rows rows{w.src + plane / w.out[0] * pixels * w.lanes, Taps(w, 0, plane % w.out[0]),
+                    Taps(w, 1, row % w.out[1])};
+    for (std::int64_t pixel = 0; pixel < w.out[2];) {
+      const Taps taps(w, 2, pixel);
+      if (pixel >= inner && pixel + kPixels <= outer) {
+        greatest<kPixels>(w, rows, taps, dst + pixel * w.lanes);
+        pixel += kPixels;
+      } else {
+        greatest<1>(w, rows, taps, dst + pixel * w.lanes);
+        ++pixel;
+      }
+    }
+  }
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY
