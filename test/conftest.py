@@ -14,6 +14,10 @@ for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
     module._lazy_call = lambda *_, **__: None
 
 
+# CPUs without AVX2 have no Winograd kernels.
+collect_ignore = ["test_winograd.py"] if torch_blocked.env()["isa"] == "default" else []
+
+
 def pytest_report_header(config):
     env = torch_blocked.env()
     return (

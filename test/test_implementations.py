@@ -89,7 +89,7 @@ def test_weight_gradients(channels, outputs, groups, kernel, dtype, known):
         taken.add(name)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         assert (result - expected).abs().max() <= tolerance * expected.abs().max(), name
-    assert known <= taken
+    assert known - ({"winograd"} if _C.isa() == "default" else set()) <= taken
 
 
 @torch.no_grad()

@@ -32,6 +32,8 @@ EXTENTS = {
     ("winograd4", (1, 3, 3), 1): ((1, 5, 5), (1, 3, 3)),
     ("direct", (3, 3), 1): ((3, 3), (3, 3)),
 }
+if _C.isa() == "default":  # which has no Winograd kernels
+    EXTENTS = {case: extents for case, extents in EXTENTS.items() if case[0] == "direct"}
 # Of the pixel in every dim: each place in a tile of 2, 3 or 4, also where the stride is 2.
 POSITIONS = range(8, 20)
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}

@@ -1,9 +1,9 @@
 #include "graph/record.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <string_view>
@@ -222,7 +222,9 @@ void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IVal
   const auto schema = *function.operator_schema();
   Node node{
       .name = schema.name(), .overload = schema.overload_name(), .arguments = {}, .outputs = {}};
-  if (at::autocast::is_autocast_enabled(at::kCPU)) refuse("autocast changes types unseen");
+  // at::autocast::is_autocast_enabled(at::kCPU), whose header includes those of all ops.
+  if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU))
+    refuse("autocast changes types unseen");
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     node.arguments.push_back(argument(inputs[i]));
     if (inputs[i].isTensor()) running_.tensors.emplace_back(i, inputs[i].toTensor());

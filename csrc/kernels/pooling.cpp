@@ -39,10 +39,11 @@ inline void for_taps(const MaximumWindows& w, const Rows& rows, const Taps& taps
   }
 }
 
-// dst [kPixels, lanes], the windows of kPixels pixels one stride apart, of which the first has these
-// taps along w and the others the same from its own first: kPixels maxima that wait for nothing but
-// their own loads. x86's maximum loses NaN, and one that keeps it takes 4 instructions: 0 * src is
-// summed beside it, which is NaN where src is or is infinite, and only then that one runs.
+// dst [kPixels, lanes], the windows of kPixels pixels one stride apart, of which the first has
+// these taps along w and the others the same from its own first: kPixels maxima that wait for
+// nothing but their own loads. x86's maximum loses NaN, and one that keeps it takes 4 instructions:
+// 0 * src is summed beside it, which is NaN where src is or is infinite, and only then that one
+// runs.
 template <std::int64_t kPixels>
 inline void greatest(const MaximumWindows& w, const Rows& rows, const Taps& taps, float* dst) {
   const std::int64_t apart = w.stride[2] * w.lanes;
@@ -77,7 +78,8 @@ void maximum(const MaximumWindows& windows, std::int64_t begin, std::int64_t end
   const MaximumWindows w = windows;
   const std::int64_t pixels = w.in[0] * w.in[1] * w.in[2];
   // The pixels [inner, outer) have all taps along w in src.
-  const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1, room = w.in[2] + w.padding[2] - span;
+  const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1,
+                     room = w.in[2] + w.padding[2] - span;
   const std::int64_t inner = (w.padding[2] + w.stride[2] - 1) / w.stride[2];
   const std::int64_t outer = room < 0 ? 0 : std::min(w.out[2], room / w.stride[2] + 1);
   float* dst = w.dst + begin * w.out[2] * w.lanes;

@@ -6,12 +6,18 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 
 #define KERNEL(result, name, arguments) result name arguments;
 #define CONSTANT(type, name) extern const type name;
+#ifdef CPU_CAPABILITY_DEFAULT
+#define SIMD_CONSTANT(type, name)
+#endif
 #include "kernels/list.inc"
 
 extern const Kernels table;
 const Kernels table{
 #define KERNEL(result, name, arguments) .name = name,
 #define CONSTANT(type, name) .name = &name,
+#ifdef CPU_CAPABILITY_DEFAULT
+#define SIMD_CONSTANT(type, name) .name = nullptr,
+#endif
 #include "kernels/list.inc"
     .width = kWidth};
 

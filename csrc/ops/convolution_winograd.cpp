@@ -60,7 +60,7 @@ bool possible(const Problem& p) {
   const Sizes3 kernel = spatial_of(p.weight_dims);
   return p.dtype == at::kFloat && p.groups == 1 && (kernel[0] == 1 || kernel[0] == 3) &&
          kernel[1] == 3 && kernel[2] == 3 && all(p.stride, 1) && all(p.dilation, 1) &&
-         p.blocked() && p.dst_format.block % 8 == 0;
+         p.blocked() && p.dst_format.block % 8 == 0 && kernels::kernels().winograd4;
 }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
@@ -232,7 +232,8 @@ Phases phases_of(std::int64_t padding) {
 
 bool splits(const Problem& p) {
   if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || p.spatial() != 2 ||
-      p.src_dims[1] > 4 || !p.dst_format.is_blocked() || p.dst_format.block % 8 != 0) {
+      p.src_dims[1] > 4 || !p.dst_format.is_blocked() || p.dst_format.block % 8 != 0 ||
+      !kernels::kernels().winograd3) {
     return false;
   }
   const auto fits = [&](std::size_t i) {
@@ -297,7 +298,7 @@ bool enabled() {
     const char* setting = std::getenv("TORCH_BLOCKED_WINOGRAD");
     return !setting || std::string_view(setting) != "0";
   }();
-  return on && isa() != Isa::kDefault;
+  return on;
 }
 
 // What a problem costs in FMAs per pair of input and output channel: `products` for each tile, by

@@ -2,8 +2,8 @@
 // typed by its schema.
 #include "graph/nodes/boxed.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include "format/errors.h"
 #include "graph/aten.h"
@@ -70,7 +70,8 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
     }
     // x * 2: a number takes part as a tensor that does not decide the dtype.
     if (value.isScalar() && type.kind() == c10::TypeKind::TensorType) {
-      const at::Tensor number = at::scalar_to_tensor(value.toScalar());
+      const at::Scalar scalar = value.toScalar();
+      const at::Tensor number = at::scalar_tensor(scalar, scalar.type());
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return number;
     }
