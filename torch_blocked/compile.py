@@ -14,8 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torch_blocked import _C, structure
 from torch_blocked.capture import CaptureError
-from torch_blocked.optimized_module import OptimizedModule, refuse_training
+from torch_blocked.optimized_module import (
+    OptimizedModule,
+    checked_inputs,
+    refuse_tracing,
+    refuse_training,
+)
 
 
 class _WithParameters(nn.Module):
@@ -57,9 +63,13 @@ class OptimizedParts(nn.Module):
         super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's."""
+        """As the model's. Raises TypeError for tensors without memory of their own."""
+        recorded = _C.Recorder.is_running()
+        if not recorded:
+            refuse_tracing()
+            checked_inputs(structure.flatten((args, kwargs))[0])
         with torch.no_grad():
-            if self._compiles:
+            if self._compiles and not recorded:
                 try:
                     return self._compiled(*args, **kwargs)
                 except torch._dynamo.exc.TorchDynamoException as error:

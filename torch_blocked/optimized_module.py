@@ -125,7 +125,7 @@ class OptimizedModule(nn.Module):
         if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
                 return self._model(*args, **kwargs)
-        _refuse_tracing()
+        refuse_tracing()
         call = self._call(args, kwargs)
         form = self._served.get((call.signature, call.inputs.key))
         if form is None:
@@ -145,7 +145,7 @@ class OptimizedModule(nn.Module):
         else:
             leaves, spec = list(args), len(args)
         constants = tuple((type(each), each) for each in leaves if not isinstance(each, Tensor))
-        inputs = _C.Inputs(leaves, self._dtype, BlockedTensor, DenseView, WatchedTensor)
+        inputs = checked_inputs(leaves, self._dtype)
         return _Call(args, kwargs, leaves, _hashable(constants), spec, inputs)
 
     def _results(self, captured: Capture, results: list[Tensor]) -> Any:
@@ -401,7 +401,13 @@ def dense(value: Any) -> Any:
     return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
 
 
-def _refuse_tracing() -> None:
+def checked_inputs(leaves: list[Any], dtype: torch.dtype | None = None) -> _C.Inputs:
+    """The tensors among the arguments of a call, their floating-point numbers in `dtype`. Raises
+    TypeError for one without memory of its own: meta, fake, sparse, nested, of torch.func."""
+    return _C.Inputs(leaves, dtype, BlockedTensor, DenseView, WatchedTensor)
+
+
+def refuse_tracing() -> None:
     """Raises inside a tracer: it does not see our kernels, so results would become constants."""
     keys = torch._C._TorchDispatchModeKey
     modes = (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
