@@ -64,12 +64,15 @@ class OptimizedParts(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's. Raises TypeError for tensors without memory of their own."""
-        recorded = _C.Recorder.is_running()
-        if not recorded:
+        compiles = self._compiles and not _C.Recorder.is_running()
+        if compiles:
             refuse_tracing()
-            checked_inputs(structure.flatten((args, kwargs))[0])
+            leaves = structure.flatten((args, kwargs))[0]
+            checked_inputs(leaves)
+            # torch.compile takes an array of numpy for a tensor; what the model says counts.
+            compiles = not any(type(each).__module__ == "numpy" for each in leaves)
         with torch.no_grad():
-            if self._compiles and not recorded:
+            if compiles:
                 try:
                     return self._compiled(*args, **kwargs)
                 except torch._dynamo.exc.TorchDynamoException as error:
