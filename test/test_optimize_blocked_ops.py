@@ -62,7 +62,6 @@ LAYERS = {
         BY_US,
         lambda c: norm(nn.InstanceNorm2d(c, affine=True)),
     ),
-    "prelu": ("aten::prelu", BY_ATEN, lambda c: nn.PReLU()),
     "prelu of channels": ("aten::prelu", BY_ATEN, lambda c: norm(nn.PReLU(c))),
     "reflection_pad": ("aten::pad", BY_ATEN, lambda c: nn.ReflectionPad2d((1, 0, 2, 1))),
     "circular": ("aten::pad", BY_ATEN, lambda c: Op(lambda x: F.pad(x, (1, 1, 0, 1), "circular"))),
@@ -244,7 +243,7 @@ def test_a_blocked_input_is_normalized_as_it_is():
 @pytest.mark.any_isa
 def test_plain_formats_take_atens_op():
     """What no convolution reads or makes is plain, and stays so; so is what the graph returns."""
-    model = nn.Sequential(nn.GroupNorm(3, 18), nn.PReLU(), nn.Softmax(1)).eval()
+    model = nn.Sequential(nn.GroupNorm(3, 18), nn.PReLU(18), nn.Softmax(1)).eval()
     x = torch.randn(2, 18, 9, 7)
     optimized = blocked(model, x)
     assert "reorder" not in optimized.plan() and BY_US not in optimized.plan()

@@ -3,7 +3,7 @@
 
 #include "graph/aten.h"
 #include "graph/node_kind.h"
-#include "kernels/kernels.h"
+#include "kernels/epilogue.h"
 
 namespace torch_blocked::graph {
 

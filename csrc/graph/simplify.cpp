@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "graph/arithmetic.h"
 #include "graph/nodes/boxed.h"
 #include "graph/rules.h"
 
@@ -185,6 +186,7 @@ void fold_constants(Graph& graph) {
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   drop_identities(graph);
   Rewrite rewrite{graph, metas, weights};
+  recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) kind->find(rewrite);
   for (const NodeKind* kind : kKinds) kind->fuse(rewrite);
   take(rewrite);

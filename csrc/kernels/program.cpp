@@ -1,0 +1,113 @@
+#include "kernels/program.h"
+
+#include <algorithm>
+
+#include "kernels/arithmetic.h"
+#include "kernels/finish.h"
+
+namespace torch_blocked::kernels {
+
+template <>
+struct FastExp<CPU_CAPABILITY::Vec> {
+  static CPU_CAPABILITY::Vec of(const CPU_CAPABILITY::Vec& x) {
+    return CPU_CAPABILITY::exponential(x);
+  }
+};
+
+namespace CPU_CAPABILITY {
+namespace {
+
+// Floats of a strip: 12 of them are 48 KB, and most programs need three.
+constexpr std::int64_t kStrip = ProgramRow::kMostLanes;
+
+// One instruction on `count` floats of each place.
+struct Strip {
+  const Instruction& instruction;
+  const float *x, *y, *z;
+  float* dst;
+  std::int64_t count;
+
+  template <Arithmetic op>
+  void run() const {
+    const Vec x_scale(static_cast<float>(instruction.x_scale));
+    const Vec x_shift(static_cast<float>(instruction.x_shift));
+    const Vec y_scale(static_cast<float>(instruction.y_scale));
+    const Vec y_shift(static_cast<float>(instruction.y_shift));
+    const Vec alpha(static_cast<float>(instruction.alpha));
+    const Vec beta(static_cast<float>(instruction.beta));
+    constexpr std::int64_t reads = arity(op);
+    const auto one = [&](std::int64_t i, std::int64_t lanes) {
+      const Vec a = at::vec::fmadd(load(x + i, lanes), x_scale, x_shift);
+      const Vec b = reads > 1 ? at::vec::fmadd(load(y + i, lanes), y_scale, y_shift) : a;
+      const Vec c = reads > 2 ? load(z + i, lanes) : a;
+      store(compute(op, a, b, c, alpha, beta), dst + i, lanes);
+    };
+    std::int64_t i = 0;
+    for (; i + kWidth <= count; i += kWidth) one(i, kWidth);
+    if (i < count) one(i, count - i);
+  }
+
+  void run() const {
+    switch (instruction.op) {
+#define UNARY(name, value) \
+  case Arithmetic::name:   \
+    return run<Arithmetic::name>();
+#define BINARY UNARY
+#define TERNARY UNARY
+#include "kernels/arithmetic.inc"
+    }
+  }
+};
+
+void repeat_lanes(const float* src, std::int64_t lanes, float* dst, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += lanes) std::copy_n(src, lanes, dst + i);
+}
+
+void spread_pixels_of(const ProgramOperand& operand, std::int64_t pixel, std::int64_t lanes,
+                      float* dst, std::int64_t count) {
+  const float* src = operand.data + pixel * operand.stride;
+  for (std::int64_t i = 0; i < count; i += lanes, src += operand.stride) {
+    std::fill_n(dst + i, lanes, *src);
+  }
+}
+
+}  // namespace
+
+void run_program(const Program& program, const ProgramRow& row) {
+  constexpr std::int64_t kOperands = Program::kMostOperands;
+  using Kind = ProgramOperand::Kind;
+  alignas(64) float filled[kOperands][kStrip];  // of the operands that are not in memory so
+  alignas(64) float strips[Program::kMostStrips][kStrip];
+  alignas(64) static constexpr float kZeros[kStrip] = {};
+  const float* places[Program::kZeros + 1];
+  places[Program::kZeros] = kZeros;
+  const std::int64_t step = kStrip / row.lanes;  // pixels of a strip
+  for (std::int64_t i = 0; i < Program::kMostStrips; ++i) places[kOperands + i] = strips[i];
+  for (std::int64_t i = 0; i < program.operands; ++i) {
+    if (row.operands[i].kind != Kind::kFull) places[i] = filled[i];
+    if (row.operands[i].kind != Kind::kLanes) continue;
+    repeat_lanes(row.operands[i].data, row.lanes, filled[i],
+                 std::min(step, row.pixels) * row.lanes);
+  }
+  for (std::int64_t pixel = 0; pixel < row.pixels; pixel += step) {
+    const std::int64_t count = std::min(step, row.pixels - pixel) * row.lanes;
+    for (std::int64_t i = 0; i < program.operands; ++i) {
+      const ProgramOperand& operand = row.operands[i];
+      if (operand.kind == Kind::kFull) places[i] = operand.data + pixel * row.lanes;
+      if (operand.kind == Kind::kPixels) {
+        spread_pixels_of(operand, pixel, row.lanes, filled[i], count);
+      }
+    }
+    for (std::int64_t k = 0; k < program.count; ++k) {
+      const Instruction& instruction = program.instructions[k];
+      float* dst = k + 1 == program.count ? row.dst + pixel * row.lanes
+                                          : strips[instruction.dst - kOperands];
+      Strip{instruction, places[instruction.x], places[instruction.y], places[instruction.z], dst,
+            count}
+          .run();
+    }
+  }
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace torch_blocked::kernels
