@@ -72,6 +72,14 @@ ACTIVATIONS = (
     "F.leaky_relu({x}, 0.1)",
     "{x} * torch.sigmoid({x})",
     "torch.sigmoid({x})",
+    "{x} * F.relu6({x} + 3) / 6",
+    "0.5 * {x} * (1 + torch.erf({x} / 2**0.5))",
+    "torch.where({x} > 0, {x}, 0.1 * {x})",
+    "torch.maximum({x}, 0.2 * {x})",
+    "({x} + {x}.abs()) * 0.5",
+    "{x} * torch.tanh(F.softplus({x}))",
+    "{x} * torch.sigmoid(1.702 * {x})",
+    "F.elu({x}).mul(0.5).add(1)",
 )
 
 
