@@ -184,7 +184,7 @@ def token_norm(g):
     x = g.pick(rank=(2, 5), fixed=(-1,))
     c = g.dims(x)[-1]
     made = g.rng.choice(
-        (f"nn.LayerNorm({c})", f"nn.LayerNorm({c}, bias=False)", f"nn.RMSNorm({c})")
+        (f"nn.LayerNorm({c})", f"nn.LayerNorm({c}, bias=False)", f"nn.RMSNorm({c}, eps=1e-3)")
     )
     return f"{g.out} = {g.module(made)}({x})"
 

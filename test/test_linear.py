@@ -51,3 +51,21 @@ def test_rows(inputs, outputs, bias, activation):
         assert torch.equal(output, optimized(x))
         with threads(1):
             assert torch.equal(output, optimized(x))
+
+
+def test_linear_layers_are_timed(tmp_path, monkeypatch):
+    """Where two implementations take a layer, the file keeps which was faster."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, x = nn.Linear(64, 48).eval(), torch.randn(2, 64)
+    optimized = torch_blocked.optimize(model, x)
+    optimized.choice = "blocked"
+    (row,) = [line for line in optimized.plan().splitlines() if line.startswith("aten::linear")]
+    assert "fastest alone" in row
+    (file,) = tmp_path.rglob("tuning-*.tsv")
+    (line,) = [
+        line for line in file.read_text().splitlines() if " linear 2 x 64 -> 48 bias" in line
+    ]
+    assert line.split("\t")[1] in row
+    many = torch_blocked.optimize(model, torch.randn(200, 64))  # oneDNN only
+    many.choice = "blocked"
+    assert "fastest alone" not in many.plan()

@@ -27,7 +27,25 @@ struct Plan {
   std::map<Value, Slot> outputs;  // values that the graph returns, in plain format or as made
 };
 
-// Finds the fastest implementation of a convolution: by running all of them, from what an earlier
+// A problem of some family, as the tuner sees it.
+struct Contest {
+  // One implementation, ready to run on memory of its own.
+  struct Entry {
+    std::function<void()> run;
+    at::Tensor weights;       // packed
+    bool loops_only = false;  // threads may go through it together
+  };
+
+  std::string name;   // the key of its times, with all that decides them but the machine
+  std::string words;  // what is being timed
+  std::vector<const char*> implementations;
+  // The fastest by estimates; null where these say nothing.
+  std::function<const char*()> estimated;
+  // Nothing if the implementation is not for this problem. `known`: another has been timed.
+  std::function<std::optional<Entry>(const char* implementation, bool known)> entry;
+};
+
+// Finds the fastest implementation of a problem: by running all of them, from what an earlier
 // process measured, or by estimates.
 class Tuner {
  public:
@@ -40,14 +58,15 @@ class Tuner {
   // `enabled` false: estimates decide and nothing is run. `path`: the file that keeps measurements,
   // one a line; empty: none. `given`: choices for what the file does not have.
   Tuner(bool enabled, std::string path, Known given);
-  // The fastest implementation of the problem; none if there is none in these formats.
-  std::optional<Choice> best(const ConvolutionProblem& problem);
+  // The fastest implementation; none if none takes the problem.
+  std::optional<Choice> best(const Contest& contest);
   bool enabled() const { return enabled_; }
   // Of the problems that were asked for.
   const Known& known() const { return known_; }
 
  private:
-  void show_progress(const ConvolutionProblem& problem);
+  std::optional<Choice> measured(const Contest& contest, const std::string& name);
+  void show_progress(const std::string& words);
 
   bool enabled_;
   std::string path_;

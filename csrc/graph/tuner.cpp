@@ -1,6 +1,5 @@
-// Times the implementations of a convolution on its real shape.
+// Times the implementations of a problem on its real shape.
 #include <ATen/Parallel.h>
-#include <ATen/ops/full.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -61,17 +60,16 @@ struct Measurement {
   bool disturbed = true;
 };
 
-Measurement measure(const ConvolutionPlan& plan, const ConvolutionBuffers& buffers,
-                    const at::Tensor& weights) {
-  plan.run(buffers);  // generated code, workspaces, caches
+Measurement measure(const Contest::Entry& entry) {
+  entry.run();  // generated code, workspaces, caches
   Measurement alone, any;
   const auto begin = Clock::now();
   std::chrono::duration<double, std::micro> spent{0};
   for (int rounds = 0; rounds < kLeastRounds || spent < kTime;) {
-    evict(weights);
+    evict(entry.weights);
     const long before = interruptions();
     const auto start = Clock::now();
-    plan.run(buffers);
+    entry.run();
     const std::chrono::duration<double, std::micro> time = Clock::now() - start;
     any.microseconds = std::min(any.microseconds, time.count());
     if (interruptions() == before) {
@@ -84,42 +82,6 @@ Measurement measure(const ConvolutionPlan& plan, const ConvolutionBuffers& buffe
     }
   }
   return alone.disturbed ? any : alone;
-}
-
-// Memory for one problem; the values do not matter for the time, but denormals would.
-struct Probe {
-  at::Tensor src, dst, weight, bias;
-
-  explicit Probe(const ConvolutionProblem& p) {
-    const auto options = at::TensorOptions().dtype(p.dtype);
-    const auto filled = [&](const Dims& dims) { return at::full(dims, 0.01, options); };
-    src = filled(p.src_format.physical_shape(p.src_dims));
-    dst = filled(p.dst_format.physical_shape(p.dst_dims));
-    weight = filled(p.weight_dims);
-    bias = filled({p.dst_dims[1]});
-  }
-
-  Measurement run(const ConvolutionProblem& p, const ConvolutionPlan& plan) const {
-    const at::Tensor packed = pack_weights(plan, weight);
-    return measure(plan,
-                   {.src = src.const_data_ptr(),
-                    .weights = packed.const_data_ptr(),
-                    .bias = p.has_bias ? bias.const_data_ptr() : nullptr,
-                    .residual = p.epilogue.residual ? dst.const_data_ptr() : nullptr,
-                    .dst = dst.mutable_data_ptr()},
-                   packed);
-  }
-};
-
-// The problem in words: a line's key in the file of measurements.
-std::string name_of(const ConvolutionProblem& p) {
-  const auto& [before, after, residual] = p.epilogue;
-  return text(isa_name(isa()), " ", at::get_num_threads(), " ", c10::toString(p.dtype), " ",
-              p.src_dims, p.weight_dims, p.dst_dims, p.stride, p.padding, p.dilation, " g",
-              p.groups, " ", p.src_format.name(p.src_dims.size()), "-",
-              p.dst_format.name(p.dst_dims.size()), p.transposed ? " transposed" : "",
-              p.has_bias ? " bias" : "", " e", static_cast<std::int64_t>(before.kind), residual,
-              static_cast<std::int64_t>(after.kind));
 }
 
 // What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
@@ -157,12 +119,10 @@ class Measurements {
   }
 
   void add(const std::string& line) {
-    const std::vector<const char*>& names = convolution_implementations().names();
     const std::size_t first = line.find('\t'), second = line.rfind('\t');
     if (first == line.npos || first == second) return;
     Tuner::Choice choice{line.substr(first + 1, second - first - 1), std::atof(&line[second + 1])};
-    const bool valid = std::ranges::find(names, choice.implementation) != names.end();
-    if (valid && choice.microseconds > 0) choices_[line.substr(0, first)] = choice;
+    if (choice.microseconds > 0) choices_[line.substr(0, first)] = choice;
   }
 
   std::unordered_map<std::string, Tuner::Choice> choices_;
@@ -175,47 +135,49 @@ class Measurements {
 Tuner::Tuner(bool enabled, std::string path, Known given)
     : enabled_(enabled), path_(std::move(path)), given_(std::move(given)) {}
 
-std::optional<Tuner::Choice> Tuner::best(const ConvolutionProblem& problem) {
-  const std::string name = name_of(problem);
+std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
+  const std::string name = text(isa_name(isa()), " ", at::get_num_threads(), " ", contest.name);
   if (const auto found = known_.find(name); found != known_.end()) return found->second;
-  if (const auto measured = Measurements::find(path_, name)) return known_[name] = measured;
+  const auto takes_part = [&](const Choice& choice) {
+    return std::ranges::find(contest.implementations, choice.implementation) !=
+           contest.implementations.end();
+  };
+  if (const auto found = Measurements::find(path_, name); found && takes_part(*found)) {
+    return known_[name] = found;
+  }
   if (const auto found = given_.find(name); found != given_.end()) {
-    return known_[name] = found->second;
+    if (!found->second || takes_part(*found->second)) return known_[name] = found->second;
   }
+  if (enabled_) return known_[name] = measured(contest, name);
+  const char* estimated = contest.estimated();
+  return known_[name] = estimated ? std::optional(Choice{estimated, 0}) : std::nullopt;
+}
+
+std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
+  show_progress(contest.words);
   std::optional<Choice> best;
-  if (!enabled_) {
-    best = Choice{plan_convolution(problem).name, 0};
-    const Traits& traits = convolution_implementations().row(best->implementation).traits;
-    if (!problem.blocked() && !traits.any_format) best = std::nullopt;
-    return known_[name] = best;
-  }
-  show_progress(problem);
-  std::optional<Probe> probe;
   bool disturbed = false;
-  for (const auto& row : convolution_implementations().rows()) {
-    if (best && row.traits.last_resort) continue;
-    const auto named = plan_convolution(problem, row.name);
-    if (!named) continue;
-    if (!probe) probe.emplace(problem);
-    Measurement measured = probe->run(problem, named->plan);
-    if (threads() > 1 && !named->plan.loops_only) measured.microseconds *= kMeeting;
-    disturbed |= measured.disturbed;
-    if (!best || measured.microseconds < best->microseconds) {
-      best = Choice{row.name, measured.microseconds};
+  for (const char* implementation : contest.implementations) {
+    const auto entry = contest.entry(implementation, best.has_value());
+    if (!entry) continue;
+    Measurement time = measure(*entry);
+    if (threads() > 1 && !entry->loops_only) time.microseconds *= kMeeting;
+    disturbed |= time.disturbed;
+    if (!best || time.microseconds < best->microseconds) {
+      best = Choice{implementation, time.microseconds};
     }
   }
   if (best && !disturbed && !path_.empty()) {  // a busy machine's word is good for today only
     std::ofstream(path_, std::ios::app)
         << name << '\t' << best->implementation << '\t' << best->microseconds << '\n';
   }
-  return known_[name] = best;
+  return best;
 }
 
 // On a terminal, one line that is written over; a problem takes some 20 ms.
-void Tuner::show_progress(const ConvolutionProblem& problem) {
+void Tuner::show_progress(const std::string& words) {
   if (isatty(STDERR_FILENO) == 0) return;
-  const std::string line = text("torch_blocked: timing convolution ", ++measured_, " ",
-                                problem.src_dims, " -> ", problem.dst_dims);
+  const std::string line = text("torch_blocked: timing ", ++measured_, ": ", words);
   std::fprintf(stderr, "\r%.78s\x1b[K\r", line.c_str());
 }
 

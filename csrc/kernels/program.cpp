@@ -60,7 +60,8 @@ struct Strip {
 };
 
 void repeat_lanes(const float* src, std::int64_t lanes, float* dst, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += lanes) std::copy_n(src, lanes, dst + i);
+  if (lanes == 1) std::fill_n(dst, count, *src);
+  for (std::int64_t i = 0; i < count && lanes > 1; i += lanes) std::copy_n(src, lanes, dst + i);
 }
 
 void spread_pixels_of(const ProgramOperand& operand, std::int64_t pixel, std::int64_t lanes,

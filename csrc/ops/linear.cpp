@@ -175,11 +175,16 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
 
 }  // namespace
 
-const char* choose_linear(const LinearProblem& p) {
-  const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
+  const auto* forced = kImplementations.forced();
+  const auto named = kImplementations.choose(p, forced, [&] {
     return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
   });
-  return named->name;
+  std::vector<const char*> names{named->name};
+  for (const auto& row : kImplementations.rows()) {
+    if (!forced && row.name != names[0] && row.plan(p)) names.push_back(row.name);
+  }
+  return names;
 }
 
 LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/epilogue.h"
 
@@ -27,9 +28,10 @@ struct LinearPlan {
   bool loops_only = false;  // of run(): threads may go through it together
 };
 
-// The name of the implementation that should be fastest.
-const char* choose_linear(const LinearProblem& problem);
-// The plan by that implementation, which takes the problem.
+// The implementations that take a problem: the one that should be fastest, then the others; only
+// one if it is forced.
+std::vector<const char*> linear_implementations_for(const LinearProblem& problem);
+// The plan by one of these.
 LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
 
 }  // namespace torch_blocked

@@ -2,6 +2,8 @@
 // format of src may be another than that of the result.
 #include "ops/convolution.h"
 
+#include <ATen/ops/full.h>
+
 #include "format/errors.h"
 #include "graph/nodes/gather.h"
 #include "graph/nodes/layers.h"
@@ -153,6 +155,67 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {{problem_of(node, metas).dst_dims, metas[Uses::at(node.read(0))].dtype}};
 }
 
+// The problem in words, with all that decides its time.
+std::string name_of(const ConvolutionProblem& p) {
+  const auto& [before, after, residual] = p.epilogue;
+  return text(c10::toString(p.dtype), " ", p.src_dims, p.weight_dims, p.dst_dims, p.stride,
+              p.padding, p.dilation, " g", p.groups, " ", p.src_format.name(p.src_dims.size()), "-",
+              p.dst_format.name(p.dst_dims.size()), p.transposed ? " transposed" : "",
+              p.has_bias ? " bias" : "", " e", static_cast<std::int64_t>(before.kind), residual,
+              static_cast<std::int64_t>(after.kind));
+}
+
+// Memory for one problem; the values do not matter for the time, but denormals would.
+struct Probe {
+  at::Tensor src, dst, weight, bias;
+
+  explicit Probe(const ConvolutionProblem& p) {
+    const auto options = at::TensorOptions().dtype(p.dtype);
+    const auto filled = [&](const Dims& dims) { return at::full(dims, 0.01, options); };
+    src = filled(p.src_format.physical_shape(p.src_dims));
+    dst = filled(p.dst_format.physical_shape(p.dst_dims));
+    weight = filled(p.weight_dims);
+    bias = filled({p.dst_dims[1]});
+  }
+};
+
+// An implementation on a probe, which is made for the first that takes the problem.
+std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optional<Probe>& probe,
+                                       const char* implementation, bool known) {
+  const Traits& traits = convolution_implementations().row(implementation).traits;
+  if (known && traits.last_resort) return std::nullopt;
+  auto named = plan_convolution(p, implementation);
+  if (!named) return std::nullopt;
+  if (!probe) probe.emplace(p);
+  const at::Tensor packed = pack_weights(named->plan, probe->weight);
+  const ConvolutionBuffers buffers{
+      .src = probe->src.const_data_ptr(),
+      .weights = packed.const_data_ptr(),
+      .bias = p.has_bias ? probe->bias.const_data_ptr() : nullptr,
+      .residual = p.epilogue.residual ? probe->dst.const_data_ptr() : nullptr,
+      .dst = probe->dst.mutable_data_ptr()};
+  const bool loops_only = named->plan.loops_only;
+  return Contest::Entry{[run = std::move(named->plan.run), buffers] { run(buffers); }, packed,
+                        loops_only};
+}
+
+// The fastest by estimates, if these hold for the problem's formats.
+const char* estimated(const ConvolutionProblem& p) {
+  const char* name = plan_convolution(p).name;
+  const Traits& traits = convolution_implementations().row(name).traits;
+  return p.blocked() || traits.any_format ? name : nullptr;
+}
+
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem) {
+  std::optional<Probe> probe;
+  return tuner.best({.name = name_of(problem),
+                     .words = text("convolution ", problem.src_dims, " -> ", problem.dst_dims),
+                     .implementations = convolution_implementations().names(),
+                     .estimated = [&] { return estimated(problem); },
+                     .entry = [&](const char* name,
+                                  bool known) { return entry_of(problem, probe, name, known); }});
+}
+
 // How a convolution runs: the step's choice.
 struct Choice {
   ConvolutionProblem problem;
@@ -173,7 +236,7 @@ Choice choose(Planner& planner, const Node& node, Format format) {
     if (src_format == kPlain && format != kPlain && problem.src_dims[1] > 4) continue;
     problem.src_format = src_format;
     problem.dst_format = format;
-    const auto choice = planner.tuner().best(problem);
+    const auto choice = fastest(planner.tuner(), problem);
     if (!choice) continue;
     const double total =
         choice->microseconds + planner.reorder_cost(src, planner.home(src), src_format);

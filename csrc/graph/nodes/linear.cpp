@@ -1,4 +1,7 @@
 // Linear layers on plain tensors, with the activation that follows them.
+#include <ATen/ops/full.h>
+
+#include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
 #include "graph/run.h"
@@ -51,7 +54,52 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
 struct Choice {
   LinearProblem problem;
   const char* implementation;
+  double microseconds = 0;  // 0: not measured
 };
+
+// Memory for one problem. The implementations share one format of weights, which are packed once.
+struct Probe {
+  at::Tensor src, dst, weight, bias;
+  std::map<std::string, at::Tensor> packed = {};
+
+  explicit Probe(const LinearProblem& p) {
+    const auto filled = [](const Dims& dims) { return at::full(dims, 0.01, at::kFloat); };
+    src = filled({p.rows, p.inputs});
+    dst = filled({p.rows, p.outputs});
+    weight = filled({p.outputs, p.inputs});
+    bias = p.has_bias ? filled({p.outputs}) : at::Tensor();
+  }
+
+  Contest::Entry entry(LinearPlan plan) {
+    at::Tensor& weights = packed[plan.weights_format];
+    if (!weights.defined()) weights = plan.pack(weight);
+    const auto run = [run = std::move(plan.run), &probe = *this, weights] {
+      run(probe.src.const_data_ptr<float>(), weights.const_data_ptr(),
+          probe.bias.defined() ? probe.bias.const_data_ptr<float>() : nullptr,
+          probe.dst.mutable_data_ptr<float>());
+    };
+    return {run, weights, plan.loops_only};
+  }
+};
+
+Choice choose(Tuner& tuner, const LinearProblem& p) {
+  const std::vector<const char*> names = linear_implementations_for(p);
+  if (names.size() == 1 || !tuner.enabled()) return {p, names[0]};
+  const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
+  std::optional<Probe> probe;
+  const auto best =
+      tuner.best({.name = text(words, p.has_bias ? " bias" : "", " e",
+                               static_cast<std::int64_t>(p.activation.kind)),
+                  .words = words,
+                  .implementations = names,
+                  .estimated = [&] { return names[0]; },
+                  .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
+                    if (!probe) probe.emplace(p);
+                    return probe->entry(plan_linear(p, name));
+                  }});
+  const auto is_best = [&](const char* name) { return best->implementation == name; };
+  return {p, *std::ranges::find_if(names, is_best), best->microseconds};
+}
 
 void plan(Planner& planner, const Node& node, Step& step) {
   const Linear& linear = *node.as<Linear>();
@@ -61,7 +109,7 @@ void plan(Planner& planner, const Node& node, Step& step) {
                               .outputs = linear.weight.size(0),
                               .has_bias = linear.bias.defined(),
                               .activation = linear.activation};
-  step.choice = Choice{problem, choose_linear(problem)};
+  step.choice = choose(planner.tuner(), problem);
 }
 
 const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
@@ -85,6 +133,11 @@ Prepared prepare(const Step& step, const Running& running) {
 
 std::string implementation(const Plan&, const Step& step) { return choice_of(step).implementation; }
 
+std::string why(const Step& step) {
+  const double microseconds = choice_of(step).microseconds;
+  return microseconds > 0 ? text("fastest alone: ", microseconds, " us") : "";
+}
+
 void own(Node& node, Weights& weights) {
   at::Tensor& bias = node.as<Linear>()->bias;
   if (bias.defined()) bias = weights.own(bias);
@@ -102,6 +155,7 @@ constinit const NodeKind nodes::linear = {
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,
     .implementation = implementation,
+    .why = why,
     .own = own,
     .release = [](Node& node) { node.as<Linear>()->weight.reset(); },
 };

@@ -149,61 +149,37 @@ std::optional<FixedFormats> fixed(const Node& node) {
   return FixedFormats{kPlain, kPlain};
 }
 
+// A vector of more channels than a strip has floats cannot be spread over one.
 double cost(Planner& planner, const Node& node, Format format) {
-  const Dims& dims = planner.metas()[Uses::at(node.output())].dims;
-  const bool fits = dims.size() < 3 || format.lanes(dims[1]) <= ProgramRow::kMostLanes;
-  return fits ? 0 : kImpossible;
+  const auto dims_of = [&](Value value) { return planner.metas()[Uses::at(value)].dims; };
+  const Dims dims = dims_of(node.output());
+  if (dims.size() < 3 || format.lanes(dims[1]) <= ProgramRow::kMostLanes) return 0;
+  bool all_full = node.as<PointwiseProgram>()->vectors.empty();
+  for_values(node.arguments, [&](Value value) { all_full &= dims_of(value) == dims; });
+  return all_full ? 0 : kImpossible;
 }
 
 // ---- running ------------------------------------------------------------------------------------
 
-// The result as rows of pixels of lanes.
+// The result as rows of pixels of lanes; `blocks` rows are an image.
 struct Rows {
-  std::int64_t rows, blocks, pixels, lanes, tail;
-
-  explicit Rows(const SlotPlan& dst, bool images) {
-    if (!images) {
-      *this = {1, 1, c10::multiply_integers(dst.dims), 1, 0};
-      return;
-    }
-    lanes = dst.format.lanes(dst.dims[1]);
-    blocks = dst.format.blocks(dst.dims[1]);
-    rows = dst.dims[0] * blocks;
-    pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
-    tail = dst.format.tail(dst.dims[1]);
-  }
-
- private:
-  Rows(std::int64_t rows, std::int64_t blocks, std::int64_t pixels, std::int64_t lanes,
-       std::int64_t tail)
-      : rows(rows), blocks(blocks), pixels(pixels), lanes(lanes), tail(tail) {}
+  std::int64_t rows = 1, blocks = 1, pixels, lanes = 1, tail = 0;
 };
 
-// An operand of the whole result.
+Rows rows_of(const SlotPlan& dst) {
+  const std::int64_t channels = dst.dims[1], blocks = dst.format.blocks(channels);
+  return {.rows = dst.dims[0] * blocks,
+          .blocks = blocks,
+          .pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2)),
+          .lanes = dst.format.lanes(channels),
+          .tail = dst.format.tail(channels)};
+}
+
+// An operand of the whole result: a value, or else one number per channel, with zeros beyond C.
 struct Operand {
   Kind kind;
-  std::optional<Slot> slot;  // a value, or else
-  at::Tensor vector;         // one value per channel, zeros beyond C
-
-  // What a row of dst reads from its pixel `first` on.
-  ProgramOperand at(const std::vector<at::Tensor>& tensors, const Rows& of, std::int64_t row,
-                    std::int64_t first) const {
-    if (!slot) {
-      return {kind, vector.const_data_ptr<float>() + row % of.blocks * of.lanes, 0};
-    }
-    const auto* data = tensors[*slot].const_data_ptr<float>();
-    switch (kind) {
-      case Kind::kFull:
-        return {kind, data + (row * of.pixels + first) * of.lanes, 0};
-      case Kind::kLanes:
-        return {kind, data + row * of.lanes, 0};
-      case Kind::kPixels:
-        return {kind, data + (row / of.blocks * of.pixels + first) * stride, stride};
-    }
-    __builtin_unreachable();
-  }
-
-  std::int64_t stride = 1;
+  std::optional<Slot> slot;
+  at::Tensor vector = {};
 };
 
 std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
@@ -212,60 +188,112 @@ std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
   std::vector<Operand> operands;
   for_values(step.node->arguments, [&](Value value) {
     const Slot slot = step.reads.at(value);
-    operands.push_back({.kind = kind_of(plan.slots[slot].dims, dst.dims).value(),
-                        .slot = slot,
-                        .vector = {},
-                        .stride = dst.format.lanes(1)});
+    operands.push_back({kind_of(plan.slots[slot].dims, dst.dims).value(), slot});
   });
   for (const at::Tensor& vector : program.vectors) {
-    const std::int64_t lanes = dst.format.lanes(dst.dims[1]) * dst.format.blocks(dst.dims[1]);
-    at::Tensor padded = at::zeros({lanes}, at::kFloat);
-    padded.narrow(0, 0, dst.dims[1]).copy_(vector);
-    operands.push_back({.kind = Kind::kLanes, .slot = {}, .vector = std::move(padded)});
+    const std::int64_t channels = dst.dims[1];
+    at::Tensor padded = at::zeros({dst.format.lanes(channels) * dst.format.blocks(channels)});
+    padded.narrow(0, 0, channels).copy_(vector);
+    operands.push_back({Kind::kLanes, std::nullopt, std::move(padded)});
   }
   return operands;
 }
 
-void clear_tail(const ProgramRow& row, std::int64_t tail) {
-  for (std::int64_t pixel = 0; pixel < row.pixels; ++pixel) {
-    std::fill(row.dst + pixel * row.lanes + tail, row.dst + (pixel + 1) * row.lanes, 0.f);
+// A program on the tensors of its slots, in units of some pixels of one row.
+class ProgramRun {
+ public:
+  ProgramRun(const Step& step, const Running& running)
+      : tensors_(running.tensors),
+        instructions_(step.node->as<PointwiseProgram>()->instructions),
+        operands_(operands_of(step, running.plan)),
+        to_(step.writes[0]) {
+    const SlotPlan& dst = running.plan.slots[to_];
+    const bool all_full = std::ranges::all_of(
+        operands_, [](const Operand& operand) { return operand.kind == Kind::kFull; });
+    const bool is_image = step.node->as<PointwiseProgram>()->is_image;
+    if (is_image) {
+      rows_ = rows_of(dst);
+      plane_lanes_ = dst.format.lanes(1);
+    }
+    if (!is_image || (all_full && rows_.tail == 0)) {  // one row, whatever its dims
+      rows_ = {.pixels = c10::multiply_integers(is_image ? dst.format.physical_shape(dst.dims)
+                                                         : dst.dims)};
+    }
+    unit_pixels_ = std::max<std::int64_t>(kUnit / rows_.lanes, 1);
+    units_ = (rows_.pixels + unit_pixels_ - 1) / unit_pixels_;
   }
-}
 
-Prepared prepare(const Step& step, const Running& running) {
-  // Some strips: a unit's operands are filled once.
-  constexpr std::int64_t kUnit = 8 * ProgramRow::kMostLanes;
-  const PointwiseProgram& held = *step.node->as<PointwiseProgram>();
-  const Slot to = step.writes[0];
-  const Rows rows(running.plan.slots[to], held.is_image);
-  const std::int64_t piece = std::max<std::int64_t>(kUnit / rows.lanes, 1);  // pixels
-  const std::int64_t pieces = (rows.pixels + piece - 1) / piece;             // of a row
-  const auto run = [&tensors = running.tensors, operands = operands_of(step, running.plan),
-                    instructions = held.instructions, to, rows, piece, pieces] {
-    const kernels::Program program{.instructions = instructions.data(),
-                                   .count = std::ssize(instructions),
-                                   .operands = std::ssize(operands)};
-    auto* dst = tensors[to].mutable_data_ptr<float>();
-    const auto& table = rows.lanes % 8 == 0 ? kernels::kernels_for(rows.lanes) : kernels::kernels();
-    parallel_units(rows.rows * pieces, piece * rows.lanes,
+  void operator()() const {
+    parallel_units(rows_.rows * units_, unit_pixels_ * rows_.lanes,
                    [&](std::int64_t begin, std::int64_t end) {
-                     std::array<ProgramOperand, kernels::Program::kMostOperands> read;
                      for (std::int64_t i = begin; i < end; ++i) {
-                       const std::int64_t row = i / pieces, first = i % pieces * piece;
-                       for (std::size_t k = 0; k < operands.size(); ++k) {
-                         read[k] = operands[k].at(tensors, rows, row, first);
-                       }
-                       const ProgramRow of{.operands = read.data(),
-                                           .dst = dst + (row * rows.pixels + first) * rows.lanes,
-                                           .pixels = std::min(piece, rows.pixels - first),
-                                           .lanes = rows.lanes};
-                       table.run_program(program, of);
-                       if (rows.tail > 0 && row % rows.blocks == rows.blocks - 1)
-                         clear_tail(of, rows.tail);
+                       run_unit(i / units_, i % units_ * unit_pixels_);
                      }
                    });
-  };
-  return {run, true};
+  }
+
+ private:
+  // Floats: some strips, so that vectors are spread over a strip once for all of these.
+  static constexpr std::int64_t kUnit = 8 * ProgramRow::kMostLanes;
+
+  void run_unit(std::int64_t row, std::int64_t first) const {
+    std::array<ProgramOperand, kernels::Program::kMostOperands> operands;
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+      operands[i] = operand_at(operands_[i], row, first);
+    }
+    float* dst = tensors_[to_].mutable_data_ptr<float>();
+    const ProgramRow of{.operands = operands.data(),
+                        .dst = dst + (row * rows_.pixels + first) * rows_.lanes,
+                        .pixels = std::min(unit_pixels_, rows_.pixels - first),
+                        .lanes = rows_.lanes};
+    const auto& table =
+        rows_.lanes % 8 == 0 ? kernels::kernels_for(rows_.lanes) : kernels::kernels();
+    table.run_program({.instructions = instructions_.data(),
+                       .count = std::ssize(instructions_),
+                       .operands = std::ssize(operands_)},
+                      of);
+    if (row % rows_.blocks == rows_.blocks - 1) clear_tail(of);
+  }
+
+  // What a row reads from its pixel `first` on.
+  ProgramOperand operand_at(const Operand& operand, std::int64_t row, std::int64_t first) const {
+    if (!operand.slot) {
+      const auto* vectors = operand.vector.const_data_ptr<float>();
+      return {operand.kind, vectors + row % rows_.blocks * rows_.lanes, 0};
+    }
+    const auto* data = tensors_[*operand.slot].const_data_ptr<float>();
+    switch (operand.kind) {
+      case Kind::kFull:
+        return {operand.kind, data + (row * rows_.pixels + first) * rows_.lanes, 0};
+      case Kind::kLanes:
+        return {operand.kind, data + row * rows_.lanes, 0};
+      case Kind::kPixels:
+        const std::int64_t pixel = row / rows_.blocks * rows_.pixels + first;
+        const bool is_full = rows_.lanes == 1 && plane_lanes_ == 1;
+        return {is_full ? Kind::kFull : operand.kind, data + pixel * plane_lanes_, plane_lanes_};
+    }
+    __builtin_unreachable();
+  }
+
+  void clear_tail(const ProgramRow& row) const {
+    if (rows_.tail == 0) return;
+    for (std::int64_t pixel = 0; pixel < row.pixels; ++pixel) {
+      float* lanes = row.dst + pixel * row.lanes;
+      std::fill(lanes + rows_.tail, lanes + row.lanes, 0.f);
+    }
+  }
+
+  const std::vector<at::Tensor>& tensors_;
+  std::vector<Instruction> instructions_;
+  std::vector<Operand> operands_;
+  Slot to_;
+  Rows rows_{};
+  std::int64_t plane_lanes_ = 1;  // lanes of an image of one channel
+  std::int64_t unit_pixels_, units_;
+};
+
+Prepared prepare(const Step& step, const Running& running) {
+  return {ProgramRun(step, running), true};
 }
 
 }  // namespace
