@@ -27,7 +27,7 @@ COLD_MS = 100.0
 
 @dataclass(frozen=True)
 class Job:
-    """One row of the comparison; folder holds weights.pt and what the batch needs."""
+    """One row of the comparison; folder holds model.pt and what the batch needs."""
 
     model: str
     batch: int
@@ -55,19 +55,17 @@ class Engine:
 
 
 def torch_model(job: Job, folded: bool = False) -> Any:
-    """The job's model with the stored weights, for inference."""
+    """The job's model as exports.py stored it, for inference."""
     import torch
-    from bench_models import MODELS
+    from zoo.row import declare_torchvision_ops
 
     from torch_blocked.bench.fold import fold_batch_norms
 
     torch.set_num_threads(job.threads)
     torch.set_grad_enabled(False)
-    with torch.device("meta"):
-        model = MODELS[job.model].constructor()
-    weights = torch.load(Path(job.folder) / "weights.pt", weights_only=True)
-    model.load_state_dict(weights, assign=True)
-    model.eval().requires_grad_(False)
+    declare_torchvision_ops()
+    model = torch.load(Path(job.folder) / "model.pt", weights_only=False)
+    model.requires_grad_(False)
     return fold_batch_norms(model)[0] if folded else model
 
 
@@ -176,6 +174,38 @@ def load_ncnn(job: Job) -> Callable[[], Any]:
     return run
 
 
+def load_mnn(job: Job) -> Callable[[], Any]:
+    import MNN
+    import numpy
+
+    settings = {"backend": "CPU", "numThread": job.threads, "precision": "high"}
+    runtime = MNN.nn.create_runtime_manager((settings,))
+    names = json.loads((job.files / "mnn" / "names.json").read_text())
+    path = str(job.files / "mnn" / "model.mnn")
+    net = MNN.nn.load_module_from_file(path, *names, runtime_manager=runtime)
+    values = numpy.load(job.files / "input.npy")
+    input = MNN.expr.placeholder(list(values.shape), MNN.expr.NCHW, MNN.numpy.float32)
+    input.write(values)
+    return lambda: MNN.expr.convert(net.forward([input])[0], MNN.expr.NCHW).read()
+
+
+def load_litert(job: Job) -> Callable[[], Any]:
+    """LiteRT, once TensorFlow Lite, with XNNPACK."""
+    import numpy
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(job.files / "litert" / "model.tflite"), num_threads=job.threads)
+    interpreter.allocate_tensors()
+    (input,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.set_tensor(input["index"], numpy.load(job.files / "input.npy"))
+
+    def run() -> Any:
+        interpreter.invoke()
+        return interpreter.get_tensor(output["index"])
+
+    return run
+
+
 def load_blocked_eager(job: Job) -> Callable[[], Any]:
     """The folded model, called on a blocked tensor."""
     import torch_blocked
@@ -207,6 +237,8 @@ ENGINES = {
     "onnxruntime": Engine(load_onnxruntime, "onnxruntime", "onnx"),
     "openvino": Engine(load_openvino, "openvino", "onnx"),
     "ncnn": Engine(load_ncnn, "ncnn", "ncnn"),
+    "mnn": Engine(load_mnn, "MNN", "mnn"),
+    "litert": Engine(load_litert, "ai-edge-litert", "litert"),
     "blocked-eager": Engine(load_blocked_eager, "torch_blocked", ours=True),
     "torch_blocked": Engine(load_blocked, "torch_blocked", tunes=True, ours=True),
 }

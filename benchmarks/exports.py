@@ -1,6 +1,6 @@
-"""What the engines of peers.py read: weights, input, float64 result, ONNX and ncnn files.
+"""What the engines of peers.py read: model, input, float64 result, and files in their formats.
 
-    python benchmarks/exports.py MODEL BATCH FOLDER [onnx] [ncnn]     (a process of peers.py)
+    python benchmarks/exports.py MODEL BATCH FOLDER [FORMAT...]     (a process of peers.py)
 
 Files are kept and used again, in a folder named after the sources and versions they come from."""
 
@@ -18,9 +18,10 @@ import bench_models
 import numpy
 import torch
 from engines import version
+from zoo import timed
 
 from torch_blocked.bench import fold, models
-from torch_blocked.bench.fold import fold_batch_norms
+from torch_blocked.bench.fold import Untraceable, fold_batch_norms
 
 ONNX_OPSET = 18
 
@@ -30,12 +31,14 @@ def folder_of(cache: Path, model: str) -> Path:
     sources = [
         Path(__file__),
         Path(fold.__file__),
+        Path(timed.__file__),
         *Path(bench_models.__file__).parent.glob("*.py"),
     ]
     digest = hashlib.sha256()
     for source in sorted(sources, key=lambda path: path.name):
         digest.update(source.read_bytes())
-    for package in ("torch", "onnx", "pnnx"):
+    of_another = [timed.TIMED[model].package] if model in timed.TIMED else []
+    for package in ("torch", "onnx", "pnnx", "MNN", "litert-torch", *of_another):
         digest.update(version(package).encode())
     return cache / f"{model}-{digest.hexdigest()[:12]}"
 
@@ -46,6 +49,8 @@ def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dic
     wanted = {
         "onnx": batch_folder / "model.onnx",
         "ncnn": folder / "ncnn" / "model.ncnn.bin",
+        "mnn": batch_folder / "mnn" / "model.mnn",
+        "litert": batch_folder / "litert" / "model.tflite",
     }
     refusals = {name: path.with_suffix(".failed") for name, path in wanted.items()}
     missing = [n for n in formats if not (wanted[n].exists() or refusals[n].exists())]
@@ -55,22 +60,33 @@ def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dic
     return {name: refusals[name].read_text() for name in formats if refusals[name].exists()}
 
 
+def load(name: str) -> models.Model:
+    """A model of bench_models/ or of another package."""
+    if name not in timed.TIMED:
+        return models.load(name)
+    row = timed.TIMED[name]
+    return models.Model(name, row.model(), "its own", row.input_dims)
+
+
 def make(
     model_name: str, batch: int, folder: Path, missing: dict[str, Path], refusals: dict[str, Path]
 ) -> None:
-    """Weights, input, float64 result, and an export in each format, or the reason why not."""
+    """Model, input, float64 result, and an export in each format, or the reason why not."""
     batch_folder = folder / f"batch{batch}"
     batch_folder.mkdir(parents=True, exist_ok=True)
-    loaded = models.load(model_name)
+    loaded = load(model_name)
     model, input = loaded.module, loaded.random_input(batch)
     with torch.no_grad():
         if not (batch_folder / "expected.npy").exists():
-            torch.save(model.state_dict(), folder / "weights.pt")
+            torch.save(model, folder / "model.pt")
             numpy.save(batch_folder / "input.npy", input.numpy())
             exact = copy.deepcopy(model).double()
             outputs = [exact(image.double()) for image in input.split(1)]
             numpy.save(batch_folder / "expected.npy", torch.cat(outputs).numpy())
-        folded, _ = fold_batch_norms(model)
+        try:
+            folded, _ = fold_batch_norms(model)
+        except Untraceable:
+            folded = model  # the engines fold what they can
         for name, path in missing.items():
             path.parent.mkdir(exist_ok=True)
             try:
@@ -100,7 +116,38 @@ def export_ncnn(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None
             leftover.unlink()
 
 
-EXPORTS = {"onnx": export_onnx, "ncnn": export_ncnn}
+def export_mnn(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    """By way of ONNX; beside it the names of inputs and outputs, which its loader wants."""
+    onnx_path = path.with_suffix(".onnx")
+    names = (["input"], ["output"])
+    torch.onnx.export(
+        model,
+        (input,),
+        onnx_path,
+        dynamo=False,
+        opset_version=ONNX_OPSET,
+        input_names=names[0],
+        output_names=names[1],
+    )
+    path.with_name("names.json").write_text(json.dumps(names))
+    converter = Path(sysconfig.get_path("scripts")) / "mnnconvert"
+    command = [converter, "-f", "ONNX", "--bizCode", "-", "--modelFile", onnx_path]
+    subprocess.run([*command, "--MNNModel", path], check=True, stdout=sys.stderr)
+    onnx_path.unlink()
+
+
+def export_litert(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    import litert_torch
+
+    litert_torch.convert(model, (input,)).export(str(path))
+
+
+EXPORTS = {
+    "onnx": export_onnx,
+    "ncnn": export_ncnn,
+    "mnn": export_mnn,
+    "litert": export_litert,
+}
 
 if __name__ == "__main__":
     name, batch, folder, *formats = sys.argv[1:]

@@ -26,6 +26,7 @@ import chart
 from bench_models import MODELS
 from engines import ENGINES, Job, arguments, version
 from exports import folder_of
+from zoo.timed import TIMED
 
 import torch_blocked
 from torch_blocked.bench.arguments import names, numbers, output_path, positive
@@ -310,7 +311,8 @@ def rows_to_draw(records: Sequence[Record], statistic: str) -> dict[str, dict[st
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    known = [*MODELS, *TIMED]
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(known))
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
     parser.add_argument("--batch", type=numbers, default=[1], help="default: 1")
     parser.add_argument("--engines", type=names(ENGINES), default=list(ENGINES), help="a,b,c")
@@ -331,9 +333,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--cache", type=Path, default=home / "torch_blocked" / "peers", help="exported models"
     )
     args = parser.parse_args(argv)
-    unknown = [name for name in args.models if name not in MODELS]
+    unknown = [name for name in args.models if name not in known]
     if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+        parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(known)}")
     if not args.models and not args.load:
         args.models = list(MODELS)
     return args

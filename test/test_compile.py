@@ -186,6 +186,17 @@ def test_export(strict):
             torch.testing.assert_close(form.module()(input), wanted)
 
 
+def test_export_refuses_a_blocked_result():
+    """torch.export would keep it as a constant without values."""
+    with pytest.raises(RuntimeError, match="expected a program that returns dense tensors"):
+        torch.export.export(_ReturnsBlocked(), (random_dense(),))
+
+
+class _ReturnsBlocked(nn.Module):
+    def forward(self, x):
+        return x.to_blocked(TAG) * 2
+
+
 def test_export_leaves_nothing_behind():
     """After it, tensors are the ordinary kind again, and so is the dispatcher."""
     model = Exported().eval()

@@ -295,6 +295,12 @@ class ExportedTensor(BlockedTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # torch.export keeps a result that is a subclass as a constant without values.
+        if not torch.compiler.is_exporting():
+            raise RuntimeError(
+                "torch_blocked::export: expected a program that returns dense tensors, got one "
+                "that returns a blocked one, which torch.export cannot; return x.to_dense()"
+            )
         with torch._C.DisableTorchFunctionSubclass(), modes_seen(False):
             return func(*args, **(kwargs or {}))
 

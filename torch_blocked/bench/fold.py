@@ -46,6 +46,11 @@ def fold_batch_norms(model: nn.Module) -> tuple[nn.Module, int]:
     return folded, len(pairs)
 
 
+def only_normalizes(module: nn.Module) -> bool:
+    """A batch norm whose class adds nothing, as timm's add an activation."""
+    return isinstance(module, BatchNorm) and type(module).forward is BatchNorm.forward
+
+
 def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
     """Names (convolution, batch norm) of the pairs that can be folded, in the order they run."""
     try:
@@ -57,7 +62,7 @@ def foldable_pairs(model: nn.Module) -> list[tuple[str, str]]:
     modules = dict(model.named_modules())
     pairs = []
     for node in graph.nodes:
-        if node.op != "call_module" or not isinstance(modules[node.target], BatchNorm):
+        if node.op != "call_module" or not only_normalizes(modules[node.target]):
             continue
         source = node.args[0]
         if (
