@@ -1,6 +1,7 @@
 """Pointwise ops in optimized models: functions known by what they compute, however they are
 written, and programs of any ops, against float64."""
 
+import itertools
 import math
 import random
 
@@ -55,8 +56,6 @@ WRITTEN = {
         lambda x: F.relu(x) - 0.3 * F.relu(-x),
     ],
     "clamp": [
-        lambda x: (x + x.abs()) / 2,
-        lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
         lambda x: x.masked_fill(x < 0, 0.0),
         lambda x: x.clamp(min=0).clamp(max=6),
         lambda x: -torch.minimum(-x, torch.zeros_like(x)),
@@ -123,6 +122,8 @@ NEARLY = {
     "rounding": lambda x: ((x + 12582912.0) - 12582912.0).clamp(min=0),
     "not 0 at 0": lambda x: (x + 1).clamp(min=0),
     "one side only": lambda x: torch.where(x > -1, x, 0.1 * x),
+    "no value at -infinity": lambda x: (x + x.abs()) / 2,
+    "zero for NaN": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "a jump": lambda x: torch.where(x > 0.5, x, torch.zeros_like(x)),
 }
 
@@ -135,6 +136,32 @@ def test_nearly_a_function_is_computed_as_written(name):
     assert len(ops_of(optimized)) > 2
     with torch.no_grad():
         torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class After(nn.Module):
+    """A function after a convolution that changes nothing."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first = nn.Conv2d(8, 8, 1, groups=8, bias=False)
+        nn.init.ones_(self.first.weight)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.first(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [*itertools.chain(*WRITTEN.values()), *NEARLY.values()],
+    ids=[*(f"{name}-{i}" for name in WRITTEN for i in range(len(WRITTEN[name]))), *NEARLY],
+)
+def test_infinities_and_nan_as_written(function):
+    model, x = After(function).eval(), torch.randn(1, 8, 5, 7)
+    x[0, :, 1, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    optimized = tb.optimize(model, torch.randn(1, 8, 5, 7), tune=False)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 # ---- programs -----------------------------------------------------------------------------------

@@ -31,6 +31,13 @@ const Numbers& probes() {
   return numbers;
 }
 
+// Where formulas of the same function part: (x + |x|) / 2 has no value at -infinity, and relu has.
+const Numbers& beyond() {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static const Numbers numbers{kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
+  return numbers;
+}
+
 // Whether all kinks of a program must lie well within the probes, whatever becomes of its operand
 // before it comes to one.
 bool has_common_numbers(const std::vector<Instruction>& program) {
@@ -44,12 +51,12 @@ bool has_common_numbers(const std::vector<Instruction>& program) {
   });
 }
 
-// The results of a program at the probes, each of which is what all operands are; in the arithmetic
+// The results of a program at `probes`, each of which is what all operands are; in the arithmetic
 // of T.
 template <typename T>
-Numbers evaluate(const std::vector<Instruction>& program) {
+Numbers evaluate(const std::vector<Instruction>& program, const Numbers& probes) {
   using V = at::vec::Vectorized<T>;
-  const std::vector<T> given(probes().begin(), probes().end());
+  const std::vector<T> given(probes.begin(), probes.end());
   std::vector<T> results(given.size());
   std::vector<V> places(Program::kZeros + 1, V(0));
   const auto number = [](double value) { return V(static_cast<T>(value)); };
@@ -80,6 +87,12 @@ bool are_near(const Numbers& found, const Numbers& wanted, double relative, doub
   return true;
 }
 
+// Whether all results beyond the numbers are those wanted, NaN among them.
+bool are_same(const Numbers& found, const Numbers& wanted) {
+  return std::ranges::equal(
+      found, wanted, [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); });
+}
+
 Node function(const char* name, std::vector<c10::IValue> more = {}) {
   Node node{.name = name, .overload = "", .arguments = {{ValueRef{0}}}, .outputs = {1}};
   for (c10::IValue& value : more) node.arguments.push_back({std::move(value)});
@@ -92,27 +105,28 @@ std::optional<std::vector<Instruction>> program_of(const Graph& graph, const Reg
   return result ? computation.compiled(*result) : std::nullopt;
 }
 
-Numbers numbers_of(const Node& node) {
-  return evaluate<double>(program_of({}, {.nodes = {&node}, .operands = {0}}).value());
-}
-
 struct Known {
   Node node;
-  Numbers numbers;
+  Numbers numbers, beyond;
 };
+
+Known known(Node node) {
+  const auto program = program_of({}, {.nodes = {&node}, .operands = {0}}).value();
+  return {std::move(node), evaluate<double>(program, probes()),
+          evaluate<double>(program, beyond())};
+}
 
 const std::vector<Known>& known_functions() {
   static const std::vector<Known> all = [] {
-    std::vector<Known> known;
+    std::vector<Known> functions;
     for (Node node :
          {function("aten::hardswish"), function("aten::silu"), function("aten::gelu", {"none"}),
           function("aten::gelu", {"tanh"}), function("aten::sigmoid"),
           function("aten::hardsigmoid"), function("aten::mish"), function("aten::tanh"),
           function("aten::softplus", {1., 20.})}) {
-      Numbers numbers = numbers_of(node);
-      known.push_back({std::move(node), std::move(numbers)});
+      functions.push_back(known(std::move(node)));
     }
-    return known;
+    return functions;
   }();
   return all;
 }
@@ -138,17 +152,19 @@ std::vector<Node> fitted_functions(const Numbers& numbers) {
 std::optional<Node> recognize(const std::vector<Instruction>& program) {
   constexpr double kSame = 1e-6, kSameInFloat = 1e-3;
   if (!has_common_numbers(program)) return std::nullopt;
-  const Numbers numbers = evaluate<double>(program);
+  const Numbers numbers = evaluate<double>(program, probes());
   if (!std::ranges::all_of(numbers, [](double each) { return std::isfinite(each); })) return {};
-  const auto is = [&](const Numbers& wanted) {  // in float, too: who adds 2^23 to x rounds it
-    return are_near(numbers, wanted, kSame, kFar) &&
-           are_near(evaluate<float>(program), wanted, kSameInFloat, kFarInFloat);
+  const auto is = [&](const Known& wanted) {  // in float, too: who adds 2^23 to x rounds it
+    return are_near(numbers, wanted.numbers, kSame, kFar) &&
+           are_near(evaluate<float>(program, probes()), wanted.numbers, kSameInFloat,
+                    kFarInFloat) &&
+           are_same(evaluate<double>(program, beyond()), wanted.beyond);
   };
-  for (const Known& known : known_functions()) {
-    if (is(known.numbers)) return known.node;
+  for (const Known& each : known_functions()) {
+    if (is(each)) return each.node;
   }
-  for (const Node& node : fitted_functions(numbers)) {
-    if (is(numbers_of(node))) return node;
+  for (Node& node : fitted_functions(numbers)) {
+    if (const Known fitted = known(std::move(node)); is(fitted)) return fitted.node;
   }
   return std::nullopt;
 }
