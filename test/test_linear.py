@@ -1,4 +1,4 @@
-"""Linear layers of optimized models: a kernel of ours for few rows, oneDNN's for more."""
+"""Linear layers of optimized models: kernels of ours for few rows and for many, and oneDNN's."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from problems import threads
 from torch import nn
 
 import torch_blocked
+from torch_blocked import _C
+from torch_blocked.bench.convolution import forced
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -53,6 +55,34 @@ def test_rows(inputs, outputs, bias, activation):
             assert torch.equal(output, optimized(x))
 
 
+# One and several tiles of rows, groups of outputs with and without a rest, one and two parts of a sum.
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "hardswish"])
+@pytest.mark.parametrize("implementation", ["direct", "onednn"])
+@pytest.mark.parametrize(
+    "inputs, outputs, bias", [(1, 1, True), (3, 33, True), (64, 48, False), (1030, 100, True)]
+)
+@torch.no_grad()
+def test_many_rows(implementation, inputs, outputs, bias, activation):
+    torch.manual_seed(inputs)
+    model = Layer(inputs, outputs, bias, ACTIVATIONS[activation]).eval()
+    with forced(implementation, "linear"):
+        optimized = torch_blocked.optimize(model, torch.randn(2, inputs), tune=False)
+        optimized.choice = "blocked"
+        for dims in ((1,), (13,), (2, 15), (3, 10, 10), (500,)):
+            x = torch.randn(*dims, inputs)
+            output = optimized(x)
+            assert _C.last_implementation("linear") == implementation
+            expected = model.double()(x.double())
+            own = (model.float()(x) - expected).abs().max()
+            # oneDNN adds all inputs up in one chain.
+            relative = 1e-6 if implementation == "direct" else 3e-6
+            assert (output - expected).abs().max() <= 2 * own + relative * expected.abs().max()
+            with threads(1):  # oneDNN shares the inputs of few rows among threads
+                assert implementation == "onednn" or torch.equal(output, optimized(x))
+            x[..., 0, :1] = torch.nan
+            assert torch.equal(optimized(x).isnan(), model(x).isnan())
+
+
 def test_linear_layers_are_timed(tmp_path, monkeypatch):
     """Where two implementations take a layer, the file keeps which was faster."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -66,6 +96,7 @@ def test_linear_layers_are_timed(tmp_path, monkeypatch):
         line for line in file.read_text().splitlines() if " linear 2 x 64 -> 48 bias" in line
     ]
     assert line.split("\t")[1] in row
-    many = torch_blocked.optimize(model, torch.randn(200, 64))  # oneDNN only
-    many.choice = "blocked"
-    assert "fastest alone" not in many.plan()
+    with forced("onednn", "linear"):
+        many = torch_blocked.optimize(model, torch.randn(200, 64))
+        many.choice = "blocked"
+        assert "fastest alone" not in many.plan()

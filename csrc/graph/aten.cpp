@@ -61,8 +61,23 @@ const ConvolutionOp* convolution_op(std::string_view name) { return row_of(kConv
 const PoolingOp* pooling_op(std::string_view name) { return row_of(kPoolings, name); }
 
 bool is_reshape(const Node& node) {
-  return is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten"}) &&
+  return is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten",
+                       "aten::_unsafe_view", "aten::reshape_as", "aten::view_as"}) &&
          node.overload != "dtype" && !node.arguments.empty() && node.arguments[0].value() != kNone;
+}
+
+bool is_concat(const Node& node, std::int64_t dim, std::size_t rank) {
+  if (node.name != "aten::cat" || node.arguments.size() < 2) return false;
+  if (!node.arguments[1].is_constant() || !node.arguments[1].constant().isInt()) return false;
+  const std::int64_t own = node.arguments[1].constant().toInt();
+  return own == dim || own + static_cast<std::int64_t>(rank) == dim;
+}
+
+bool moves_elements(const Node& node) {
+  return node.read(0) != kNone &&
+         (is_reshape(node) ||
+          is_any(node, {"aten::permute", "aten::transpose", "aten::squeeze", "aten::unsqueeze",
+                        "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle"}));
 }
 
 Dims order_of(const Node& node, std::size_t rank) {

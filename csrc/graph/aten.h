@@ -56,6 +56,12 @@ const PoolingOp* pooling_op(std::string_view name);
 // Whether the node shows the same elements in the same order with other dims.
 bool is_reshape(const Node& node);
 
+// Whether the node joins tensors of that rank along `dim`.
+bool is_concat(const Node& node, std::int64_t dim, std::size_t rank);
+
+// Whether each element of the result is an element of the first argument, in another place.
+bool moves_elements(const Node& node);
+
 // The order of dims that a node permutes its first argument into; empty if it does not.
 Dims order_of(const Node& node, std::size_t rank);
 

@@ -113,19 +113,62 @@ bool fold_into_reader(const Node& node, const BatchNorm& norm, const Uses& uses,
   return take(c);
 }
 
-// Folds a batch norm into the weights of what makes its input; false if it cannot.
-bool fold_into_maker(Node* maker, const BatchNorm& norm, bool rows, Weights& weights) {
-  if (maker && maker->as<Convolution>()) {
-    Convolution& c = *maker->as<Convolution>();
-    fold_into(c, norm, text("after ", c.transposed, " ", c.groups), weights,
-              [&] { return fold_after(c, norm.affine); });
-  } else if (maker && maker->as<Linear>() && rows) {
-    Linear& linear = *maker->as<Linear>();
-    fold_into(linear, norm, "after", weights, [&] { return fold_after(linear, norm.affine); });
-  } else {
+// A layer whose outputs are channels [first, first + count) of what a batch norm reads.
+struct Part {
+  Node* layer;
+  std::int64_t first, count;
+};
+
+// Finds the layers that make all channels of `src` and nothing else, also through concats and
+// through views that leave rows as they are; false if there are others.
+bool find_layers(const Rewrite& rewrite, const Uses& uses, Value src, std::int64_t first,
+                 std::vector<Part>& parts) {
+  Node* maker = uses.maker[Uses::at(src)];
+  if (!maker || !uses.only_reader(src)) return false;
+  const Dims& dims = rewrite.meta(src).dims;
+  const bool rows = dims.size() == 2;
+  const std::int64_t channels = dims[1];
+  if ((!rows && maker->as<Convolution>()) || (rows && maker->as<Linear>())) {
+    parts.push_back({maker, first, channels});
+    return true;
+  }
+  if (is_concat(*maker, 1, dims.size())) {
+    bool all = true;
+    for_values(maker->arguments, [&](Value value) {
+      all = all && find_layers(rewrite, uses, value, first, parts);
+      first += rewrite.meta(value).dims[1];
+    });
+    return all;
+  }
+  const Value whole = rows && is_reshape(*maker) ? maker->read(0) : kNone;
+  if (whole == kNone || rewrite.meta(whole).dims.back() != channels || !uses.only_reader(whole)) {
     return false;
   }
-  maker->name += " + batch_norm";
+  Node* layer = uses.maker[Uses::at(whole)];
+  if (!layer || !layer->as<Linear>()) return false;
+  parts.push_back({layer, first, channels});
+  return true;
+}
+
+// Folds a batch norm into the weights of what makes its input; false if it cannot.
+bool fold_into_makers(const Rewrite& rewrite, const BatchNorm& norm, const Uses& uses,
+                      Weights& weights) {
+  std::vector<Part> parts;
+  if (rewrite.meta(norm.src).dims.size() < 2) return false;
+  if (!find_layers(rewrite, uses, norm.src, 0, parts)) return false;
+  for (const Part& part : parts) {
+    const auto slice = [&](const at::Tensor& all) { return all.narrow(0, part.first, part.count); };
+    const Affine affine{slice(norm.affine.scale), slice(norm.affine.shift)};
+    if (auto* c = part.layer->as<Convolution>()) {
+      fold_into(*c, norm, text("after ", c->transposed, " ", c->groups, " ", part.first), weights,
+                [&] { return fold_after(*c, affine); });
+    } else {
+      auto& linear = *part.layer->as<Linear>();
+      fold_into(linear, norm, text("after ", part.first), weights,
+                [&] { return fold_after(linear, affine); });
+    }
+    part.layer->name += " + batch_norm";
+  }
   return true;
 }
 
@@ -146,9 +189,8 @@ void fold_batch_norms(Rewrite& rewrite) {
     Affine& affine = norm->affine;
     const Meta& meta = metas[Uses::at(norm->src)];
     const bool rows = meta.dims.size() == 2;
-    Node* maker = uses.maker[Uses::at(norm->src)];
-    if (uses.only_reader(norm->src) && fold_into_maker(maker, *norm, rows, weights)) {
-      maker->outputs = {node.output()};
+    if (fold_into_makers(rewrite, *norm, uses, weights)) {
+      uses.maker[Uses::at(norm->src)]->outputs = {node.output()};
       node.outputs.clear();
       continue;
     }

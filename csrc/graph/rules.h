@@ -88,6 +88,14 @@ bool makes_images(const Node& node);
 // batch_norm.cpp: batch norms in inference become part of their neighbours' weights, or affine.
 void fold_batch_norms(Rewrite& rewrite);
 
+// views.cpp: reshapes to the dims of another value do not read it any more; these dims are known.
+void forget_examples(Rewrite& rewrite);
+// views.cpp: activations move over views and concats to the layers before these.
+void settle_views(Rewrite& rewrite);
+
+// simplify.cpp: all reads of `from` become reads of `to`.
+void replace(Graph& graph, Value from, Value to);
+
 // The activation that a node is of its first argument; nothing if kernels have no such activation.
 std::optional<Activation> find_activation(const Node& node);
 

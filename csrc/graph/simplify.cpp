@@ -26,12 +26,6 @@ void replace(std::vector<Argument>& arguments, Value from, Value to) {
   }
 }
 
-// All reads of `from` become reads of `to`.
-void replace(Graph& graph, Value from, Value to) {
-  for (Node& node : graph.nodes) replace(node.arguments, from, to);
-  replace(graph.outputs, from, to);
-}
-
 // A dropout (input, p, train) that is on draws in inference, too, as its model means it to.
 bool is_dropout_off(const Node& node) {
   if (!is_any(node, {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout",
@@ -92,6 +86,11 @@ void drop_dead(Graph& graph) {
 }  // namespace
 
 std::span<const NodeKind* const> node_kinds() { return kKinds; }
+
+void replace(Graph& graph, Value from, Value to) {
+  for (Node& node : graph.nodes) replace(node.arguments, from, to);
+  replace(graph.outputs, from, to);
+}
 
 bool Candidate::reads_images() const {
   bool fits = true;
@@ -186,8 +185,10 @@ void fold_constants(Graph& graph) {
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   drop_identities(graph);
   Rewrite rewrite{graph, metas, weights};
+  forget_examples(rewrite);
   recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) kind->find(rewrite);
+  settle_views(rewrite);
   for (const NodeKind* kind : kKinds) kind->fuse(rewrite);
   take(rewrite);
   for (const NodeKind* kind : kKinds) kind->combine(rewrite);

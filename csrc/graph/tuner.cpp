@@ -25,14 +25,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Rounds until this much time has gone, at least kLeastRounds: the best of a few is within some
-// percent of the truth, and one model has up to a hundred problems.
-constexpr std::chrono::microseconds kTime{1500};
+// A time counts once another is within this factor of it: what disturbs, disturbs each time
+// differently, and nothing makes a kernel faster than it is.
+constexpr double kAgree = 1.04;
+// An implementation this much slower than the leader, twice, is out.
+constexpr double kBeaten = 1.15;
+// Rounds until all that are left agree with themselves, or this much time has gone.
 constexpr int kLeastRounds = 3;
+constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.
 constexpr std::chrono::milliseconds kLong{200};
 // When others use the cores too: how long to wait for rounds without them.
-constexpr std::chrono::milliseconds kPatience{25};
+constexpr std::chrono::milliseconds kPatience{150};
 // An implementation that is not loops_only must be faster by this factor: threads wait for each
 // other before and after it, and for long if one of them has lost its core.
 constexpr double kMeeting = 1.05;
@@ -55,33 +59,59 @@ void evict([[maybe_unused]] const at::Tensor& tensor) {
 #endif
 }
 
-struct Measurement {
-  double microseconds = std::numeric_limits<double>::infinity();
-  bool disturbed = true;
-};
+using Microseconds = std::chrono::duration<double, std::micro>;
 
-Measurement measure(const Contest::Entry& entry) {
-  entry.run();  // generated code, workspaces, caches
-  Measurement alone, any;
-  const auto begin = Clock::now();
-  std::chrono::duration<double, std::micro> spent{0};
-  for (int rounds = 0; rounds < kLeastRounds || spent < kTime;) {
+// An implementation, and the two shortest of its times that nobody disturbed.
+struct Contender {
+  const char* implementation;
+  Contest::Entry entry;
+  double factor;  // on all its times
+  Microseconds best = kForever, second = kForever, disturbed = kForever;
+  int rounds = 0;
+
+  static constexpr Microseconds kForever{std::numeric_limits<double>::infinity()};
+
+  void run_once() {
     evict(entry.weights);
     const long before = interruptions();
     const auto start = Clock::now();
     entry.run();
-    const std::chrono::duration<double, std::micro> time = Clock::now() - start;
-    any.microseconds = std::min(any.microseconds, time.count());
-    if (interruptions() == before) {
-      alone = {std::min(alone.microseconds, time.count()), false};
-      spent += time;
-      ++rounds;
-      if (spent > kLong) break;
-    } else if (Clock::now() - begin > kPatience) {
-      break;
-    }
+    const Microseconds time = factor * (Clock::now() - start);
+    disturbed = std::min(disturbed, time);
+    if (interruptions() != before) return;
+    ++rounds;
+    second = std::min(second, std::max(best, time));
+    best = std::min(best, time);
   }
-  return alone.disturbed ? any : alone;
+
+  bool agrees() const {
+    return best > kLong || (rounds >= kLeastRounds && second <= kAgree * best);
+  }
+  bool is_beaten_by(const Contender& other) const {
+    return rounds > 1 && best > kBeaten * other.second;
+  }
+  double microseconds() const { return (rounds > 0 ? best : disturbed).count(); }
+};
+
+// Runs all in turn until the fastest is known.
+Contender& fastest_of(std::vector<Contender>& contenders) {
+  for (Contender& each : contenders) each.entry.run();  // generated code, workspaces, caches
+  std::vector<Contender*> left;
+  for (Contender& each : contenders) left.push_back(&each);
+  const auto begin = Clock::now();
+  const auto settled = [&] {
+    const auto spent = Clock::now() - begin;
+    const auto has_run = [](const Contender* each) { return each->rounds > 0; };
+    if (spent > kTime && std::ranges::all_of(left, has_run)) return true;
+    return spent > kPatience ||
+           std::ranges::all_of(left, [](const Contender* each) { return each->agrees(); });
+  };
+  do {
+    for (Contender* each : left) each->run_once();
+    const Contender& leader = **std::ranges::min_element(left, {}, &Contender::second);
+    std::erase_if(left, [&](const Contender* each) { return each->is_beaten_by(leader); });
+  } while (!settled());
+  return **std::ranges::min_element(left, {}, &Contender::microseconds);
 }
 
 // What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
@@ -155,23 +185,21 @@ std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
 
 std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
   show_progress(contest.words);
-  std::optional<Choice> best;
-  bool disturbed = false;
+  std::vector<Contender> contenders;
   for (const char* implementation : contest.implementations) {
-    const auto entry = contest.entry(implementation, best.has_value());
+    auto entry = contest.entry(implementation, !contenders.empty());
     if (!entry) continue;
-    Measurement time = measure(*entry);
-    if (threads() > 1 && !entry->loops_only) time.microseconds *= kMeeting;
-    disturbed |= time.disturbed;
-    if (!best || time.microseconds < best->microseconds) {
-      best = Choice{implementation, time.microseconds};
-    }
+    const double factor = threads() > 1 && !entry->loops_only ? kMeeting : 1;
+    contenders.push_back({implementation, *std::move(entry), factor});
   }
-  if (best && !disturbed && !path_.empty()) {  // a busy machine's word is good for today only
+  if (contenders.empty()) return std::nullopt;
+  const Contender& best = fastest_of(contenders);
+  const Choice choice{best.implementation, best.microseconds()};
+  if (best.rounds > 0 && !path_.empty()) {  // a busy machine's word is good for today only
     std::ofstream(path_, std::ios::app)
-        << name << '\t' << best->implementation << '\t' << best->microseconds << '\n';
+        << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
   }
-  return best;
+  return choice;
 }
 
 // On a terminal, one line that is written over; a problem takes some 20 ms.

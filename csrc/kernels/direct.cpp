@@ -82,6 +82,14 @@ struct Sums {
   TORCH_BLOCKED_INLINE Vec& operator()(int i, int j) { return values[i * kVectors + j]; }
 };
 
+// Floats from one pixel to the next: kStep, or what the arguments say if that is kAnyStep.
+constexpr int kAnyStep = 0;
+
+template <int kStep>
+TORCH_BLOCKED_INLINE inline std::int64_t step_of(const DirectTiles& t) {
+  return kStep == kAnyStep ? t.src_step : kStep;
+}
+
 // sums = [kPixels, lanes of all segments] x weights
 template <int kStep, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& t,
@@ -93,6 +101,7 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
     start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
   });
   Sums<kPixels, kVectors> sums(start);
+  const std::int64_t step = step_of<kStep>(t);
   const DirectSegment* end = t.segments + t.count;
   for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
     const float* src = first + segment->offset;
@@ -101,14 +110,14 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
     // hardware looks ahead. Without it AVX2 loses up to 15 %.
     const float* next = first + segment[1].offset;
     for (const float* src_end = src + segment->lanes; src < src_end; ++src) {
-      __builtin_prefetch(next);
+      if constexpr (kStep != kAnyStep) __builtin_prefetch(next);  // rows are one stream
       __builtin_prefetch(weights + ahead, 0, 2);
-      next += kStep;
+      next += step;
       Vec w[kVectors];
       unrolled<kVectors>([&]<int j>()
                              TORCH_BLOCKED_INLINE { w[j] = Vec::loadu(weights + j * kWidth); });
       unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
-        const Vec x(src[i * kStep]);
+        const Vec x(src[i * step]);
         unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
           sums(i, j) = at::vec::fmadd(x, w[j], sums(i, j));
         });
@@ -141,7 +150,8 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels,
 template <int kStep, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, std::int64_t tile,
            std::int64_t count) {
-  for (; count > 0; --count, ++tile, src += kPixels * kStep, dst += kPixels * t.dst_step) {
+  const std::int64_t step = step_of<kStep>(t);
+  for (; count > 0; --count, ++tile, src += kPixels * step, dst += kPixels * t.dst_step) {
     // Each of the first tiles prefetches one vector of every lane of the weights that come next:
     // all vectors at once would wait for L3.
     const std::int64_t ahead = tile < kVectors ? t.ahead + tile * kWidth : 0;
@@ -201,8 +211,9 @@ void run(const DirectTiles& t) {
   const auto& row = kTiles<kStep>[vectors];
   if (larger > 0) row[static_cast<std::size_t>(least)](t, t.src, t.dst, t.tile, larger);
   const std::int64_t done = larger * (least + 1);
-  row[static_cast<std::size_t>(least - 1)](t, t.src + done * kStep, t.dst + done * t.dst_step,
-                                           t.tile + larger, count - larger);
+  row[static_cast<std::size_t>(least - 1)](t, t.src + done * step_of<kStep>(t),
+                                           t.dst + done * t.dst_step, t.tile + larger,
+                                           count - larger);
 }
 
 }  // namespace
@@ -217,5 +228,7 @@ constinit const DirectSizes direct_sizes{.width = kWidth,
 void direct_tiles(const DirectTiles& t) { run<kWidth>(t); }
 
 void direct_plane_tiles(const DirectTiles& t) { run<1>(t); }
+
+void direct_row_tiles(const DirectTiles& t) { run<kAnyStep>(t); }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -17,9 +17,11 @@ struct DirectSegment {
 // A direct convolution of some pixels and at most 3 vectors of output channels:
 //   dst[pixel, oc] = activation(bias[oc] + residual[pixel, oc] + sum over segments and lanes of
 //                               src[pixel * step + offset + lane] * weights[first + lane, oc])
-// where the step is one vector, or one float in planes, and `first` the segment's first weight.
+// where the step is one vector, or one float in planes, or src_step, and `first` the segment's
+// first weight.
 struct DirectTiles {
   const float* src;
+  std::int64_t src_step;          // of rows
   const DirectSegment* segments;  // `count`, and one more, which is prefetched only
   std::int64_t count;
   const float* weights;   // [lanes, vectors * width]

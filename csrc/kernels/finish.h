@@ -22,12 +22,27 @@ inline Vec exponential(const Vec& x) {
   return scale_by_power(p, n);
 }
 
+// erf(x) to 3.4e-7, as a quotient of polynomials: half the time of at::vec's, which has an e^x and
+// a division. Source: the rational minimax fit over [-4, 4] of XLA and Eigen.
+inline Vec error_function(const Vec& x) {
+  const Vec clipped = at::vec::clamp(x, Vec(-4.f), Vec(4.f)), square = clipped * clipped;
+  Vec p(-2.72614225e-10f), q(-1.45660718e-5f);
+  for (const float term : {2.77068142e-8f, -2.10102402e-6f, -5.69250639e-5f, -7.34990630e-4f,
+                           -2.95459980e-3f, -1.60960333e-2f}) {
+    p = at::vec::fmadd(p, square, Vec(term));
+  }
+  for (const float term : {-2.13374055e-4f, -1.68282698e-3f, -7.37332917e-3f, -1.42647390e-2f}) {
+    q = at::vec::fmadd(q, square, Vec(term));
+  }
+  return clipped * p / q;
+}
+
 // Never inlined: 20 instructions, which the other activations should not find in their loops.
 [[gnu::noinline]] inline Vec silu(const Vec& x) { return x / (Vec(1.f) + exponential(x.neg())); }
 
 // Source: the formulas of torch.nn.functional.gelu, for this and the next.
 [[gnu::noinline]] inline Vec gelu(const Vec& x) {
-  return x * Vec(0.5f) * (Vec(1.f) + (x * Vec(0.70710678f)).erf());
+  return x * Vec(0.5f) * (Vec(1.f) + error_function(x * Vec(0.70710678f)));
 }
 
 // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).

@@ -184,6 +184,7 @@ kernels::DirectTiles tiles_of(const Direct& d, const Cut& cut, const Group& grou
       d.n * d.dst_blocks() * block_stride * static_cast<std::int64_t>(sizeof(float));
   kernels::DirectTiles tiles{
       .src = nullptr,
+      .src_step = 0,
       .segments = nullptr,
       .count = 0,
       .weights = static_cast<const float*>(buffers.weights) + group.first * d.lanes(),

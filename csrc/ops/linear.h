@@ -28,6 +28,10 @@ struct LinearPlan {
   bool loops_only = false;  // of run(): threads may go through it together
 };
 
+// By the tiles of direct convolution.
+std::optional<LinearPlan> plan_linear_direct(const LinearProblem& problem);
+double estimate_linear_direct(const LinearProblem& problem);
+
 // The implementations that take a problem: the one that should be fastest, then the others; only
 // one if it is forced.
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);

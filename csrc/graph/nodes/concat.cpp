@@ -11,11 +11,8 @@ namespace {
 
 // Lanes are moved four bytes at a time.
 bool takes(const Candidate& candidate) {
-  const Node& node = candidate.node;
-  if (node.name != "aten::cat" || !node.arguments[1].is_constant()) return false;
-  const std::int64_t dim = node.arguments[1].constant().toInt();
-  const bool channels = dim == 1 || dim + std::ssize(candidate.result().dims) == 1;
-  return channels && candidate.result().dtype == at::kFloat && candidate.reads_images();
+  return is_concat(candidate.node, 1, candidate.result().dims.size()) &&
+         candidate.result().dtype == at::kFloat && candidate.reads_images();
 }
 
 Prepared prepare(const Step& step, const Running& running) {
