@@ -55,7 +55,7 @@ def test_rows(inputs, outputs, bias, activation):
             assert torch.equal(output, optimized(x))
 
 
-# One and several tiles of rows, groups of outputs with and without a rest, one and two parts of a sum.
+# A tile of rows and several, groups of outputs with a rest and without, sums of one and two parts.
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "hardswish"])
 @pytest.mark.parametrize("implementation", ["direct", "onednn"])
 @pytest.mark.parametrize(

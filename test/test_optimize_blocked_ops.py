@@ -80,6 +80,11 @@ LAYERS = {
     "sum of columns": ("aten::sum", BY_ATEN, lambda c: Op(lambda x: x.sum(2, keepdim=True) * 0.25)),
     "amax": ("aten::amax", BY_ATEN, lambda c: Op(lambda x: x.amax((2, 3), keepdim=True))),
     "amin": ("aten::amin", BY_ATEN, lambda c: Op(lambda x: x.amin(3, keepdim=True))),
+    "vector_norm": (
+        "aten::linalg_vector_norm",
+        BY_US,
+        lambda c: Op(lambda x: x / x.norm(dim=(2, 3), keepdim=True)),
+    ),
     "bicubic": (
         "aten::upsample_bicubic2d",
         BY_ATEN,

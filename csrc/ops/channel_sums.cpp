@@ -3,6 +3,10 @@
 // does not depend on who sums which chunk, and its error does not grow with the number of pixels.
 #include "ops/channel_sums.h"
 
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
 #include "runtime/threads.h"
@@ -167,6 +171,25 @@ GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRan
     add(partials.second(chunk), chunks.block, sums.dot.data() + channel);
   });
   return sums;
+}
+
+at::Tensor image_norms(const Blocked& src) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(src.physical.dim()), 1);
+  shape[0] = src.batch();
+  shape[1] = src.blocks();
+  shape.back() = src.block();
+  const at::Tensor norms = at::empty(shape, at::kFloat);
+  float* dst = norms.mutable_data_ptr<float>();
+  const auto pixels = static_cast<double>(src.pixels());
+  for (std::int64_t n = 0; n < src.batch(); ++n) {
+    const Blocked image{src.physical.narrow(0, n, 1), src.channels};
+    const Moments moments = channel_moments(image, all_blocks(image));
+    for (std::size_t i = 0; i < moments.mean.size(); ++i) {
+      const double mean = moments.mean[i];
+      *dst++ = static_cast<float>(std::sqrt(moments.squares[i] + pixels * mean * mean));
+    }
+  }
+  return norms;
 }
 
 }  // namespace torch_blocked

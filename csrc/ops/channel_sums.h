@@ -26,6 +26,9 @@ struct Moments {
 };
 Moments channel_moments(const Blocked& src, BlockRange range);
 
+// The square root of the sum of squares of every channel of every image: [N, blocks, 1..., block].
+at::Tensor image_norms(const Blocked& src);
+
 // The sums that the gradients of a normalization need: of diff_dst, and of diff_dst * (src - mean).
 struct GradientSums {
   PerLane sum, dot;

@@ -16,6 +16,7 @@
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
+#include "ops/channel_sums.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"
 
@@ -351,11 +352,11 @@ at::Tensor run_prelu(const Arguments& a) {
   return at::_prelu_kernel(src, to_blocked(weight.reshape(shape), a.block(), std::nullopt));
 }
 
-// (input, dims, keepdim, ...): the reduced dims as the physical tensor counts them, if all are
-// spatial and stay with size 1; else nothing.
-std::optional<Dims> reduced_pixels(const Node& node, std::size_t rank) {
-  auto dims = integers(node.arguments[1], 1);
-  if (!dims || dims->empty() || !node.arguments[2].constant().toBool()) return std::nullopt;
+// (input, dims, keepdim, ...), with the dims at `first`: the reduced dims as the physical tensor
+// counts them, if all are spatial and stay with size 1; else nothing.
+std::optional<Dims> reduced_pixels(const Node& node, std::size_t rank, std::size_t first = 1) {
+  auto dims = integers(node.arguments[first], 1);
+  if (!dims || dims->empty() || !node.arguments[first + 1].constant().toBool()) return std::nullopt;
   for (std::int64_t& dim : *dims) {
     if (dim < 0) dim += static_cast<std::int64_t>(rank);
     if (dim < 2) return std::nullopt;
@@ -383,6 +384,16 @@ at::Tensor sum(const at::Tensor& src, at::IntArrayRef dims) { return at::sum(src
 at::Tensor amax(const at::Tensor& src, at::IntArrayRef dims) { return at::amax(src, dims, true); }
 at::Tensor amin(const at::Tensor& src, at::IntArrayRef dims) { return at::amin(src, dims, true); }
 
+// (input, ord, dims, keepdim, dtype): the Euclidean norm of whole planes.
+bool vector_norm_fits(const Candidate& candidate) {
+  const auto& arguments = candidate.node.arguments;
+  const std::size_t rank = src_dims(candidate).size();
+  const auto dims = reduced_pixels(candidate.node, rank, 2);
+  return dims && dims->size() == rank - 2 && number(arguments[1], 0) == 2 && is_none(arguments[4]);
+}
+
+at::Tensor run_vector_norm(const Arguments& a) { return image_norms({a.physical, a.channels}); }
+
 // ---- the kind -----------------------------------------------------------------------------------
 
 struct Row {
@@ -407,6 +418,7 @@ constexpr std::array kRows{
     Row{"aten::mean", "dim", sum_fits, run_reduction<mean>, false, true},
     Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, false, true},
     Row{"aten::amax", "", reduction_fits, run_reduction<amax>, false, true},
+    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, true, true},
     Row{"aten::amin", "", reduction_fits, run_reduction<amin>, false, true},
 };
 

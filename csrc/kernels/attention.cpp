@@ -1,0 +1,71 @@
+// Softmax of the scores of attention, which lie in L1 or L2 between the two products. The powers
+// are divided by their sum after the second product, where there are fewer numbers.
+#include "kernels/attention.h"
+
+#include <ATen/cpu/vec/functional.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/finish.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// scores = (scale scores + bias) / scale, so that a row is scaled once.
+void add_bias(const ScoreRows& p, float* scores, const float* bias) {
+  const Vec inverse(1 / p.scale);
+  for (std::int64_t i = 0; i < p.count; i += kWidth) {
+    const Vec added = load(bias + i, std::min(kWidth, p.count - i));
+    at::vec::fmadd(added, inverse, Vec::loadu(scores + i)).store(scores + i);
+  }
+}
+
+float greatest_of(const float* scores, std::int64_t whole) {
+  Vec first(kLowest), second(kLowest);
+  std::int64_t i = 0;
+  for (; i + kWidth < whole; i += 2 * kWidth) {
+    first = at::vec::maximum(first, Vec::loadu(scores + i));
+    second = at::vec::maximum(second, Vec::loadu(scores + i + kWidth));
+  }
+  if (i < whole) first = at::vec::maximum(first, Vec::loadu(scores + i));
+  return at::vec::vec_reduce_all<float>(
+      [](const Vec& a, const Vec& b) { return at::vec::maximum(a, b); },
+      at::vec::maximum(first, second));
+}
+
+}  // namespace
+
+void powers_of_rows(const ScoreRows& p) {
+  const std::int64_t whole = (p.count + kWidth - 1) / kWidth * kWidth;
+  const Vec scale(p.scale);
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    float* scores = p.scores + row * p.stride;
+    if (p.bias) add_bias(p, scores, p.bias + row * p.bias_stride);
+    std::fill(scores + p.count, scores + whole, kLowest);  // what lies behind a row does not count
+    const Vec shift(-p.scale * greatest_of(scores, whole));
+    Vec sums(0.f);
+    for (std::int64_t i = 0; i < whole; i += kWidth) {
+      const Vec power = exponential(at::vec::fmadd(Vec::loadu(scores + i), scale, shift));
+      power.store(scores + i);
+      sums = sums + power;
+    }
+    p.factors[row] =
+        1 / at::vec::vec_reduce_all<float>([](const Vec& a, const Vec& b) { return a + b; }, sums);
+  }
+}
+
+void scale_rows(const ScaledRows& p) {
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    const Vec factor(p.factors[row]);
+    for (std::int64_t i = 0; i < p.count; i += kWidth) {
+      const std::int64_t lanes = std::min(kWidth, p.count - i);
+      store(load(p.src + row * p.src_stride + i, lanes) * factor, p.dst + row * p.dst_stride + i,
+            lanes);
+    }
+  }
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY
