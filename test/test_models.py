@@ -218,6 +218,18 @@ def test_folding_leaves_what_others_use():
     assert count == 0
 
 
+class NormAct(nn.BatchNorm2d):
+    """A batch norm that does more, as timm has them."""
+
+    def forward(self, x):
+        return nn.functional.relu(super().forward(x))
+
+
+def test_norms_that_do_more_are_not_folded():
+    _, count = fold_batch_norms(nn.Sequential(nn.Conv2d(3, 4, 1), NormAct(4)).eval())
+    assert count == 0
+
+
 def test_folding_refuses_training_mode():
     with pytest.raises(ValueError, match=r"^fold_batch_norms: expected a model in evaluation mode"):
         fold_batch_norms(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import threads
 from torch import nn
 from torch.nn import functional as F
 
@@ -130,3 +131,41 @@ def test_views_under_the_backend(name):
         assert_agrees(compiled(x), model, x)
         if name != "imaginary":
             assert_agrees(tb.to_dense(compiled(x.to_blocked())), model, x)
+
+
+# Runs of 1, 2, 3, 4, 8 and 96 floats; gaps in every dim; dims that come together; a tail of rows.
+COPIED = {
+    "patches": ((2, 6, 8, 8), lambda x: x.reshape(48, 2, 4, 2).transpose(1, 2)),
+    "runs of three": ((2, 5, 7, 3), lambda x: x.permute(2, 0, 1, 3)),
+    "runs of four": ((2, 4, 33, 4), lambda x: x.permute(2, 1, 0, 3)),
+    "runs of eight": ((3, 4, 5, 16), lambda x: x[..., 8:].transpose(0, 2)),
+    "windows": ((1, 14, 14, 96), lambda x: x.view(1, 2, 7, 2, 7, 96).permute(0, 1, 3, 2, 4, 5)),
+    "heads": ((1, 12, 64, 4), lambda x: x.transpose(1, 3)),
+    "transposed": ((37, 41), lambda x: x.t()),
+    "steps": ((4, 9, 35), lambda x: x[:, ::2, 1::3]),
+    "expanded": ((3, 1, 5), lambda x: x.expand(3, 40, 5)),
+    "reversed dims": ((2, 3, 4, 5, 6), lambda x: x.permute(4, 3, 2, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+@torch.no_grad()
+def test_copies_of_views(name):
+    """A layer that reads a view gets a copy in order, for any number of threads."""
+    dims, view = COPIED[name]
+    x = torch.randn(dims)
+    last = view(x).shape[-1]
+    layer = nn.Linear(last, last, bias=False).eval()
+    nn.init.eye_(layer.weight)
+
+    class Viewed(nn.Module):
+        def forward(self, x):
+            return layer(view(x)), view(x).contiguous()
+
+    optimized = tb.optimize(Viewed().eval(), x, tune=False)
+    optimized.choice = "blocked"
+    assert "contiguous" in optimized.plan()
+    for count in (1, 2):
+        with threads(count):
+            for result in optimized(x):
+                assert torch.equal(result, view(x))

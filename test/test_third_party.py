@@ -11,7 +11,9 @@ import pytest
 import third_party
 import torch
 import zoo
+from bench_models import MODELS
 from zoo.forms import Expected, Wrong, compare
+from zoo.timed import TIMED
 
 pytestmark = pytest.mark.any_isa
 ROOT = Path(__file__).parent.parent
@@ -161,3 +163,9 @@ def test_the_dependency_group_holds_the_packages_of_the_table():
     models = re.findall(r"^[\w.-]+==[\w.]+$", text.split("# What these import.")[0], re.M)
     assert group == models
     assert {each.split("==")[0] for each in group} == {row.package for row in zoo.ROWS}
+
+
+def test_models_that_are_timed_are_pinned_too():
+    text = (BENCHMARKS / "third_party.txt").read_text()
+    for name, row in TIMED.items():
+        assert name not in MODELS and f"{row.package}==" in text.replace("_", "-"), name

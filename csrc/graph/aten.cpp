@@ -61,9 +61,15 @@ const ConvolutionOp* convolution_op(std::string_view name) { return row_of(kConv
 const PoolingOp* pooling_op(std::string_view name) { return row_of(kPoolings, name); }
 
 bool is_reshape(const Node& node) {
+  if (node.arguments.empty() || node.arguments[0].value() == kNone) return false;
+  if (node.name == "aten::contiguous") {
+    const Argument& format = node.arguments[1];
+    return is_none(format) || (format.is_constant() &&
+                               format.constant().toMemoryFormat() == c10::MemoryFormat::Contiguous);
+  }
   return is_any(node, {"aten::flatten", "aten::view", "aten::reshape", "aten::unflatten",
                        "aten::_unsafe_view", "aten::reshape_as", "aten::view_as"}) &&
-         node.overload != "dtype" && !node.arguments.empty() && node.arguments[0].value() != kNone;
+         node.overload != "dtype";
 }
 
 bool is_concat(const Node& node, std::int64_t dim, std::size_t rank) {

@@ -2,6 +2,7 @@
 #include "ops/reorder.h"
 
 #include "graph/nodes/boxed.h"
+#include "ops/contiguous.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -30,7 +31,7 @@ Prepared prepare_reorder(const Step& step, const Running& running) {
 
 Prepared prepare_contiguous(const Step& step, const Running& running) {
   return {[&tensors = running.tensors, src = step.reads.begin()->second, dst = step.writes[0]] {
-    tensors[dst] = resolved(tensors[src]).contiguous();
+    tensors[dst] = torch_blocked::contiguous(tensors[src]);
   }};
 }
 
@@ -50,7 +51,7 @@ constinit const NodeKind nodes::contiguous = {
     .name = "contiguous",
     .may_be_view = true,
     .prepare = prepare_contiguous,
-    .implementation = by_aten,
+    .implementation = by_torch_blocked,
     .why = [](const Step&) -> std::string {
       return "the next step takes no views; a copy if it is one";
     },
