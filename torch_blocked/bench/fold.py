@@ -17,10 +17,12 @@ class Untraceable(ValueError):
 
 
 class ConvolutionTracer(fx.Tracer):
-    """Traces into everything but convolutions (whatever their class) and torch's own layers."""
+    """Traces into all but torch's own layers, and convolutions and batch norms of any class."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
-        return isinstance(module, Convolution) or super().is_leaf_module(module, qualified_name)
+        return isinstance(module, Convolution | BatchNorm) or super().is_leaf_module(
+            module, qualified_name
+        )
 
 
 def fold_batch_norms(model: nn.Module) -> tuple[nn.Module, int]:
