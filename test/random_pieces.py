@@ -189,6 +189,41 @@ def token_norm(g):
     return f"{g.out} = {g.module(made)}({x})"
 
 
+@piece(1)
+def norm_of_rows(g):
+    """A batch norm of all tokens, which the linear layer before it may take in."""
+    x = g.pick(rank=(3, 4), fixed=(-1,))
+    out = g.rng.choice(CHANNELS)
+    layer = g.module(f"nn.Linear({g.dims(x)[-1]}, {out})")
+    norm = g.module(f"nn.BatchNorm1d({out})")
+    like = g.rng.choice(("t", "t", f"{x}[..., :1].expand(*{x}.shape[:-1], {out})"))
+    text = g.rng.choice(ACTIVATIONS).format(x=g.out)
+    return (
+        f"t = {layer}({x})\n{g.out} = {norm}(t.flatten(0, -2)).reshape_as({like})\n{g.out} = {text}"
+    )
+
+
+@piece(1)
+def parts(g):
+    """Layers of parts of the channels, joined before their batch norm and activation."""
+    x = g.pick(rank=(4, 4), fixed=(1,))
+    c = g.dims(x)[1]
+    first = max(c // 2, 1)
+    names = [
+        g.module(f"nn.Conv2d({first}, {first}, 3, padding=1, groups={first})"),
+        g.module(f"nn.Conv2d({c - first}, 5, 1)") if c > first else None,
+    ]
+    calls = [f"{names[0]}({x}[:, :{first}])"]
+    if names[1]:
+        calls.append(f"{names[1]}({x}[:, {first}:])")
+    if g.rng.random() < 0.3:
+        calls.append(f"{x}[:, :1]")
+    channels = first + 5 * bool(names[1]) + (len(calls) - 1 - bool(names[1]))
+    norm = g.module(f"nn.BatchNorm2d({channels})")
+    text = g.rng.choice(ACTIVATIONS).format(x=g.out)
+    return f"{g.out} = {norm}(torch.cat(({', '.join(calls)},), 1))\n{g.out} = {text}"
+
+
 @piece(2)
 def attention(g):
     x = g.pick(rank=(3, 4))
@@ -202,6 +237,8 @@ def attention(g):
         (
             "F.scaled_dot_product_attention(q, k, v)",
             "((q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5).softmax(-1) @ v",
+            "F.softmax(torch.matmul(q, k.mT) / 3 + torch.arange(q.shape[2]) * 0.1, -1) @ v",
+            "torch.bmm((q[0] @ k[0].mT).softmax(2), v[0])[None].expand(len(q), -1, -1, -1)",
             "torch.softmax(torch.einsum('bhid,bhjd->bhij', q, k), -1) @ v",
         )
     )

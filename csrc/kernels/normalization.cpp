@@ -1,5 +1,10 @@
 #include "kernels/normalization.h"
 
+#include <ATen/cpu/vec/functional.h>
+
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -108,6 +113,39 @@ void normalization_gradient(const NormalizationGradient& gradient, std::int64_t 
         store(at::vec::fmadd(deviation, b, diff), p.diff_src + offset, count);
       }
     });
+  }
+}
+
+void normalize_rows(const RowNormalization& rows, std::int64_t begin, std::int64_t end) {
+  const RowNormalization p = rows;
+  const std::int64_t vectors = (p.channels + kWidth - 1) / kWidth;
+  const Vec last = lanes_mask(p.channels - (vectors - 1) * kWidth);
+  const auto count = [&](std::int64_t i) { return std::min(kWidth, p.channels - i * kWidth); };
+  const auto mean_of = [&](auto&& value) {
+    const Vec sums = sum_over(vectors, value);
+    return at::vec::vec_reduce_all<float>([](const Vec& a, const Vec& b) { return a + b; }, sums) /
+           static_cast<float>(p.channels);
+  };
+  for (std::int64_t row = begin; row < end; ++row) {
+    const float* src = p.src + row * p.channels;
+    float* dst = p.dst + row * p.channels;
+    const auto value = [&](std::int64_t i) { return load(src + i * kWidth, count(i)); };
+    const auto from = [&](std::int64_t i, const Vec& mean) {
+      return i + 1 < vectors ? value(i) - mean : (value(i) - mean) & last;
+    };
+    const float near = mean_of(value);  // and what rounding took from it, as in moments()
+    const Vec mean(near + mean_of([&](std::int64_t i) { return from(i, Vec(near)); }));
+    const float variance = mean_of([&](std::int64_t i) {
+      const Vec deviation = from(i, mean);
+      return deviation * deviation;
+    });
+    const Vec scale(static_cast<float>(1 / std::sqrt(variance + p.eps)));
+    for (std::int64_t i = 0; i < vectors; ++i) {
+      Vec result = (value(i) - mean) * scale;
+      if (p.weight) result = result * load(p.weight + i * kWidth, count(i));
+      if (p.bias) result = result + load(p.bias + i * kWidth, count(i));
+      store(result, dst + i * kWidth, count(i));
+    }
   }
 }
 

@@ -44,6 +44,15 @@ struct PixelMoments {
   float *mean, *squares;
 };
 
+// dst = (src - mean) / sqrt(variance + eps) * weight + bias, row by row of [rows, channels]; dst
+// may be src.
+struct RowNormalization {
+  const float *src, *weight, *bias;  // weight and bias: [channels], or null
+  float* dst;
+  std::int64_t channels;
+  double eps;
+};
+
 // The sums of diff_dst and of diff_dst * (src - mean).
 struct PixelGradientSums {
   const float *diff_dst, *src, *mean;

@@ -1,0 +1,92 @@
+// Layer norms over the last dim, of rows: tokens, or the pixels of images in channels-last.
+#include <array>
+
+#include "graph/nodes/boxed.h"
+#include "graph/nodes/layers.h"
+#include "graph/planner.h"
+#include "graph/run.h"
+#include "kernels/kernels.h"
+#include "kernels/normalization.h"
+#include "runtime/threads.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+struct LayerNorm {
+  at::Tensor weight, bias;  // [C], or undefined
+  double eps;
+};
+
+// (input, normalized_shape, weight, bias, eps, cudnn_enable)
+void find_one(const Rewrite& rewrite, Node& node) {
+  if (node.name != "aten::layer_norm" || node.read(0) == kNone) return;
+  const Meta& meta = rewrite.meta(node.read(0));
+  if (meta.dtype != at::kFloat || meta.dims.size() < 2 || meta.dims.back() == 0) return;
+  if (integers(node.arguments[1], 1) != Dims{meta.dims.back()}) return;
+  if (rewrite.graph.constants.contains(node.read(0))) return;
+  std::array<at::Tensor, 2> parameters;
+  for (const std::size_t i : {0, 1}) {
+    const Argument& argument = node.arguments[2 + i];
+    const at::Tensor* parameter = constant_of(rewrite.graph, argument);
+    if (!parameter && !is_none(argument)) return;
+    if (!bias_fits(parameter, at::kFloat, meta.dims.back())) return;
+    if (parameter) parameters[i] = *parameter;
+  }
+  node.become(nodes::layer_norm, {{ValueRef{node.read(0)}}},
+              LayerNorm{parameters[0], parameters[1], number(node.arguments[4], 1e-5)});
+}
+
+void find(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {metas[Uses::at(node.read(0))]};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const LayerNorm& norm = *step.node->as<LayerNorm>();
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const Dims& dims = running.plan.slots[dst].dims;
+  const std::int64_t channels = dims.back(), rows = c10::multiply_integers(dims) / channels;
+  const auto dense = [](const at::Tensor& x) { return x.defined() ? x.contiguous() : x; };
+  const auto run = [&tensors = running.tensors, src, dst, channels, rows, eps = norm.eps,
+                    weight = dense(norm.weight), bias = dense(norm.bias)] {
+    const auto data = [](const at::Tensor& x) {
+      return x.defined() ? x.const_data_ptr<float>() : nullptr;
+    };
+    const kernels::RowNormalization all{.src = tensors[src].const_data_ptr<float>(),
+                                        .weight = data(weight),
+                                        .bias = data(bias),
+                                        .dst = tensors[dst].mutable_data_ptr<float>(),
+                                        .channels = channels,
+                                        .eps = eps};
+    parallel_units(rows, channels, [&](std::int64_t begin, std::int64_t end) {
+      kernels::kernels().normalize_rows(all, begin, end);
+    });
+  };
+  return {run, true};
+}
+
+void own(Node& node, Weights& weights) {
+  auto& norm = *node.as<LayerNorm>();
+  for (at::Tensor* parameter : {&norm.weight, &norm.bias}) {
+    if (parameter->defined()) *parameter = weights.own(*parameter);
+  }
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::layer_norm = {
+    .name = "layer_norm",
+    .find = find,
+    .results = results,
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = [](const Step& step) { return step.node->read(0); },
+    .prepare = prepare,
+    .implementation = by_torch_blocked,
+    .own = own,
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,76 @@
+"""Layer norms over the last dim in torch_blocked.optimize: one pass over the rows."""
+
+import pytest
+import torch
+from problems import threads
+from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+
+class Norm(nn.Module):
+    def __init__(self, channels, weight=True, bias=True, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(channels) + 0.5) if weight else None
+        self.bias = nn.Parameter(torch.randn(channels)) if bias else None
+        self.eps = eps
+
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+@pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("channels", [1, 3, 7, 8, 9, 15, 16, 17, 33, 192, 1000])
+@torch.no_grad()
+def test_rows(channels, parameters):
+    torch.manual_seed(channels)
+    model = Norm(channels, *parameters).eval()
+    for dims in ((1,), (3,), (2, 5), (2, 3, 7), (1, 3, 2, 400)):
+        x = 3 * torch.randn(*dims, channels) + 2
+        optimized = blocked(model, x)
+        assert " torch_blocked " in optimized.plan()
+        assert_exact(model, optimized, x)
+        result = optimized(x)
+        with threads(1):
+            assert torch.equal(result, optimized(x))
+        empty = torch.empty(0, *x.shape[1:])
+        assert optimized(empty).shape == empty.shape
+
+
+@torch.no_grad()
+def test_numbers_that_are_hard():
+    """Equal values far from 0, whose mean must be exact; and NaN, infinities."""
+    model = Norm(100, False, False).eval()
+    x = torch.full((4, 100), 1e4) + torch.tensor([0.1, 0.2, 0.3, 0.0])[:, None]
+    optimized = blocked(model, x)
+    torch.testing.assert_close(optimized(x), torch.zeros_like(x), rtol=0, atol=1e-3)
+    x[1, 5], x[2, 7] = torch.nan, torch.inf
+    assert torch.equal(optimized(x).isnan(), model(x).isnan())
+
+
+class Other(nn.Module):
+    def forward(self, x):
+        return F.layer_norm(x, x.shape[-2:])
+
+
+def test_over_other_dims():
+    x = torch.randn(2, 3, 5, 7)
+    assert_exact(Other().eval(), blocked(Other().eval(), x), x)
+
+
+class Pixels(nn.Module):
+    """As ConvNeXt has it: of the channels of each pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 18, 3), nn.Conv2d(18, 5, 1)
+        self.norm = Norm(18)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_pixels_of_images(tune):
+    model, x = Pixels().eval(), torch.randn(2, 3, 9, 8)
+    assert_exact(model, blocked(model, x, tune=tune), x)
