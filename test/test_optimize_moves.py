@@ -51,6 +51,22 @@ def test_not_over_a_concat(name):
     assert "\naten::batch_norm + silu" in optimized.plan()
 
 
+class Empty(nn.Module):
+    """torch.cat takes [0] among tensors of any rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return F.relu(self.norm(torch.cat((x.new_zeros(0), self.convolution(x)), 1)))
+
+
+def test_nothing_in_a_concat():
+    model, x = randomized(Empty()), torch.randn(2, 3, 5, 4)
+    assert_exact(model, blocked(model, x), x)
+
+
 class Tokens(nn.Module):
     """As LeViT has it: the batch norm sees rows, all else has tokens."""
 

@@ -135,8 +135,9 @@ bool find_layers(const Rewrite& rewrite, const Uses& uses, Value src, std::int64
   if (is_concat(*maker, 1, dims.size())) {
     bool all = true;
     for_values(maker->arguments, [&](Value value) {
-      all = all && find_layers(rewrite, uses, value, first, parts);
-      first += rewrite.meta(value).dims[1];
+      const Dims& own = rewrite.meta(value).dims;  // [0] joins tensors of any rank
+      all = all && own.size() == dims.size() && find_layers(rewrite, uses, value, first, parts);
+      if (all) first += own[1];
     });
     return all;
   }

@@ -14,12 +14,12 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// scores = (scale scores + bias) / scale, so that a row is scaled once.
+// scores = scale scores + bias
 void add_bias(const ScoreRows& p, float* scores, const float* bias) {
-  const Vec inverse(1 / p.scale);
+  const Vec scale(p.scale);
   for (std::int64_t i = 0; i < p.count; i += kWidth) {
     const Vec added = load(bias + i, std::min(kWidth, p.count - i));
-    at::vec::fmadd(added, inverse, Vec::loadu(scores + i)).store(scores + i);
+    at::vec::fmadd(Vec::loadu(scores + i), scale, added).store(scores + i);
   }
 }
 
@@ -40,12 +40,13 @@ float greatest_of(const float* scores, std::int64_t whole) {
 
 void powers_of_rows(const ScoreRows& p) {
   const std::int64_t whole = (p.count + kWidth - 1) / kWidth * kWidth;
-  const Vec scale(p.scale);
+  const float left = p.bias ? 1.f : p.scale;  // of the scale, once there is a bias in the scores
+  const Vec scale(left);
   for (std::int64_t row = 0; row < p.rows; ++row) {
     float* scores = p.scores + row * p.stride;
     if (p.bias) add_bias(p, scores, p.bias + row * p.bias_stride);
     std::fill(scores + p.count, scores + whole, kLowest);  // what lies behind a row does not count
-    const Vec shift(-p.scale * greatest_of(scores, whole));
+    const Vec shift(-left * greatest_of(scores, whole));
     Vec sums(0.f);
     for (std::int64_t i = 0; i < whole; i += kWidth) {
       const Vec power = exponential(at::vec::fmadd(Vec::loadu(scores + i), scale, shift));

@@ -167,7 +167,7 @@ double estimate_few_rows(const LinearProblem& p) {
   return p.rows > most ? kNever : weights_bytes(p) / kOurBytes;
 }
 
-// Its kernels for matrices reach 60 % of the FMA peak that ours are at.
+// Where weights do not count it is about as fast as direct, but threads wait for each other.
 double estimate_onednn(const LinearProblem& p) {
   constexpr double kFlops = 80e3;
   return std::max(weights_bytes(p) / kOneDnnBytes,

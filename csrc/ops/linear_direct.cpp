@@ -1,6 +1,6 @@
 // A linear layer of many rows, by the tiles of direct convolution: a row is a pixel, an input a
-// lane. On two cores with AVX-512, 197 rows of 192 inputs and 576 outputs take 130 us, oneDNN's
-// kernel 200.
+// lane. Threads go through its loops together, as they do not through oneDNN's kernel, which by
+// itself is as fast, more or less by the shape: optimize times both.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -130,7 +130,7 @@ void find_written_out(const Rewrite& rewrite, const Uses& uses, Node& node) {
     scale = *factor;
     last = before(last->read(0));
   }
-  if (!is_product(last) || node.read(1) == bias) return;
+  if (!is_product(last)) return;
   const Value query = last->read(0), key = last->read(1), value = node.read(1);
   if (!(scale > 0) || !are_heads(rewrite, query, key, value, true)) return;
   become(node, {query, key, value, bias}, {scale, true});

@@ -418,8 +418,8 @@ constexpr std::array kRows{
     Row{"aten::mean", "dim", sum_fits, run_reduction<mean>, false, true},
     Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, false, true},
     Row{"aten::amax", "", reduction_fits, run_reduction<amax>, false, true},
-    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, true, true},
     Row{"aten::amin", "", reduction_fits, run_reduction<amin>, false, true},
+    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, true, true},
 };
 
 // Null if there is none.

@@ -57,7 +57,7 @@ struct Choice {
   double microseconds = 0;  // 0: not measured
 };
 
-// Memory for one problem. The implementations share one format of weights, which are packed once.
+// Memory for one problem. Implementations that share a format of weights share what is packed.
 struct Probe {
   at::Tensor src, dst, weight, bias;
   std::map<std::string, at::Tensor> packed = {};
