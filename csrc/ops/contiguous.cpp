@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -47,26 +46,7 @@ void copy_runs(const Inner& inner, const float* src, float* dst) {
   }
 }
 
-// The same where the last dim has gaps. Some rows at a time: their floats may lie side by side.
-void copy_elements(const Inner& inner, const float* src, float* dst) {
-  constexpr std::int64_t kRows = 16;
-  const auto& [q, r, c] = inner;
-  for (std::int64_t i = 0; i < q.size; ++i, dst += r.size * c.size) {
-    for (std::int64_t first = 0; first < r.size; first += kRows) {
-      const std::int64_t rows = std::min(kRows, r.size - first);
-      const float* from = src + i * q.stride + first * r.stride;
-      float* to = dst + first * c.size;
-      for (std::int64_t k = 0; k < c.size; ++k) {
-        for (std::int64_t j = 0; j < rows; ++j) {
-          to[j * c.size + k] = from[j * r.stride + k * c.stride];
-        }
-      }
-    }
-  }
-}
-
 void copy_inner(const Inner& inner, const float* src, float* dst) {
-  if (inner[2].stride != 1) return copy_elements(inner, src, dst);
   switch (inner[2].size) {
     case 2:
       return copy_runs<2>(inner, src, dst);
@@ -87,9 +67,9 @@ at::Tensor contiguous(const at::Tensor& src) {
     return src.resolve_conj().resolve_neg().contiguous();
   }
   std::vector<Dim> outer = joined_dims(src);
+  if (outer.empty() || outer.back().stride != 1) return src.contiguous();  // no runs
   Inner inner;
   inner.fill({1, 0});
-  inner[2] = {1, 1};
   for (std::size_t i = 3; i-- > 0 && !outer.empty(); outer.pop_back()) inner[i] = outer.back();
   if (outer.empty()) {  // units that threads can share
     outer.push_back(inner[0]);
