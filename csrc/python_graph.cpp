@@ -287,7 +287,9 @@ void bind_graph(py::module_& m) {
       .def_readonly("output", &graph::StepReport::output)
       .def_readonly("implementation", &graph::StepReport::implementation)
       .def_readonly("why", &graph::StepReport::why)
-      .def_readonly("microseconds", &graph::StepReport::microseconds);
+      .def_readonly("microseconds", &graph::StepReport::microseconds)
+      .def_readonly("flops", &graph::StepReport::flops)
+      .def_readonly("bytes", &graph::StepReport::bytes);
   // Kernels run without the GIL. Planning, too: for shapes it may ask ops that are written in
   // Python, which take the GIL again.
   const auto without_gil = [](auto method) {

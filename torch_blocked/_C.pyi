@@ -142,6 +142,8 @@ class StepReport:
     implementation: str
     why: str
     microseconds: float
+    flops: float
+    bytes: float
 
 class Compiled:
     by_ops: Callable[[Inputs], list[Tensor]]

@@ -29,6 +29,18 @@ std::string described(const SlotPlan& slot) {
   return text((slot.format == kStrided ? kPlain : slot.format).name(ndims), " ", slot.dims);
 }
 
+double bytes_of(const Plan& plan, const Step& step) {
+  double bytes = 0;
+  const auto add = [&](Slot slot) {
+    const SlotPlan& memory = plan.slots[slot];
+    bytes += static_cast<double>(c10::multiply_integers(memory.dims)) *
+             static_cast<double>(c10::elementSize(memory.dtype));
+  };
+  for (const auto& [value, slot] : step.reads) add(slot);
+  for (const Slot slot : step.writes) add(slot);
+  return bytes;
+}
+
 // What tuning and packing used and freed goes back to the system: 150 MiB for ResNet-50.
 void return_idle_memory() {
   release_pool();
@@ -209,8 +221,8 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
     const Step& step = entry->plan.steps[i];
     const SlotPlan& dst = entry->plan.slots[step.writes[0]];
     report.push_back({step.node ? step.node->name : step.kind->name, described(dst),
-                      step.kind->implementation(entry->plan, step), step.kind->why(step),
-                      times[i]});
+                      step.kind->implementation(entry->plan, step), step.kind->why(step), times[i],
+                      step.kind->flops(entry->plan, step), bytes_of(entry->plan, step)});
   }
   return report;
 }

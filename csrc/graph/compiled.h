@@ -13,6 +13,7 @@ namespace torch_blocked::graph {
 struct StepReport {
   std::string op, output, implementation, why;
   double microseconds;  // of this step in one run
+  double flops, bytes;  // of its products; of what it reads and writes, weights left out
 };
 
 class Compiled {

@@ -33,8 +33,8 @@ class MemoryPlanner {
     }
     find_lifetimes();
     find_bases();
-    for (std::size_t i = plan.steps.size(); i-- > 0;) place_concat(i);
     for (std::size_t i = 0; i < plan.steps.size(); ++i) place_view(i);
+    for (std::size_t i = plan.steps.size(); i-- > 0;) place_concat(i);
     for (std::size_t i = 0; i < plan.steps.size(); ++i) work_in_place(i);
   }
 
@@ -98,18 +98,27 @@ class MemoryPlanner {
     if (!fits) return;
     if (continues(operands)) {  // as they lie in the dst of a later, longer concat
       adopt(step.writes[0], root_[operands[0]], shift_[operands[0]]);
-    } else if (std::ranges::all_of(operands, [&](Slot slot) { return root_[slot] == slot; })) {
-      result_.slots[step.writes[0]].in_arena = true;
+    } else if (have_their_own(operands)) {
       std::int64_t shift = 0;
       for (const Slot slot : operands) {
-        adopt(slot, step.writes[0], shift);
-        shift += result_.slots[slot].bytes;
+        const Slot whole = root_[slot];
+        adopt(whole, step.writes[0], shift);
+        shift += result_.slots[whole].bytes;
       }
     } else {
       return;
     }
     result_.slots[step.writes[0]].in_arena = true;
     result_.copies[i] = false;
+  }
+
+  // Whether each is all of some memory: of its own, or of what it is another view of.
+  bool have_their_own(const std::vector<Slot>& operands) const {
+    std::set<Slot> roots;
+    return std::ranges::all_of(operands, [&](Slot slot) {
+      return result_.slots[root_[slot]].bytes == result_.slots[slot].bytes &&
+             roots.insert(root_[slot]).second;
+    });
   }
 
   bool continues(const std::vector<Slot>& operands) const {

@@ -91,6 +91,11 @@ struct NodeKind {
 
   // ---- the report
 
+  // Floating-point operations of its products; 0 for what the memory bounds, not they. Winograd
+  // counts as what it takes the place of.
+  double (*flops)(const Plan& plan, const Step& step) = [](const Plan&, const Step&) {
+    return 0.0;
+  };
   // What ran, and why that.
   std::string (*implementation)(const Plan& plan, const Step& step);
   std::string (*why)(const Step& step) = [](const Step&) { return std::string(); };

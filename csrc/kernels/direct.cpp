@@ -155,6 +155,13 @@ void tiles(const DirectTiles& t, const float* src, float* dst, std::int64_t tile
     // Each of the first tiles prefetches one vector of every lane of the weights that come next:
     // all vectors at once would wait for L3.
     const std::int64_t ahead = tile < kVectors ? t.ahead + tile * kWidth : 0;
+    // What is stored at the end is on its way by then: [3136, 96] -> 384 otherwise waits for a
+    // fifth of its time.
+    if constexpr (kStep == kAnyStep) {
+      for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
+        __builtin_prefetch(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step, 1);
+      });
+    }
     Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, ahead);
     // What the sums are added to: the residual, which may be dst itself, or the parts before this.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;

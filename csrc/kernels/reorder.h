@@ -13,4 +13,12 @@ struct ImageReorder {
   bool stream;  // write past the cache
 };
 
+// src [rows, columns] -> dst [columns, rows]; the strides are those of a row of either.
+struct Transposition {
+  const float* src;
+  std::int64_t src_stride;
+  float* dst;
+  std::int64_t dst_stride, rows, columns;
+};
+
 }  // namespace torch_blocked::kernels

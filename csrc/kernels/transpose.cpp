@@ -11,9 +11,18 @@ namespace {
 constexpr std::int64_t kMaxBlock = 32;
 constexpr std::int64_t kTile = 16;  // pixels transposed together: a cache line of one channel
 
-// src [rows, columns] -> dst [columns, rows].
-void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride,
-               std::int64_t rows, std::int64_t columns) {
+inline void write(const float* src, float* dst, std::int64_t count, bool past_cache) {
+  if (past_cache && is_aligned(dst) && count % kWidth == 0) {
+    for (std::int64_t i = 0; i < count; i += kWidth) stream(Vec::loadu(src + i), dst + i);
+  } else {
+    for_lanes(count, [&](std::int64_t i, std::int64_t n) { store(load(src + i, n), dst + i, n); });
+  }
+}
+
+}  // namespace
+
+void transpose(const Transposition& t) {
+  const auto [src, src_stride, dst, dst_stride, rows, columns] = t;
 #if defined(CPU_CAPABILITY_AVX512)
   at::vec::transpose_mxn<float>(src, src_stride, dst, dst_stride, static_cast<int>(rows),
                                 static_cast<int>(columns));
@@ -34,16 +43,6 @@ void transpose(const float* src, std::int64_t src_stride, float* dst, std::int64
   }
 #endif
 }
-
-inline void write(const float* src, float* dst, std::int64_t count, bool past_cache) {
-  if (past_cache && is_aligned(dst) && count % kWidth == 0) {
-    for (std::int64_t i = 0; i < count; i += kWidth) stream(Vec::loadu(src + i), dst + i);
-  } else {
-    for_lanes(count, [&](std::int64_t i, std::int64_t n) { store(load(src + i, n), dst + i, n); });
-  }
-}
-
-}  // namespace
 
 void block_channels(const ImageReorder& r, std::int64_t begin, std::int64_t end) {
   const std::int64_t whole = r.channels / r.block, tail = r.channels % r.block;
@@ -91,7 +90,7 @@ void block_planes(const ImageReorder& r, std::int64_t begin, std::int64_t end) {
     alignas(64) float tile[kTile * kMaxBlock] = {};          // lanes beyond `rows` stay 0
     for (std::int64_t pixel = begin; pixel < end; pixel += kTile) {
       const std::int64_t pixels = std::min(kTile, end - pixel);
-      transpose(from + pixel, r.pixels, tile, r.block, rows, pixels);
+      transpose({from + pixel, r.pixels, tile, r.block, rows, pixels});
       write(tile, to + pixel * r.block, pixels * r.block, r.stream);
     }
   }
@@ -106,7 +105,7 @@ void unblock_planes(const ImageReorder& r, std::int64_t begin, std::int64_t end)
     alignas(64) float tile[kMaxBlock * kTile];
     for (std::int64_t pixel = begin; pixel < end; pixel += kTile) {
       const std::int64_t pixels = std::min(kTile, end - pixel);
-      transpose(from + pixel * r.block, r.block, tile, kTile, pixels, rows);
+      transpose({from + pixel * r.block, r.block, tile, kTile, pixels, rows});
       for (std::int64_t row = 0; row < rows; ++row) {
         write(tile + row * kTile, to + row * r.pixels + pixel, pixels, r.stream);
       }

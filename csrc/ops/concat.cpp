@@ -1,4 +1,4 @@
-#include "kernels/concat.h"
+#include "ops/concat.h"
 
 #include <ATen/ops/cat.h>
 
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "format/errors.h"
+#include "kernels/concat.h"
 #include "kernels/kernels.h"
-#include "ops/blocked.h"
 #include "ops/registered.h"
 #include "runtime/threads.h"
 
@@ -35,7 +35,6 @@ void add_runs(std::vector<Run>& runs, std::size_t input, std::int64_t src_channe
 
 // Fills dst, whose channels the runs cover.
 void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, const Blocked& dst) {
-  if (dst.tail()) dst.physical.select(1, -1).zero_();
   const std::int64_t block = dst.block(), pixels = dst.pixels(), row = pixels * block;
   const auto kernel = kernels::kernels_for(block).copy_lanes;
   auto* out = static_cast<float*>(dst.physical.mutable_data_ptr());
@@ -43,11 +42,17 @@ void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, c
   parallel_units(dst.batch() * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t image = unit / dst.blocks(), dst_block = unit % dst.blocks();
+      if (dst.tail() && dst_block + 1 == dst.blocks()) std::fill_n(out + unit * row, row, 0.f);
       for (const Run& run : runs) {
         if (run.dst_block != dst_block) continue;
         const Blocked& src = srcs[run.input];
-        const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
-        kernel({.src = in + (image * src.blocks() + run.src_block) * row,
+        const auto* in = static_cast<const float*>(src.physical.const_data_ptr()) +
+                         (image * src.blocks() + run.src_block) * row;
+        if (run.count == block) {
+          std::copy_n(in, row, out + unit * row);
+          continue;
+        }
+        kernel({.src = in,
                 .dst = out + unit * row,
                 .block = block,
                 .pixels = pixels,
@@ -90,6 +95,15 @@ std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channel
 
 }  // namespace
 
+void join_channels(const std::vector<Blocked>& srcs, const Blocked& dst) {
+  std::vector<Run> runs;
+  std::int64_t offset = 0;  // channel of dst at which the input starts
+  for (std::size_t input = 0; input < srcs.size(); offset += srcs[input++].channels) {
+    add_runs(runs, input, 0, offset, srcs[input].channels, dst.block());
+  }
+  copy_runs(runs, srcs, dst);
+}
+
 at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
   const std::vector<Blocked> srcs = check_inputs(inputs, channels);
   const std::int64_t block = srcs[0].block();
@@ -101,12 +115,7 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
   dims[1] = std::accumulate(channels.begin(), channels.end(), std::int64_t{0});
   const Blocked dst = empty_blocked(dims, block, inputs[0].options());
   if (dst.physical.numel() == 0) return dst.physical;
-  std::vector<Run> runs;
-  std::int64_t offset = 0;  // channel of dst at which the input starts
-  for (std::size_t input = 0; input < srcs.size(); offset += channels[input++]) {
-    add_runs(runs, input, 0, offset, channels[input], block);
-  }
-  copy_runs(runs, srcs, dst);
+  join_channels(srcs, dst);
   return dst.physical;
 }
 

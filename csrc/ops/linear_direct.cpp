@@ -5,54 +5,53 @@
 #include <array>
 #include <string>
 
-#include "format/sizes.h"
-#include "kernels/direct.h"
-#include "kernels/kernels.h"
 #include "ops/linear.h"
+#include "ops/row_product.h"
 #include "runtime/memory_pool.h"
 #include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "runtime/workspace.h"
 
 namespace torch_blocked {
 namespace {
 
-using kernels::DirectSegment;
-using kernels::DirectTiles;
-
 // Rows of a unit: src stays in L2 while all groups of outputs go over it.
 constexpr std::int64_t kMostRows = 224, kMostWidth = 48;
-// Inputs that are summed in registers before their sum joins the total: rounding then grows only
-// with the root of the number of inputs, and their weights stay in L1 for all rows of a unit.
-constexpr std::int64_t kChain = 256;
+// Rows at multiples of this distance, in floats, have their lines in one set of L1, which holds 8
+// of them; a tile of more rows reads each line 16 times. 1024 x 1024 -> 256 took 1.7 times as long.
+constexpr std::int64_t kSameSet = 1024, kWays = 8;
+// Such rows are copied, some lanes at a time and not at such a distance, for up to so many groups
+// of outputs; for fewer where there would be few units to share.
+constexpr std::int64_t kCopiedRows = 56, kCopiedGroups = 8, kApart = 16, kUnits = 12;
 
-// How a problem is cut: units are some rows and a group of outputs, some vectors of them.
+// How a problem is cut: units are some rows and some groups of outputs.
 struct Cut {
-  const kernels::Kernels* kernels;
-  std::int64_t group;  // outputs
-  std::int64_t rows;   // of a unit
-  std::int64_t lanes;  // inputs of one part of a sum
+  PackedColumns outputs;
+  bool copies;
+  std::int64_t rows, groups;  // of a unit
 
   explicit Cut(const LinearProblem& p)
-      : kernels(&kernels::kernels()), lanes(std::min(kChain, kernels->direct_sizes->lanes)) {
-    const kernels::DirectSizes& sizes = *kernels->direct_sizes;
-    group = sizes.vectors * sizes.width;
-    const std::int64_t tile = sizes.pixels[static_cast<std::size_t>(sizes.vectors - 1)];
-    const std::int64_t fitting = sizes.band_bytes / (p.inputs * std::int64_t{sizeof(float)});
-    rows = std::clamp(fitting / tile * tile, tile, kMostRows / tile * tile);
+      : outputs{&kernels::kernels(), p.inputs, p.outputs},
+        copies(outputs.tile() > kWays && p.inputs % kSameSet == 0) {
+    const std::int64_t tile = outputs.tile();
+    const std::int64_t fitting =
+        outputs.sizes().band_bytes / (p.inputs * std::int64_t{sizeof(float)});
+    const std::int64_t most =
+        copies ? kCopiedRows : std::clamp(fitting / tile * tile, tile, kMostRows / tile * tile);
+    const std::int64_t parts = ceil_div(p.rows, most);
+    rows = ceil_div(ceil_div(p.rows, parts), tile) * tile;
+    const std::int64_t all = outputs.groups();
+    const std::int64_t share = std::clamp(all * parts / kUnits, std::int64_t{1}, kCopiedGroups);
+    groups = copies ? ceil_div(all, ceil_div(all, share)) : 1;
   }
 };
 
-// [outputs, inputs] -> [groups of outputs, inputs, outputs of the group]
-at::Tensor pack(const at::Tensor& weight, std::int64_t group) {
+at::Tensor pack(const at::Tensor& weight, const PackedColumns& outputs) {
   trace::Timed timed(trace::Kind::kPack, "linear", static_cast<std::int64_t>(weight.nbytes()));
-  const std::int64_t outputs = weight.size(0), inputs = weight.size(1);
-  const std::int64_t groups = ceil_div(outputs, group);
-  at::Tensor packed = empty_pooled({groups, inputs, group}, at::kFloat);
-  if (outputs % group != 0) packed.zero_();
-  for (std::int64_t i = 0; i < groups; ++i) {
-    const std::int64_t count = std::min(group, outputs - i * group);
-    packed.select(0, i).narrow(1, 0, count).copy_(weight.narrow(0, i * group, count).t());
-  }
+  at::Tensor packed = empty_pooled({outputs.floats()}, at::kFloat);
+  outputs.pack({weight.const_data_ptr<float>(), weight.size(1), weight.size(0), weight.stride(1),
+                weight.stride(0)},
+               packed.mutable_data_ptr<float>());
   return packed;
 }
 
@@ -61,56 +60,64 @@ struct Buffers {
   float* dst;
 };
 
-// One group of outputs of rows [first, first + rows).
-void run_unit(const LinearProblem& p, const Cut& cut, const Buffers& buffers, std::int64_t first,
-              std::int64_t rows, std::int64_t output) {
-  const std::int64_t width = cut.kernels->direct_sizes->width;
-  const std::int64_t channels = std::min(cut.group, p.outputs - output);
-  alignas(64) std::array<float, kMostRows * kMostWidth> whole;  // vectors, where dst has not all
-  const bool fits = channels == cut.group;
-  float* dst = fits ? buffers.dst + first * p.outputs + output : whole.data();
-  DirectTiles tiles{.src = buffers.src + first * p.inputs,
-                    .src_step = p.inputs,
-                    .segments = nullptr,
-                    .count = 1,
-                    .weights = buffers.weights + output * p.inputs,
-                    .bias = buffers.bias ? buffers.bias + output : nullptr,
-                    .residual = nullptr,
-                    .dst = dst,
-                    .pixels = rows,
-                    .vectors = cut.group / width,
-                    .channels = channels,
-                    .dst_step = fits ? p.outputs : cut.group,
-                    .dst_offsets = {0, width, 2 * width},
-                    .parts = 0,
-                    .part_stride = 0,
-                    .first = true,
-                    .last = true,
-                    .ahead = 0,
-                    .tile = 0,
-                    .stream = false,
-                    .activation = p.activation};
-  for (std::int64_t lane = 0; lane < p.inputs; lane += cut.lanes) {
-    const std::int64_t lanes = std::min(cut.lanes, p.inputs - lane);
-    const std::array<DirectSegment, 2> segments{{{lane, lanes, lane}, {}}};
-    tiles.segments = segments.data();
-    tiles.first = lane == 0;
-    tiles.last = lane + lanes == p.inputs;
-    tiles.ahead = lanes * cut.group;
-    cut.kernels->direct_row_tiles(tiles);
+// Rows [row, row + rows) and groups of outputs [group, end).
+struct Unit {
+  std::int64_t row, rows, group, end;
+};
+
+// Lanes [lane, lane + lanes) of the unit's sums. src begins with that lane.
+void run_part(const LinearProblem& p, const Cut& cut, const Buffers& buffers, const Unit& unit,
+              const float* src, std::int64_t src_stride, std::int64_t lane, std::int64_t lanes,
+              float* whole) {
+  for (std::int64_t group = unit.group; group < unit.end; ++group) {
+    const std::int64_t output = group * cut.outputs.group();
+    const std::int64_t wide = cut.outputs.vectors(output) * cut.outputs.sizes().width;
+    const bool fits = output + wide <= p.outputs;  // only the last group may not
+    float* dst = buffers.dst + unit.row * p.outputs + output;
+    multiply_part(cut.outputs,
+                  {.src = src,
+                   .src_stride = src_stride,
+                   .rows = unit.rows,
+                   .packed = buffers.weights,
+                   .first = output,
+                   .bias = buffers.bias,
+                   .dst = fits ? dst : whole,
+                   .dst_stride = fits ? p.outputs : wide,
+                   .activation = p.activation},
+                  lane, lanes, (cut.copies ? p.inputs : lanes) * wide);
+    if (fits || lane + lanes < p.inputs) continue;
+    for (std::int64_t row = 0; row < unit.rows; ++row) {
+      std::copy_n(whole + row * wide, p.outputs - output, dst + row * p.outputs);
+    }
   }
-  for (std::int64_t row = 0; row < rows && !fits; ++row) {
-    std::copy_n(dst + row * cut.group, channels, buffers.dst + (first + row) * p.outputs + output);
+}
+
+void run_unit(const LinearProblem& p, const Cut& cut, const Buffers& buffers, const Unit& unit) {
+  alignas(64) std::array<float, kMostRows * kMostWidth> whole;  // vectors, where dst has not all
+  const float* src = buffers.src + unit.row * p.inputs;
+  const std::int64_t part = lanes_of_part(cut.outputs);
+  const std::int64_t apart = part + kApart;
+  float* copy = cut.copies ? workspace(unit.rows * apart) : nullptr;
+  for (std::int64_t lane = 0; lane < p.inputs; lane += part, src += part) {
+    const std::int64_t lanes = std::min(part, p.inputs - lane);
+    for (std::int64_t row = 0; row < unit.rows && copy; ++row) {
+      std::copy_n(src + row * p.inputs, lanes, copy + row * apart);
+    }
+    run_part(p, cut, buffers, unit, copy ? copy : src, copy ? apart : p.inputs, lane, lanes,
+             whole.data());
   }
 }
 
 void run(const LinearProblem& p, const Cut& cut, const Buffers& buffers) {
-  const std::int64_t groups = ceil_div(p.outputs, cut.group);
+  const std::int64_t spans = ceil_div(cut.outputs.groups(), cut.groups);
   const std::int64_t parts = ceil_div(p.rows, cut.rows);
-  parallel_units(groups * parts, cut.rows * p.inputs, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t work = cut.rows * p.inputs * cut.groups;
+  parallel_units(spans * parts, work, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t first = i / groups * cut.rows;
-      run_unit(p, cut, buffers, first, std::min(cut.rows, p.rows - first), i % groups * cut.group);
+      const std::int64_t row = i / spans * cut.rows, group = i % spans * cut.groups;
+      run_unit(p, cut, buffers,
+               {row, std::min(cut.rows, p.rows - row), group,
+                std::min(group + cut.groups, cut.outputs.groups())});
     }
   });
 }
@@ -118,12 +125,11 @@ void run(const LinearProblem& p, const Cut& cut, const Buffers& buffers) {
 }  // namespace
 
 std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
-  const Cut cut(p);
   if (p.rows == 0 || p.inputs == 0) return std::nullopt;
-  LinearPlan plan{
-      .weights_format = "linear by " + std::to_string(cut.group),
-      .pack = [group = cut.group](const at::Tensor& weight) { return pack(weight, group); },
-      .run = {}};
+  const Cut cut(p);
+  LinearPlan plan{.weights_format = "linear by " + std::to_string(cut.outputs.group()),
+                  .pack = [cut](const at::Tensor& weight) { return pack(weight, cut.outputs); },
+                  .run = {}};
   plan.run = [p, cut](const float* src, const void* weights, const float* bias, float* dst) {
     run(p, cut, {src, static_cast<const float*>(weights), bias, dst});
   };
@@ -134,8 +140,8 @@ std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
 // Its weights come in pieces, as oneDNN's do.
 double estimate_linear_direct(const LinearProblem& p) {
   constexpr double kFlops = 120e3, kBytes = 17e3;  // per microsecond
-  const std::int64_t group = Cut(p).group;
-  const auto weights = static_cast<double>(p.inputs * ceil_div(p.outputs, group) * group);
+  const auto weights =
+      static_cast<double>(PackedColumns{&kernels::kernels(), p.inputs, p.outputs}.floats());
   return std::max(2 * static_cast<double>(p.rows) * weights / kFlops, 4 * weights / kBytes);
 }
 

@@ -167,6 +167,17 @@ Prepared prepare(const Step& step, const Running& running) {
       }};
 }
 
+// Both products: each pair of a query and a key takes the lanes of a query and of a value.
+double flops(const Plan& plan, const Step& step) {
+  const auto dims = [&](std::size_t i) {
+    return plan.slots[step.reads.at(step.node->read(i))].dims;
+  };
+  const Dims query = dims(0), value = dims(2);
+  const std::int64_t keys = value[value.size() - 2];
+  return 2.0 * static_cast<double>(c10::multiply_integers(query) / query.back() * keys *
+                                   (query.back() + value.back()));
+}
+
 }  // namespace
 
 constinit const NodeKind nodes::attention = {
@@ -175,6 +186,7 @@ constinit const NodeKind nodes::attention = {
     .results = results,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kStrided}); },
     .prepare = prepare,
+    .flops = flops,
     .implementation = by_torch_blocked,
 };
 

@@ -1,10 +1,11 @@
 // Concats along channels. Where the operands are whole blocks of one image, they are made where
 // they belong, and nothing runs.
+#include "ops/concat.h"
+
 #include <ATen/ops/cat.h>
 
 #include "graph/nodes/boxed.h"
 #include "graph/rules.h"
-#include "ops/registered.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -23,12 +24,22 @@ Prepared prepare(const Step& step, const Running& running) {
     channels.push_back(running.plan.slots[srcs.back()].dims[1]);
   });
   const Slot dst = step.writes[0];
-  return {[&slot = running.plan.slots[dst], &tensors = running.tensors, srcs, channels, dst] {
-    std::vector<at::Tensor> operands;
-    for (const Slot src : srcs) operands.push_back(tensors[src]);
-    tensors[dst] = slot.is_blocked() ? concat_channels(operands, channels)
-                                     : in_format(at::cat(operands, 1), slot);
-  }};
+  const SlotPlan& slot = running.plan.slots[dst];
+  if (!slot.is_blocked()) {
+    return {[&tensors = running.tensors, srcs, dst] {
+      std::vector<at::Tensor> operands;
+      for (const Slot src : srcs) operands.push_back(tensors[src]);
+      at::cat_out(tensors[dst], operands, 1);
+    }};
+  }
+  return {[&tensors = running.tensors, srcs, channels, dst, total = slot.dims[1]] {
+            std::vector<Blocked> operands;
+            for (std::size_t i = 0; i < srcs.size(); ++i) {
+              operands.push_back({tensors[srcs[i]], channels[i]});
+            }
+            join_channels(operands, {tensors[dst], total});
+          },
+          true};
 }
 
 }  // namespace
@@ -36,6 +47,7 @@ Prepared prepare(const Step& step, const Running& running) {
 constinit const NodeKind nodes::concat = {
     .name = "concat",
     .takes = takes,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
     .joins_channels = true,
     .prepare = prepare,
     .implementation = by_aten_unless_blocked,

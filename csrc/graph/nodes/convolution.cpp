@@ -352,6 +352,13 @@ Prepared prepare(const Step& step, const Running& running) {
                        : prepare_alone(step, choice, running);
 }
 
+double flops(const Plan&, const Step& step) {
+  const ConvolutionProblem& p = choice_of(step).problem;
+  const Dims& pixels = p.transposed ? p.src_dims : p.dst_dims;  // where a whole kernel is applied
+  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
+         static_cast<double>(c10::multiply_integers(pixels) / pixels[1]);
+}
+
 std::string why(const Step& step) {
   const Choice& choice = choice_of(step);
   const char* gathers = choice.gather ? "; gathers its channels" : "";
@@ -378,6 +385,7 @@ constinit const NodeKind nodes::convolution = {
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = stored_over,
     .prepare = prepare,
+    .flops = flops,
     .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
     .why = why,
     .own = own,

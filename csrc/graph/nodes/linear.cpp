@@ -136,6 +136,11 @@ Prepared prepare(const Step& step, const Running& running) {
   return {run, loops_only};
 }
 
+double flops(const Plan&, const Step& step) {
+  const LinearProblem& p = choice_of(step).problem;
+  return 2.0 * static_cast<double>(p.rows * p.inputs * p.outputs);
+}
+
 std::string implementation(const Plan&, const Step& step) { return choice_of(step).implementation; }
 
 std::string why(const Step& step) {
@@ -159,6 +164,7 @@ constinit const NodeKind nodes::linear = {
     .plan = plan,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,
+    .flops = flops,
     .implementation = implementation,
     .why = why,
     .own = own,

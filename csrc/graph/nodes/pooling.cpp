@@ -4,6 +4,11 @@
 #include "ops/pooling.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/upsample_bicubic2d.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+#include <ATen/ops/upsample_nearest2d.h>
+#include <ATen/ops/upsample_nearest3d.h>
+#include <ATen/ops/upsample_trilinear3d.h>
 
 #include <array>
 #include <numeric>
@@ -15,11 +20,65 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Beside those with windows, which pooling_op knows.
-constexpr auto kResampling = std::to_array<std::string_view>(
-    {"aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::upsample_nearest1d",
-     "aten::upsample_linear1d", "aten::upsample_nearest2d", "aten::upsample_bilinear2d",
-     "aten::upsample_bicubic2d", "aten::upsample_nearest3d", "aten::upsample_trilinear3d"});
+// What ATen's resampling takes; a scale is none where the sizes say it.
+struct Resampling {
+  Dims sizes;  // of dst
+  bool align_corners;
+  std::array<std::optional<double>, 3> scales;
+};
+
+// Beside those with windows, which pooling_op knows. `into`: ATen's op into memory that is given.
+struct Resampler {
+  std::string_view name;
+  void (*into)(const at::Tensor& src, const Resampling& r, at::Tensor& dst);
+};
+constexpr auto kResamplers = std::to_array<Resampler>(
+    {{"aten::adaptive_avg_pool2d", nullptr},
+     {"aten::adaptive_avg_pool3d", nullptr},
+     {"aten::upsample_nearest1d", nullptr},
+     {"aten::upsample_linear1d", nullptr},
+     {"aten::upsample_nearest2d",
+      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
+        at::upsample_nearest2d_out(dst, src, r.sizes, r.scales[0], r.scales[1]);
+      }},
+     {"aten::upsample_bilinear2d",
+      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
+        at::upsample_bilinear2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
+      }},
+     {"aten::upsample_bicubic2d",
+      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
+        at::upsample_bicubic2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
+      }},
+     {"aten::upsample_nearest3d",
+      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
+        at::upsample_nearest3d_out(dst, src, r.sizes, r.scales[0], r.scales[1], r.scales[2]);
+      }},
+     {"aten::upsample_trilinear3d",
+      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
+        at::upsample_trilinear3d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1],
+                                     r.scales[2]);
+      }}});
+
+const Resampler* resampler(const Node& node) {
+  const auto* found = std::ranges::find(kResamplers, node.name, &Resampler::name);
+  return found == kResamplers.end() ? nullptr : found;
+}
+
+// (input, sizes or none, [align corners,] scales or none); nothing if it is another overload, or
+// one whose result ATen makes.
+std::optional<Resampling> resampling_of(const Node& node, const Dims& dst) {
+  const Resampler* row = resampler(node);
+  if (!row || !row->into || node.overload != "vec") return std::nullopt;
+  Resampling r{.sizes = Dims(dst.begin() + 2, dst.end()), .align_corners = false, .scales = {}};
+  const Argument& scales = node.arguments.back();
+  if (node.arguments.size() == 4) r.align_corners = node.arguments[2].constant().toBool();
+  if (is_none(scales)) return r;
+  if (!scales.is_constant() || !scales.constant().isDoubleList()) return std::nullopt;
+  const auto list = scales.constant().toDoubleVector();
+  if (list.size() != r.sizes.size()) return std::nullopt;
+  std::ranges::copy(list, r.scales.begin());
+  return r;
+}
 
 bool flag(const Node& node, std::int64_t index) {
   return index >= 0 && node.arguments[static_cast<std::size_t>(index)].constant().toBool();
@@ -132,7 +191,7 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
 // "aten::max_pool2d" of three dims is that of one image without a batch.
 bool takes(const Candidate& candidate) {
   const std::string& name = candidate.node.name;
-  const bool known = pooling_op(name) || std::ranges::find(kResampling, name) != kResampling.end();
+  const bool known = pooling_op(name) || resampler(candidate.node);
   if (!known || !candidate.reads_images()) return false;
   const std::int64_t spatial = name[name.size() - 2] - '0';
   return std::ssize(candidate.result().dims) == spatial + 2;
@@ -161,7 +220,11 @@ void plan(Planner& planner, const Node& node, Step& step) {
   if (name) step.choice = Choice{*problem, name};
 }
 
-bool fills(const Step& step, const SlotPlan&) { return step.choice.has_value(); }
+// In plain formats ATen makes a resampling's result.
+bool fills(const Step& step, const SlotPlan& dst) {
+  return step.choice.has_value() ||
+         (dst.format != kPlain && resampling_of(*step.node, dst.dims).has_value());
+}
 
 Prepared prepare(const Step& step, const Running& running) {
   const Slot dst = step.writes[0];
@@ -173,7 +236,16 @@ Prepared prepare(const Step& step, const Running& running) {
                       dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); };
     return {run, loops_only};
   }
-  if (!running.plan.slots[dst].is_blocked()) return prepare_call(step, running, {});
+  const SlotPlan& slot = running.plan.slots[dst];
+  if (fills(step, slot)) {
+    return {[&tensors = running.tensors, src = step.reads.begin()->second, dst,
+             r = *resampling_of(*step.node, slot.dims), blocked = slot.is_blocked(),
+             into = resampler(*step.node)->into] {
+      at::Tensor to = blocked ? as_images(tensors[dst]) : tensors[dst];
+      into(blocked ? as_images(tensors[src]) : tensors[src], r, to);
+    }};
+  }
+  if (!slot.is_blocked()) return prepare_call(step, running, {});
   const auto result = [](const at::Tensor& images, const SlotPlan& slot) {
     return from_images(images, slot.dims[0]);
   };
