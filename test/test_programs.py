@@ -120,7 +120,7 @@ NEARLY = {
     "another gate": lambda x: x * torch.sigmoid(1.702 * x),
     "a kink far away": lambda x: x.clamp(max=1e15).clamp(min=0),
     "rounding": lambda x: ((x + 12582912.0) - 12582912.0).clamp(min=0),
-    "not 0 at 0": lambda x: (x + 1).clamp(min=0),
+    "not 0 at 0": lambda x: (x * x + 1).clamp(max=2),
     "one side only": lambda x: torch.where(x > -1, x, 0.1 * x),
     "no value at -infinity": lambda x: (x + x.abs()) / 2,
     "zero for NaN": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),

@@ -85,8 +85,9 @@ struct Candidate {
 // Whether what a node makes may be in another format than plain.
 bool makes_images(const Node& node);
 
-// batch_norm.cpp: batch norms in inference become part of their neighbours' weights, or affine.
-void fold_batch_norms(Rewrite& rewrite);
+// scaling.cpp: batch norms in inference become part of their neighbours' weights, or affine;
+// products with constants per channel, and sums with them, become part of weights.
+void fold_scalings(Rewrite& rewrite);
 
 // views.cpp: reshapes to the dims of another value do not read it any more; these dims are known.
 void forget_examples(Rewrite& rewrite);

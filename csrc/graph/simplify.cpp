@@ -1,5 +1,7 @@
 // From the ops of the capture to what the library has kernels for: each kind of node takes the ops
 // that it is for, in the order of simplify() at the end.
+#include <ATen/ops/full.h>
+
 #include <array>
 #include <limits>
 #include <set>
@@ -45,6 +47,37 @@ void drop_identities(Graph& graph) {
     const Value from = node.output(), to = node.arguments[0].value();
     node.outputs.clear();
     replace(graph, from, to);
+  }
+  sweep(graph);
+}
+
+// Tensors of one number that a model makes as it runs, x.new_zeros(()) say, are constants.
+void fold_fills(Rewrite& rewrite) {
+  struct Fill {
+    std::string_view name;
+    std::size_t value_at;  // 0: `value`
+    double value;
+  };
+  static constexpr auto kFills = std::to_array<Fill>({{"aten::zeros", 0, 0},
+                                                      {"aten::ones", 0, 1},
+                                                      {"aten::new_zeros", 0, 0},
+                                                      {"aten::new_ones", 0, 1},
+                                                      {"aten::full", 1, 0},
+                                                      {"aten::new_full", 2, 0},
+                                                      {"aten::full_like", 1, 0},
+                                                      {"aten::zeros_like", 0, 0},
+                                                      {"aten::ones_like", 0, 1}});
+  Graph& graph = rewrite.graph;
+  for (Node& node : graph.nodes) {
+    const auto* fill = std::ranges::find(kFills, node.name, &Fill::name);
+    if (fill == kFills.end() || !node.overload.empty() || node.outputs.size() != 1) continue;
+    const auto& [dims, dtype] = rewrite.meta(node.output());
+    if (c10::multiply_integers(dims) != 1 || !at::isFloatingType(dtype)) continue;
+    if (fill->value_at > 0 && !is_real(node.arguments[fill->value_at])) continue;
+    const double value =
+        fill->value_at > 0 ? number(node.arguments[fill->value_at], 0) : fill->value;
+    graph.constants[node.output()] = at::full(dims, value, dtype);
+    node.outputs.clear();
   }
   sweep(graph);
 }
@@ -185,6 +218,7 @@ void fold_constants(Graph& graph) {
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   drop_identities(graph);
   Rewrite rewrite{graph, metas, weights};
+  fold_fills(rewrite);
   forget_examples(rewrite);
   recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) kind->find(rewrite);

@@ -1,7 +1,5 @@
 // x * scale + shift for each channel, with the activation that follows: batch norms that nothing
 // takes in, and products with constants.
-#include <ATen/ops/zeros_like.h>
-
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
 #include "graph/run.h"
@@ -11,33 +9,6 @@
 
 namespace torch_blocked::graph {
 namespace {
-
-// x * scale where scale is a constant per channel.
-void find_scalings(Rewrite& rewrite) {
-  Graph& graph = rewrite.graph;
-  for (Node& node : graph.nodes) {
-    if (node.name != "aten::mul" || node.overload != "Tensor") continue;
-    for (const std::size_t i : {0, 1}) {
-      const at::Tensor* scale = constant_of(graph, node.arguments[i]);
-      const Value src = node.arguments[1 - i].value();
-      if (!scale || src == kNone || graph.constants.contains(src)) continue;
-      const Meta& meta = rewrite.meta(src);
-      const auto rank = static_cast<std::int64_t>(meta.dims.size());
-      const bool images = rank >= 3 && rank <= 5 && meta.dtype == at::kFloat;
-      const std::int64_t own = scale->dim();  // [C, 1, 1] or [1, C, 1, 1]
-      if (!images || scale->scalar_type() != at::kFloat || own < rank - 1 || own > rank) continue;
-      if (scale->size(own - rank + 1) != meta.dims[1] || scale->numel() != meta.dims[1]) continue;
-      const at::Tensor flat = scale->flatten().clone();
-      node.become(nodes::affine, {{ValueRef{src}}}, Affine{flat, at::zeros_like(flat)});
-      break;
-    }
-  }
-}
-
-void find(Rewrite& rewrite) {
-  fold_batch_norms(rewrite);
-  find_scalings(rewrite);
-}
 
 void fuse(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
@@ -97,7 +68,7 @@ Prepared prepare(const Step& step, const Running& running) {
 
 constinit const NodeKind nodes::affine = {
     .name = "affine",
-    .find = find,
+    .find = fold_scalings,
     .fuse = fuse,
     .results = results,
     .prefers_blocks = true,

@@ -117,7 +117,52 @@ bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   return *reduced == spatial;
 }
 
+// The mean over the pixels of an image whose spatial dims a reshape has joined becomes one over
+// these dims.
+void find_flat_means(Rewrite& rewrite) {
+  Graph& graph = rewrite.graph;
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (node.name != "aten::mean" || node.overload != "dim" || node.read(0) == kNone) continue;
+    const Node* view = uses.maker[Uses::at(node.read(0))];
+    if (!view || !is_reshape(*view)) continue;
+    const Dims &flat = rewrite.meta(node.read(0)).dims, &dims = rewrite.meta(view->read(0)).dims;
+    const auto reduced = integers(node.arguments[1], 1);
+    const bool last = reduced == Dims{-1} || reduced == Dims{2};
+    const bool keeps_dims = node.arguments[2].constant().toBool();
+    if (flat.size() != 3 || dims.size() < 4 || dims.size() > 5 || !last || keeps_dims) continue;
+    if (dims[0] != flat[0] || dims[1] != flat[1]) continue;
+    std::vector<Argument> spatial;
+    for (std::int64_t dim = 2; dim < std::ssize(dims); ++dim) spatial.push_back({c10::IValue(dim)});
+    node.arguments[0] = view->arguments[0];
+    node.arguments[1] = {std::move(spatial)};
+  }
+}
+
+// An average over one window that is all of an image is a mean.
+void find_whole_windows(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) {
+    if (!is_any(node, {"aten::avg_pool2d", "aten::avg_pool3d"}) || node.read(0) == kNone) continue;
+    const PoolingOp* row = pooling_op(node.name);
+    const Dims& dims = rewrite.meta(node.read(0)).dims;
+    const std::size_t spatial = row->name.ends_with("2d") ? 2 : 3;
+    const auto kernel = integers(node.arguments[1], spatial);
+    const auto padding = integers(node.arguments[3], spatial);
+    if (dims.size() != spatial + 2 || kernel != Dims(dims.begin() + 2, dims.end())) continue;
+    if (padding != Dims(spatial, 0) ||
+        !is_none(node.arguments[static_cast<std::size_t>(row->divisor)])) {
+      continue;
+    }
+    node.name = spatial == 2 ? "aten::adaptive_avg_pool2d" : "aten::adaptive_avg_pool3d";
+    node.overload.clear();
+    node.arguments.resize(2);
+    node.arguments[1] = {std::vector<Argument>(spatial, Argument{c10::IValue(1)})};
+  }
+}
+
 void find_means(Rewrite& rewrite) {
+  find_flat_means(rewrite);
+  find_whole_windows(rewrite);
   auto& [graph, metas, weights] = rewrite;
   std::vector<Node> nodes;
   for (Node& node : graph.nodes) {
