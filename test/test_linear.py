@@ -87,9 +87,11 @@ def test_linear_layers_are_timed(tmp_path, monkeypatch):
     """Where two implementations take a layer, the file keeps which was faster."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, x = nn.Linear(64, 48).eval(), torch.randn(2, 64)
-    optimized = torch_blocked.optimize(model, x)
-    optimized.choice = "blocked"
-    (row,) = [line for line in optimized.plan().splitlines() if line.startswith("aten::linear")]
+    with threads(1):  # beside other tests two seldom have both cores, and nothing would be kept
+        optimized = torch_blocked.optimize(model, x)
+        optimized.choice = "blocked"
+        plan = optimized.plan()
+    (row,) = [line for line in plan.splitlines() if line.startswith("aten::linear")]
     assert "fastest alone" in row
     (file,) = tmp_path.rglob("tuning-*.tsv")
     (line,) = [

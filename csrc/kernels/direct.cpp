@@ -50,12 +50,14 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
 
 // The activation of a tile whose sums are stored already, and still in L1.
 [[gnu::noinline]] void activate_tile(const DirectTiles& t, float* dst, std::int64_t pixels) {
-  for (std::int64_t j = 0; j < t.vectors; ++j) {
-    float* to = dst + t.dst_offsets[static_cast<std::size_t>(j)];
-    for (std::int64_t i = 0; i < pixels; ++i, to += t.dst_step) {
-      activate(t.activation, Vec::loadu(to)).store(to);
+  with_function(t.activation, [&](const auto& function) {
+    for (std::int64_t j = 0; j < t.vectors; ++j) {
+      float* to = dst + t.dst_offsets[static_cast<std::size_t>(j)];
+      for (std::int64_t i = 0; i < pixels; ++i, to += t.dst_step) {
+        function(Vec::loadu(to)).store(to);
+      }
     }
-  }
+  });
 }
 
 // Sums to blocks narrower than a vector.

@@ -56,6 +56,20 @@ inline Vec scale_by_power(const Vec& x, const Vec& n) {
 #endif
 }
 
+// x / y to 2 units in the last place, for y that is no denormal and above 2^126 only if infinite. A
+// division takes as long as 8 to 16 FMAs.
+inline Vec quotient(const Vec& x, const Vec& y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512 guess = _mm512_rcp14_ps(y), one = _mm512_set1_ps(1.f);
+  // One step of Newton's method, but not from 1 / infinity, which is 0 already.
+  const __mmask16 finite = _mm512_cmp_ps_mask(guess, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  const __m512 error = _mm512_fnmadd_ps(y, guess, one);
+  return x * Vec(_mm512_mask_fmadd_ps(guess, finite, error, guess));
+#else
+  return x / y;
+#endif
+}
+
 using Index = at::vec::Vectorized<std::int32_t>;
 
 // Lane i is lane index[i] of x, or of `kept` lane i where index[i] is negative.

@@ -8,7 +8,7 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
 Vec opened(Gate gate, const Vec& x) {
-  if (gate == Gate::kSigmoid) return Vec(1.f) / (Vec(1.f) + exponential(x.neg()));
+  if (gate == Gate::kSigmoid) return quotient(Vec(1.f), Vec(1.f) + exponential(x.neg()));
   const Vec clamped = at::vec::minimum(at::vec::maximum(x + Vec(3.f), Vec(0.f)), Vec(6.f));
   return clamped * Vec(1.f / 6);
 }
