@@ -289,7 +289,9 @@ void bind_graph(py::module_& m) {
       .def_readonly("why", &graph::StepReport::why)
       .def_readonly("microseconds", &graph::StepReport::microseconds)
       .def_readonly("flops", &graph::StepReport::flops)
-      .def_readonly("bytes", &graph::StepReport::bytes);
+      .def_readonly("bytes", &graph::StepReport::bytes)
+      .def_readonly("pieces", &graph::StepReport::pieces)
+      .def_readonly("meets", &graph::StepReport::meets);
   // Kernels run without the GIL. Planning, too: for shapes it may ask ops that are written in
   // Python, which take the GIL again.
   const auto without_gil = [](auto method) {

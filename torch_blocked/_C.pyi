@@ -144,6 +144,8 @@ class StepReport:
     microseconds: float
     flops: float
     bytes: float
+    pieces: int
+    meets: bool
 
 class Compiled:
     by_ops: Callable[[Inputs], list[Tensor]]

@@ -214,15 +214,21 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   auto run = take(*entry);
   run->timed(inputs);
-  const std::vector<double> times = run->timed(inputs);
+  const std::vector<Run::Timed> times = run->timed(inputs);
   put_back(*entry, std::move(run));
   std::vector<StepReport> report;
   for (std::size_t i = 0; i < times.size(); ++i) {
     const Step& step = entry->plan.steps[i];
     const SlotPlan& dst = entry->plan.slots[step.writes[0]];
-    report.push_back({step.node ? step.node->name : step.kind->name, described(dst),
-                      step.kind->implementation(entry->plan, step), step.kind->why(step), times[i],
-                      step.kind->flops(entry->plan, step), bytes_of(entry->plan, step)});
+    report.push_back({.op = step.node ? step.node->name : step.kind->name,
+                      .output = described(dst),
+                      .implementation = step.kind->implementation(entry->plan, step),
+                      .why = step.kind->why(step),
+                      .microseconds = times[i].microseconds,
+                      .flops = step.kind->flops(entry->plan, step),
+                      .bytes = bytes_of(entry->plan, step),
+                      .pieces = times[i].pieces,
+                      .meets = times[i].meets});
   }
   return report;
 }

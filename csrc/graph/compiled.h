@@ -14,6 +14,8 @@ struct StepReport {
   std::string op, output, implementation, why;
   double microseconds;  // of this step in one run
   double flops, bytes;  // of its products; of what it reads and writes, weights left out
+  std::int64_t pieces;  // as of Run::Timed, and meets
+  bool meets;
 };
 
 class Compiled {

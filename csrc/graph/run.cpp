@@ -123,15 +123,16 @@ std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
   return outputs;
 }
 
-std::vector<double> Run::timed(const std::vector<Given>& inputs) {
+std::vector<Run::Timed> Run::timed(const std::vector<Given>& inputs) {
   const Below below;
   begin(inputs);
-  std::vector<double> times;
+  std::vector<Timed> times;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
+    take_most_pieces();
     const auto start = std::chrono::steady_clock::now();
     run_steps(i, i + 1);
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    times.push_back(time.count());
+    times.push_back({time.count(), take_most_pieces(), !steps_[i].loops_only});
   }
   end();
   return times;

@@ -44,8 +44,15 @@ class Run {
 
   // Inputs of the plan's dims and formats -> the values that the graph returns.
   std::map<Value, at::Tensor> operator()(const std::vector<Given>& inputs);
-  // The same with the time of each step in microseconds.
-  std::vector<double> timed(const std::vector<Given>& inputs);
+  // How a step ran. `pieces`: how many threads could have shared its largest loop; 0 where that is
+  // not ours to know. `meets`: threads wait for each other before and after it.
+  struct Timed {
+    double microseconds;
+    std::int64_t pieces;
+    bool meets;
+  };
+  // The same, step by step.
+  std::vector<Timed> timed(const std::vector<Given>& inputs);
   // Runs step by step and calls seen(step's index, value, its result as a plain tensor).
   using Seen = std::function<void(std::size_t, Value, const at::Tensor&)>;
   void watched(const std::vector<Given>& inputs, const Seen& seen);

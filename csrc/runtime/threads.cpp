@@ -101,6 +101,7 @@ struct Member {
 };
 
 thread_local Member* member = nullptr;
+thread_local std::int64_t most_pieces = 0;
 
 class TeamPieces final : public Pieces {
  public:
@@ -193,8 +194,9 @@ void share_units(std::int64_t units, std::int64_t unit_elements,
   if (units <= 0) return;
   const std::int64_t least =
       std::max<std::int64_t>(1, kLargeUnit / std::max<std::int64_t>(1, unit_elements));
-  const std::int64_t pieces =
-      std::clamp<std::int64_t>(units / least, 1, threads() * kPiecesPerThread);
+  const std::int64_t most = std::max<std::int64_t>(units / least, 1);
+  const std::int64_t pieces = std::min<std::int64_t>(most, threads() * kPiecesPerThread);
+  most_pieces = std::max(most_pieces, most);
   if (member) return share(*member, units, pieces, body);
   if (threads() > 1 && pieces > 1) {
     return on_all_threads([&] { share(*member, units, pieces, body); });
@@ -202,6 +204,8 @@ void share_units(std::int64_t units, std::int64_t unit_elements,
   OnePiece all(units);
   body(all);
 }
+
+std::int64_t take_most_pieces() { return std::exchange(most_pieces, 0); }
 
 void on_all_threads(c10::function_ref<void()> walk) {
   const int count = threads();

@@ -31,6 +31,10 @@ void share_units(std::int64_t units, std::int64_t unit_elements,
                  c10::function_ref<void(Pieces&)> body);
 inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is worth a piece
 
+// Into how many pieces the largest loop of this thread since the last call could be cut: no more
+// threads than these would have had something to do. 0: there was none.
+std::int64_t take_most_pieces();
+
 // Calls body(begin, end) on parts of [0, units).
 template <typename Body>
 void parallel_units(std::int64_t units, std::int64_t unit_elements, Body&& body) {

@@ -1,0 +1,100 @@
+"""How an optimized model should scale to machines with more cores, from what is measured here.
+
+    python benchmarks/scaling.py resnet50 mobilenet_v2 --bandwidth 300
+
+Every step is measured on one thread. On p cores it takes
+
+    max(time / min(p, pieces), bytes / bandwidth) + waiting
+
+pieces: into how many its largest loop can be cut; bytes: of its activations and weights, where
+they come from memory (activations above --cache MiB); waiting: SYNC_US log2(p) where threads go on
+to the next step together, MEET_US log2(p) where all of them meet before and after, as in oneDNN's
+and ATen's. The prediction for the threads of this machine stands beside its measurement. Assumed:
+cores of this kind and clock, one NUMA node, bandwidth that all cores share. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import dataclass
+
+import torch
+
+import torch_blocked
+from torch_blocked.bench import models
+from torch_blocked.bench.arguments import numbers, positive
+from torch_blocked.bench.measure import on_threads, time_interleaved
+from torch_blocked.text_table import markdown
+
+SYNC_US, MEET_US = 0.5, 3.0
+
+
+@dataclass(frozen=True)
+class Step:
+    microseconds: float  # on one thread
+    bytes: float
+    pieces: int  # 0: as many as there are threads
+    meets: bool
+
+    def on(self, cores: int, bytes_per_us: float, cache: float) -> float:
+        shared = min(cores, self.pieces) if self.pieces else cores
+        moved = self.bytes / bytes_per_us if self.bytes > cache else 0.0
+        waiting = (MEET_US if self.meets else SYNC_US) * math.log2(cores)
+        return max(self.microseconds / shared, moved) + waiting
+
+
+def steps_of(optimized: torch.nn.Module, input: torch.Tensor, runs: int = 15) -> list[Step]:
+    """Each with its best time of several runs."""
+    call = optimized._call((input,), {})
+    compiled = optimized._find(call).compiled
+    reports = [compiled.report(call.inputs) for _ in range(runs)]
+    return [
+        Step(min(each.microseconds for each in row), row[0].bytes, row[0].pieces, row[0].meets)
+        for row in zip(*reports, strict=True)
+    ]
+
+
+def milliseconds(model: models.Model, threads: int) -> tuple[float, list[Step]]:
+    """Of a call on so many threads, and the steps of its plan."""
+    input = model.random_input(1)
+    with on_threads(threads), torch.no_grad():
+        optimized = torch_blocked.optimize(model.module, input)
+        timing = time_interleaved({"": lambda: optimized(input)}, rounds=9)[""]
+        return timing.min_ms, steps_of(optimized, input)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="as of bench models")
+    parser.add_argument("--cores", type=numbers, default=[16, 32, 96])
+    parser.add_argument("--bandwidth", type=float, default=300.0, help="of the machine, GB/s")
+    parser.add_argument("--cache", type=positive, default=32, help="MiB that L3 holds of a step")
+    args = parser.parse_args()
+    here = torch.get_num_threads()
+    rows = []
+    for name in args.models:
+        model = models.load(name)
+        alone, steps = milliseconds(model, 1)
+        measured, _ = milliseconds(model, here)
+
+        def predicted(cores: int, steps: list[Step] = steps) -> float:
+            times = [each.on(cores, args.bandwidth * 1e3, args.cache * 2**20) for each in steps]
+            return sum(times) / 1e3
+
+        rows.append(
+            [
+                name,
+                f"{alone:.2f}",
+                f"{measured:.2f}",
+                f"{predicted(here):.2f}",
+                *(f"{predicted(p):.2f} ({alone / predicted(p):.1f}x)" for p in args.cores),
+            ]
+        )
+    header = ["model, ms", "1 thread", f"{here} threads", "predicted", *map(str, args.cores)]
+    print(markdown(header, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
