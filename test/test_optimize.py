@@ -326,6 +326,26 @@ def test_concat(growth, batch):
     assert_exact(model, blocked(model, x, tune=True), x)
 
 
+class Nested(nn.Module):
+    """A concat of concats, as Inception has them: all four convolutions may write into the last."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(channels, channels, 1) for _ in range(5))
+
+    def forward(self, x):
+        a, b, c, d, e = (layer(x) for layer in self.layers)
+        return torch.cat((a, torch.cat((b, torch.cat((c, d), 1)), 1), e), 1) * 2
+
+
+@pytest.mark.parametrize("channels", [16, 12])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_concat_of_concats(channels, batch):
+    model = randomized(Nested(channels))
+    x = torch.randn(batch, channels, 6, 5)
+    assert_exact(model, blocked(model, x, tune=True), x)
+
+
 class Odd(nn.Module):
     """What no kernel of ours does, views, several and nested outputs, a constant, in-place ops."""
 

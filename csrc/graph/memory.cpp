@@ -96,19 +96,20 @@ class MemoryPlanner {
       operands.push_back(slot);
     });
     if (!fits) return;
-    if (continues(operands)) {  // as they lie in the dst of a later, longer concat
-      adopt(step.writes[0], root_[operands[0]], shift_[operands[0]]);
+    const Slot to = step.writes[0];
+    if (root_[to] == to && continues(operands)) {  // as they lie in the dst of a longer concat
+      adopt(to, root_[operands[0]], shift_[operands[0]]);
     } else if (have_their_own(operands)) {
-      std::int64_t shift = 0;
+      std::int64_t shift = shift_[to];  // in the dst of a later concat, or 0
       for (const Slot slot : operands) {
         const Slot whole = root_[slot];
-        adopt(whole, step.writes[0], shift);
+        adopt(whole, root_[to], shift);
         shift += result_.slots[whole].bytes;
       }
     } else {
       return;
     }
-    result_.slots[step.writes[0]].in_arena = true;
+    result_.slots[to].in_arena = true;
     result_.copies[i] = false;
   }
 
