@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torch_blocked import _C
 from torch_blocked.capture import CaptureError
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
@@ -86,10 +88,9 @@ def _optimized(
         if dtype is not None:
             raise
         return _in_parts(model, args, kwargs, error)
-    if verify:
-        _verify(optimized)
+    warm = _verify(optimized) if verify else None
     if optimized.choice == "blocked" and tune:
-        if _is_slower(optimized, model, args, kwargs, warm=verify):
+        if _is_slower(optimized, model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
     return optimized
 
@@ -118,43 +119,60 @@ def _is_of_torch(hook: object) -> bool:
     return bool(module.startswith("torch."))
 
 
-def _verify(optimized: OptimizedModule) -> None:
-    """Compares with the model on the example and at other sizes, if the model takes these."""
-    model, (args, kwargs) = optimized._model, optimized._example
-    form = optimized._forms[0]
+def _verify(optimized: OptimizedModule) -> tuple[float, float] | None:
+    """Compares with the model on the example and, if the model takes these, at other sizes.
+
+    Returns the seconds that the plan and the model took for the example."""
+    form, example = optimized._forms[0], optimized._example
     if form.captured.is_random():
-        return
-    for case in ((args, kwargs), others_like((args, kwargs))):
-        try:
-            with (
-                torch.no_grad(),
-                unchanged(model) if form.captured.notice else contextlib.nullcontext(),
-            ):
-                expected = model(*dense(case)[0], **dense(case)[1])
-        except Exception:
-            continue  # no such size for this model
-        call = optimized._call(*case)
-        is_example = case[0] is args
-        if not is_example and not form.compiled.covers(call.inputs):
+        return None
+    times = _compare(optimized, example, form.compiled)
+    for case in others_like(example) if optimized.choice == "blocked" else ():
+        if not form.compiled.covers(optimized._call(*case).inputs):
             continue  # captured when it comes
-        run = form.compiled if is_example else form.compiled.by_estimates
-        result = optimized._results(form.captured, run(call.inputs))
-        tolerance = TOLERANCE
-        if optimized._dtype is not None:
-            by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
-            tolerance = tolerance_beside(expected, by_ops)
-        what = difference(expected, result, tolerance)
-        if what:
-            step = form.compiled.first_difference(call.inputs, tolerance)
-            optimized._choose("model", f"results differed: {what}")
-            warnings.warn(
-                f"torch_blocked::optimize: the optimized model differed from the model for "
-                f"{named(call.inputs.metas, call.signature)}: {what}; first at "
-                f"{step or 'the capture'}. The model itself runs on. Please report this with the "
-                "model, it is a defect of torch_blocked",
-                stacklevel=3,
-            )
-            return
+        if _compare(optimized, case, form.compiled.by_estimates):
+            break
+    return times
+
+
+def _compare(
+    optimized: OptimizedModule,
+    case: tuple[tuple[Any, ...], dict[str, Any]],
+    run: Callable[[_C.Inputs], list[Tensor]],
+) -> tuple[float, float] | None:
+    """Compares `run` with the model on one case; where they differ, the model runs from now on.
+
+    Returns the seconds that each took; None if the model raises an error for these arguments."""
+    model, form = optimized._model, optimized._forms[0]
+    args, kwargs = dense(case)
+    keep = unchanged(model) if form.captured.notice else contextlib.nullcontext()
+    start = time.perf_counter()
+    try:
+        with torch.no_grad(), keep:
+            expected = model(*args, **kwargs)
+    except Exception:
+        return None
+    model_seconds = time.perf_counter() - start
+    call = optimized._call(*case)
+    start = time.perf_counter()
+    result = optimized._results(form.captured, run(call.inputs))
+    seconds = time.perf_counter() - start
+    tolerance = TOLERANCE
+    if optimized._dtype is not None:
+        by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
+        tolerance = tolerance_beside(expected, by_ops)
+    what = difference(expected, result, tolerance)
+    if what:
+        step = form.compiled.first_difference(call.inputs, tolerance)
+        optimized._choose("model", f"results differed: {what}")
+        warnings.warn(
+            f"torch_blocked::optimize: the optimized model differed from the model for "
+            f"{named(call.inputs.metas, call.signature)}: {what}; first at "
+            f"{step or 'the capture'}. The model itself runs on. Please report this with the "
+            "model, it is a defect of torch_blocked",
+            stacklevel=5,
+        )
+    return seconds, model_seconds
 
 
 def _in_parts(
@@ -175,11 +193,11 @@ def _is_slower(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     *,
-    warm: bool = False,
+    warm: tuple[float, float] | None = None,
 ) -> bool:
     """Whether the rival wins most of seven rounds, or of fewer where it is clear. They run in turn,
-    so that noise meets both. warm: both ran before."""
-    own, others = [], []
+    so that noise meets both. warm: the seconds that both took for the same just now."""
+    own, others = ([warm[0]], [warm[1]]) if warm else ([], [])
     kwargs = kwargs or {}
     with torch.no_grad():
         for each in () if warm else (model, rival):

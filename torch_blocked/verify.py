@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,19 +77,26 @@ def _infinite(value: Tensor) -> Tensor:
     return torch.where(value.isinf(), value.sign() if not value.is_complex() else 1, 0)
 
 
-def others_like(value: Any) -> Any:
+def others_like(value: Any) -> list[Any]:
     """Tensors of other sizes, with values of these repeated: one more in the batch, and images of
-    other sizes. Names and numbers stay."""
-    return pytree.tree_map_only(Tensor, _of_other_sizes, value)
+    half the size, or, where a model does not take those, of one that is 64 less or 32 more. Names
+    and numbers stay."""
+    return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
 
 
-def _of_other_sizes(value: Tensor) -> Tensor:
+_SIZES: tuple[Callable[[int], int], ...] = (
+    lambda size: size // 2 if size >= 16 else size + 32,
+    lambda size: size - 64 if size > 128 else size + 32,
+)
+
+
+def _resized(size_of: Callable[[int], int], value: Tensor) -> Tensor:
     if isinstance(value, BlockedTensor):
-        return to_blocked(_of_other_sizes(value.to_dense()), value.format)
+        return to_blocked(_resized(size_of, value.to_dense()), value.format)
     for dim, size in enumerate(value.shape):
         is_batch, is_image = dim == 0 and value.dim() > 1, dim > 1 and value.dim() > 2
         if size == 0 or not (is_batch or is_image):
             continue
-        other = size + 1 if is_batch else size - 64 if size > 128 else size + 32
+        other = size + 1 if is_batch else size_of(size)
         value = value.index_select(dim, torch.arange(other) % size)
     return value
