@@ -81,7 +81,8 @@ py::list calls_of(const graph::Recorder& recorder) {
   for (const graph::Node& node : recorder.nodes()) {
     py::list arguments;
     for (const Argument& argument : node.arguments) arguments.append(object_of(argument));
-    calls.append(py::make_tuple(node.name, node.overload, arguments, node.outputs));
+    calls.append(py::make_tuple(node.name, node.overload, arguments, node.outputs,
+                                node.origin.module, node.origin.line));
   }
   return calls;
 }
@@ -90,7 +91,9 @@ graph::Node node_of(const py::handle& object) {
   graph::Node node{.name = object.attr("name").cast<std::string>(),
                    .overload = object.attr("overload").cast<std::string>(),
                    .arguments = {},
-                   .outputs = object.attr("outputs").cast<std::vector<graph::Value>>()};
+                   .outputs = object.attr("outputs").cast<std::vector<graph::Value>>(),
+                   .origin = {.module = object.attr("module").cast<std::string>(),
+                              .line = object.attr("line").cast<std::string>()}};
   for (const py::handle& argument : object.attr("arguments")) {
     node.arguments.push_back(argument_of(argument));
   }
@@ -175,17 +178,24 @@ void change_class(const at::Tensor& tensor, const py::object& from, const py::ob
   if (py::type::handle_of(object).is(from)) object.attr("__class__") = to;
 }
 
-// `watched` is the class of tensors whose sizes Python cannot ask for unnoticed.
+// `watched` is the class of tensors whose sizes Python cannot ask for unnoticed; where() returns
+// the path of the module that runs, and the user's line.
 std::unique_ptr<graph::Recorder> make_recorder(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& state,
-                                               const py::object& watched) {
+                                               const py::object& watched,
+                                               const py::function& where) {
   const py::object plain = py::module_::import("torch").attr("Tensor");
   for (const at::Tensor& input : inputs) change_class(input, plain, watched);
-  return std::make_unique<graph::Recorder>(inputs, state,
-                                           [plain, watched](const at::Tensor& tensor) {
-                                             const py::gil_scoped_acquire gil;
-                                             change_class(tensor, plain, watched);
-                                           });
+  const auto on_result = [plain, watched](const at::Tensor& tensor) {
+    const py::gil_scoped_acquire gil;
+    change_class(tensor, plain, watched);
+  };
+  const auto origin = [where] {
+    const py::gil_scoped_acquire gil;
+    const auto [module, line] = where().cast<std::pair<std::string, std::string>>();
+    return graph::Origin{module, line};
+  };
+  return std::make_unique<graph::Recorder>(inputs, state, on_result, origin);
 }
 
 void stop(graph::Recorder& recorder, const py::object& watched) {
@@ -287,6 +297,9 @@ void bind_graph(py::module_& m) {
       .def_readonly("output", &graph::StepReport::output)
       .def_readonly("implementation", &graph::StepReport::implementation)
       .def_readonly("why", &graph::StepReport::why)
+      .def_property_readonly("module",
+                             [](const graph::StepReport& step) { return step.origin.module; })
+      .def_property_readonly("line", [](const graph::StepReport& step) { return step.origin.line; })
       .def_readonly("microseconds", &graph::StepReport::microseconds)
       .def_readonly("flops", &graph::StepReport::flops)
       .def_readonly("bytes", &graph::StepReport::bytes)

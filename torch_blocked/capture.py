@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, structure
+from torch_blocked import _C, module_paths, structure
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
@@ -60,6 +60,9 @@ class Node:
     overload: str
     arguments: list
     outputs: list[int]
+    # Where the model calls it (module_paths.py): the path of the module, and the user's line.
+    module: str = field(default="", compare=False)
+    line: str = field(default="", compare=False)
 
 
 @dataclass
@@ -195,10 +198,12 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     args, kwargs = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))  # each of its own
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     metas = [(list(each.shape), each.dtype) for each in leaves]
-    recorder = _C.Recorder(leaves, [*model.parameters(), *model.buffers()], WatchedTensor)
+    state = [*model.parameters(), *model.buffers()]
+    recorder = _C.Recorder(leaves, state, WatchedTensor, module_paths.place)
     recorder.start()
     try:
-        with Watch(recorder.ask) as watch, FreeQuestions():
+        paths = module_paths.known(), module_paths.from_here()
+        with Watch(recorder.ask) as watch, FreeQuestions(), paths[0], paths[1]:
             results = model(*args, **kwargs)
     finally:
         recorder.stop(WatchedTensor)
@@ -300,6 +305,8 @@ def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     if not _substitutable(program.graph):
         program = program.run_decompositions({})
     captured = _lower(program)
+    for each in captured.nodes:  # seen from `wrapped`
+        each.module = each.module.removeprefix("model").removeprefix(".")
     captured.fixed_sizes = True
     captured.blocked, captured.out_spec = told.blocked, told.spec
     captured.lifted = _lifted(model, captured.constants)
@@ -519,7 +526,9 @@ class _Lowering:
         example = node.meta.get("val")
         many = isinstance(example, (list, tuple))
         outputs = [self.new_value() for _ in (example if many else [example])]
-        self.result.nodes.append(Node(name, overload, arguments, outputs))
+        module = module_paths.of_node(node.meta.get("nn_module_stack"))
+        line = module_paths.line_of_node(node.meta.get("stack_trace"))
+        self.result.nodes.append(Node(name, overload, arguments, outputs, module, line))
         self.values[node] = outputs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_blocked import _C, structure
+from torch_blocked import _C, module_paths, structure
 from torch_blocked.capture import CaptureError
 from torch_blocked.optimized_module import (
     OptimizedModule,
@@ -43,7 +43,19 @@ class _WithParameters(nn.Module):
             getattr(self, f"bound{i}") if i in self.positions else next(free)
             for i in range(self.count)
         ]
+        if _C.Recorder.is_running():
+            return _Located(self.graph).run(*values)
         return self.graph(*values)
+
+
+class _Located(fx.Interpreter):
+    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        path = module_paths.of_node(n.meta.get("nn_module_stack"))
+        line = module_paths.line_of_node(n.meta.get("stack_trace"))
+        with module_paths.entered(path, line):
+            return super().run_node(n)
 
 
 class OptimizedParts(nn.Module):

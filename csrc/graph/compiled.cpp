@@ -29,6 +29,18 @@ std::string described(const SlotPlan& slot) {
   return text((slot.format == kStrided ? kPlain : slot.format).name(ndims), " ", slot.dims);
 }
 
+// A step between nodes is there for the one that reads what it writes; for none if the graph
+// returns that.
+Origin origin_of(const Plan& plan, std::size_t i) {
+  const Step& step = plan.steps[i];
+  if (step.node) return step.node->origin;
+  const auto reads = [&](const auto& each) { return each.second == step.writes[0]; };
+  for (std::size_t later = i + 1; later < plan.steps.size(); ++later) {
+    if (std::ranges::any_of(plan.steps[later].reads, reads)) return origin_of(plan, later);
+  }
+  return {};
+}
+
 double bytes_of(const Plan& plan, const Step& step) {
   double bytes = 0;
   const auto add = [&](Slot slot) {
@@ -224,6 +236,7 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
                       .output = described(dst),
                       .implementation = step.kind->implementation(entry->plan, step),
                       .why = step.kind->why(step),
+                      .origin = origin_of(entry->plan, i),
                       .microseconds = times[i].microseconds,
                       .flops = step.kind->flops(entry->plan, step),
                       .bytes = bytes_of(entry->plan, step),

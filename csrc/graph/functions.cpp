@@ -200,6 +200,7 @@ std::optional<Recognized> recognize_before(const Rewrite& rewrite, const Regions
       if (auto found = program ? recognize(*program) : std::nullopt) {
         found->arguments[0] = {ValueRef{src}};
         found->outputs = last.outputs;
+        found->origin = last.origin;
         best = {*std::move(found), region->nodes};
       }
     }

@@ -46,6 +46,12 @@ struct Argument {
   const c10::IValue& constant() const { return std::get<c10::IValue>(held); }
 };
 
+// Where in the model an op was called.
+struct Origin {
+  std::string module;  // the path of the module, "layer1.0.conv2"; empty: the model itself
+  std::string line;    // of the code outside of torch that led there, "model.py:12"; empty: unknown
+};
+
 struct NodeKind;  // node_kind.h
 namespace nodes {
 extern const NodeKind boxed;  // anything: an op called through the dispatcher on plain tensors
@@ -57,6 +63,7 @@ struct Node {
   std::vector<Value> outputs;
   const NodeKind* kind = &nodes::boxed;
   std::any held = {};  // what more the kind says of this node: weights, sizes, an epilogue
+  Origin origin = {};  // stays where it is when neighbours are fused into the node
 
   Value output() const { return outputs[0]; }
   // An argument that is a value; kNone if it is something else, or there are fewer.

@@ -122,8 +122,8 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
 }  // namespace
 
 Recorder::Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
-                   OnResult on_result)
-    : on_result_(std::move(on_result)) {
+                   OnResult on_result, Where where)
+    : on_result_(std::move(on_result)), where_(std::move(where)) {
   for (const at::Tensor& input : inputs) {
     new_value(input);
     given_.insert(input.unsafeGetTensorImpl());
@@ -220,8 +220,11 @@ void Recorder::leave(const at::RecordFunction& function) {
 
 void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IValue> inputs) {
   const auto schema = *function.operator_schema();
-  Node node{
-      .name = schema.name(), .overload = schema.overload_name(), .arguments = {}, .outputs = {}};
+  Node node{.name = schema.name(),
+            .overload = schema.overload_name(),
+            .arguments = {},
+            .outputs = {},
+            .origin = where_()};
   // at::autocast::is_autocast_enabled(at::kCPU), whose header includes those of all ops.
   if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU))
     refuse("autocast changes types unseen");
@@ -384,6 +387,7 @@ void Recorder::note_write(const at::Tensor& tensor, Value written) {
 // Adds a node; returns the value of its first result.
 Value Recorder::emit(Node node, const std::vector<Meta>& results) {
   const Value first = count_;
+  if (!nodes_.empty()) node.origin = nodes_.back().origin;  // the op's that asked for it
   for (const Meta& result : results) {
     node.outputs.push_back(count_);
     metas_[count_++] = result;

@@ -31,8 +31,11 @@ class Recorder {
   // Hears of each tensor that an op has made, before anyone else does.
   using OnResult = std::function<void(const at::Tensor&)>;
 
+  // Says where the op that begins was called.
+  using Where = std::function<Origin()>;
+
   Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
-           OnResult on_result);
+           OnResult on_result, Where where);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder() { stop(); }
@@ -126,6 +129,7 @@ class Recorder {
   std::unordered_set<const c10::StorageImpl*> state_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // and what was there before
   OnResult on_result_;
+  Where where_;
   Value count_ = 0;
   int depth_ = 0;
   bool has_fixed_sizes_ = false, wrote_state_ = false;

@@ -109,6 +109,7 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
     return false;
   }
   reader->name = joined_name(node.name, *reader);
+  reader->origin = node.origin;
   reader->become(nodes::convolution, with_residual(node.read(0), residual), std::move(fused));
   node.outputs.clear();
   return true;

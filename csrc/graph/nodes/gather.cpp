@@ -114,6 +114,7 @@ class Finder {
       for (Value& value : node.outputs) {
         auto gather = needed[at(value)] ? gather_of(value) : std::nullopt;
         if (!gather) continue;
+        gather->origin = node.origin;
         nodes.push_back(std::move(*gather));
         metas_.push_back(metas_[at(value)]);
         value = graph_.values++;  // the op itself stays, with results that nobody reads

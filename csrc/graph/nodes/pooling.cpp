@@ -178,7 +178,8 @@ void find_means(Rewrite& rewrite) {
         .name = pooled.dims.size() == 4 ? "aten::adaptive_avg_pool2d" : "aten::adaptive_avg_pool3d",
         .overload = {},
         .arguments = {src, {ones}},
-        .outputs = node.outputs};
+        .outputs = node.outputs,
+        .origin = node.origin};
     const bool keeps_dims = node.arguments[2].constant().toBool();
     if (!keeps_dims) {
       pool.outputs = {graph.values++};

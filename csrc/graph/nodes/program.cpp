@@ -109,8 +109,11 @@ std::optional<Node> program_of(const Rewrite& rewrite, Region region) {
   auto instructions = result ? computation.compiled(*result) : std::nullopt;
   if (!instructions) return std::nullopt;
   program.instructions = *std::move(instructions);
-  Node node{
-      .name = name_of(region), .overload = last.overload, .arguments = {}, .outputs = last.outputs};
+  Node node{.name = name_of(region),
+            .overload = last.overload,
+            .arguments = {},
+            .outputs = last.outputs,
+            .origin = last.origin};
   node.become(nodes::program, std::move(reads), std::move(program));
   return node;
 }

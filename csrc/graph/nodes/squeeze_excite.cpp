@@ -176,6 +176,7 @@ void fuse_epilogues(Rewrite& rewrite, const Uses& uses) {
       continue;
     }
     reader->name = joined_name(node.name, *reader);
+    reader->origin = node.origin;
     reader->become(nodes::squeeze_excite, with_residual(node.read(0), residual), std::move(fused));
     node.outputs.clear();
   }

@@ -1,0 +1,169 @@
+"""Which module of a model runs, by its path in the model: "layer1.0.conv2".
+
+Known only while somebody asks (a profile, strict mode, a capture): then torch's hooks for all
+modules are installed; else nothing is. The outermost module that a thread calls is the model, whose
+own path is empty. A module that runs a second time within one call of the model is called as torch
+calls it, "conv@1", and the third time "conv@2"."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+# Code in these folders is not the user's.
+_NOT_THE_USERS = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__)
+)
+# What Dynamo puts before the path of a module: "L['self'].layer1".
+_PREFIX = re.compile(r"^L\['\w+'\]\.?")
+# What torch.compile calls the module that it wraps.
+_COMPILED = "_orig_mod"
+
+
+class _Running(threading.local):
+    """The modules that this thread is in, the model first, with their paths and what they are shown
+    as; and how often each path was called since the model was."""
+
+    def __init__(self) -> None:
+        self.modules: list[tuple[nn.Module, str, str]] = []
+        self.calls: Counter[str] = Counter()
+
+
+_running = _Running()
+_lock = threading.Lock()
+_askers = 0
+_handles: list[Any] = []
+
+
+@contextmanager
+def from_here() -> Iterator[None]:
+    """Paths of what this thread calls inside begin anew: the next module is a model."""
+    before = _running.modules, _running.calls
+    _running.modules, _running.calls = [], Counter()
+    try:
+        yield
+    finally:
+        _running.modules, _running.calls = before
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """While it lasts, current() tells the path of what runs, in every thread. A model that runs
+    already when it begins stays unknown."""
+    global _askers
+    with _lock:
+        _askers += 1
+        if _askers == 1:
+            _handles.append(hooks.register_module_forward_pre_hook(_enter))
+            _handles.append(hooks.register_module_forward_hook(_leave, always_call=True))
+    try:
+        yield
+    finally:
+        with _lock:
+            _askers -= 1
+            while not _askers and _handles:
+                _handles.pop().remove()
+
+
+def current() -> str:
+    """The path of the module that this thread runs; "" in the model itself, and outside of it."""
+    return _running.modules[-1][2] if _running.modules else ""
+
+
+class _Place(nn.Module):
+    """Stands for a module whose code runs without it."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self.line = line
+
+
+@contextmanager
+def entered(path: str, line: str) -> Iterator[None]:
+    """Lets place() be this, for code that was taken out of its module."""
+    stack = _running.modules
+    stack.append((_Place(line), path, path))
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def user_line() -> str:
+    """The line of code outside of torch and of this package that runs: "model.py:12", with the
+    file's whole path; "" if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def place() -> tuple[str, str]:
+    """current() and user_line(), or what entered() says."""
+    told = _running.modules[-1][0] if _running.modules else None
+    return current(), told.line if isinstance(told, _Place) else user_line()
+
+
+def of_node(stack: dict[str, tuple[str, Any]] | None) -> str:
+    """The path that a node of torch.export or torch.compile says in its "nn_module_stack"."""
+    if not stack:
+        return ""
+    key, (path, _) = next(reversed(stack.items()))
+    _, again, count = key.partition("@")
+    return _PREFIX.sub("", path) + again + count
+
+
+def line_of_node(trace: str | None) -> str:
+    """As user_line(), of the "stack_trace" of such a node."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', trace or "")
+    own = [each for each in lines if not each[0].startswith(_NOT_THE_USERS)]
+    return ":".join(own[-1]) if own else ""
+
+
+def _enter(module: nn.Module, _inputs: Any) -> None:
+    stack = _running.modules
+    if not stack:
+        _running.calls.clear()
+        stack.append((module, "", ""))
+        return
+    path = _path_of(module)
+    if path is None:
+        stack.append((module, *stack[-1][1:]))
+        return
+    count = _running.calls[path]
+    _running.calls[path] += 1
+    stack.append((module, path, f"{path}@{count}" if count else path))
+
+
+def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
+    stack = _running.modules
+    # One that entered before known() began is not here, and those above it never left: a hook
+    # raised.
+    if any(each is module for each, _, _ in stack):
+        while stack.pop()[0] is not module:
+            pass
+
+
+def _path_of(module: nn.Module) -> str | None:
+    """From the module that calls it, if it is a part of that; else from the model. None if it is no
+    part of either, or torch.compile's wrapper of the caller: then it counts as the caller."""
+    stack = _running.modules
+    (caller, path, _), (model, _, _) = stack[-1], stack[0]
+    for name, child in caller._modules.items():
+        if child is module:
+            return f"{path}.{name}".strip(".") if name != _COMPILED else None
+    for parent, before in ((caller, path), (model, "")):
+        for name, each in parent.named_modules():
+            if each is module and name:
+                return f"{before}.{name.removeprefix(_COMPILED + '.')}".strip(".")
+    return None
