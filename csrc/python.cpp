@@ -18,12 +18,13 @@
 #include <vector>
 
 #include "kernels/fma_peak.h"
+#include "ops/blocked_forms.h"
 #include "ops/implementations.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace py = pybind11;
 
@@ -161,6 +162,18 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "last_implementation", [](const std::string& of) { return family(of).last(); },
       py::arg("family"), "what this thread's last problem of the family ran by, or \"none\"");
+  m.def("register_blocked_form", &register_blocked_form, py::arg("op"), py::arg("blocked"),
+        "As the function of the same name in the public headers.");
+  m.def(
+      "check_blocked_form", &check_blocked_form, py::arg("op"), py::arg("blocked"),
+      "Raises ValueError for what register_blocked_form takes and would refuse at the first use.");
+  m.def(
+      "blocked_form",
+      [](const std::string& name, const std::string& overload) -> std::optional<std::string> {
+        const auto form = blocked_form({name, overload});
+        return form ? std::optional(toString(*form)) : std::nullopt;
+      },
+      py::arg("name"), py::arg("overload"), "the op that another library registered, or None");
   m.def("fingerprint", &fingerprint, "what measured times depend on, but for the CPU");
   m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
   isa();  // fixes the limits, and refuses a bad one, at import

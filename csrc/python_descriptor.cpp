@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "format/activation.h"
-#include "format/descriptor.h"
 #include "format/errors.h"
-#include "format/tag.h"
+#include "torch_blocked/descriptor.h"
+#include "torch_blocked/tag.h"
 
 namespace torch_blocked {
 namespace {

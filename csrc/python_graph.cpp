@@ -1,4 +1,5 @@
 // torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/capture.py.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -315,12 +316,15 @@ void bind_graph(py::module_& m) {
   };
   py::class_<Compiled>(m, "Compiled")
       .def(py::init([](const py::object& capture, bool tune, std::string tuning_file,
-                       const Times& times, std::shared_ptr<graph::Weights> weights) {
-        graph::Tuner tuner(tune, std::move(tuning_file), known_of(times));
+                       const Times& times, std::shared_ptr<graph::Weights> weights,
+                       std::function<void(const std::string&)> timing) {
+        graph::Tuner tuner(tune, std::move(tuning_file), known_of(times), std::move(timing));
         return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
       }))
       .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())
-      .def("times", [](Compiled& compiled) { return times_of(compiled.times()); })
+      .def(
+          "times", [](Compiled& compiled) { return times_of(compiled.times()); },
+          py::call_guard<py::gil_scoped_release>())
       .def("__call__", without_gil(&Compiled::operator()))
       .def("by_ops", without_gil(&Compiled::by_ops))
       .def("covers", without_gil(&Compiled::covers))

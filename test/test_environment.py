@@ -302,6 +302,27 @@ def test_env_tells_what_is_in_use():
     assert json.loads(json.dumps(env)) == env
 
 
+def test_env_tells_what_a_bug_report_needs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    env = torch_blocked.env()
+    assert env["build"] == _build.BUILD and env["build"].startswith(("Release, ", "Debug, "))
+    assert env["settings"]["ONEDNN_VERBOSE"] == "0"
+    assert env["settings"]["OMP_WAIT_POLICY"] == "passive" and "HOME" not in env["settings"]
+    cores = env["cores"]
+    assert 1 <= cores["physical"] <= cores["logical"] == os.cpu_count()
+    assert cores["allowed"] == len(os.sched_getaffinity(0))
+    assert all(re.fullmatch(r"L\d[di]?", level) for level in env["caches"])
+    assert env["torch_isa"] == torch.backends.cpu.get_cpu_capability()
+    assert env["memory_gib"] > 0 and env["interop_threads"] == torch.get_num_interop_threads()
+    file = Path(env["tuning_file"])
+    assert file.is_relative_to(tmp_path) and env["tuned_problems"] == 0
+    file.parent.mkdir()
+    file.write_text("a problem\taten\t1.0\nanother\taten\t2.0\n")
+    assert torch_blocked.env()["tuned_problems"] == 2
+
+
 ISA = """
 import json, torch, torch_blocked
 x, weight = torch.randn(2, 19, 9, 7), torch.randn(17, 19, 3, 3)

@@ -69,7 +69,13 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in package if name.endswith(".py")} == sources
     (extension,) = [name for name in package if name.endswith(".so")]
     assert re.fullmatch(r"torch_blocked/_C\.cpython-3\d+-x86_64-linux-gnu\.so", extension)
-    assert package == sources | {extension, "torch_blocked/py.typed", "torch_blocked/_C.pyi"}
+    data = {"torch_blocked/py.typed", "torch_blocked/_C.pyi"}
+    data |= {
+        str(path.relative_to(ROOT))
+        for pattern in ("include/**/*.h", "share/**/*.cmake")
+        for path in (ROOT / "torch_blocked").glob(pattern)
+    }
+    assert len(data) > 2 and package == sources | {extension} | data
     assert "Requires-Dist: torch==2.13.*\n" in metadata
     assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
 
@@ -87,6 +93,29 @@ def test_wheel_works_in_an_environment_of_its_own(installed, tmp_path):
     assert answer["env"]["libdnnl"] == str(prefix / "lib" / "libdnnl.so.3")
     (libgomp,) = answer["env"]["openmp"]
     assert libgomp.startswith(str(prefix)) and libgomp.endswith("/torch/lib/libgomp.so.1")
+
+
+def test_cmake_finds_the_installed_package(installed, tmp_path):
+    """Its headers and its extension, and torch, in the environment that it is installed in."""
+    code = "import torch_blocked; print(torch_blocked.cmake_prefix())"
+    prefix = run(installed, "-W", "ignore", "-c", code, cwd=tmp_path).strip()
+    (tmp_path / "CMakeLists.txt").write_text("""
+        cmake_minimum_required(VERSION 3.24)
+        project(finds LANGUAGES CXX)
+        find_package(torch_blocked CONFIG REQUIRED)
+        get_target_property(location torch_blocked::torch_blocked IMPORTED_LOCATION)
+        get_target_property(include torch_blocked::torch_blocked INTERFACE_INCLUDE_DIRECTORIES)
+        file(WRITE ${CMAKE_BINARY_DIR}/found "${location}\\n${include}\\n${TORCH_INSTALL_PREFIX}")
+    """)
+    tools = Path(sys.executable).parent
+    make = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
+    build = [f"-DCMAKE_PREFIX_PATH={prefix}", "-S", tmp_path, "-B", tmp_path / "build"]
+    run(tools / "cmake", "-G", "Ninja", make, *build)
+    location, include, torch = map(Path, (tmp_path / "build/found").read_text().splitlines())
+    (package,) = installed.parent.parent.glob("lib/python*/site-packages/torch_blocked")
+    assert location.parent == package and location.exists()
+    assert (include / "torch_blocked" / "tensor.h").exists() and include == package / "include"
+    assert torch == package.parent / "torch"
 
 
 NET = """
@@ -127,5 +156,11 @@ def test_source_distribution_holds_all_that_the_build_needs(tmp_path):
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     build = {"setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"}
-    sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*") if path.is_file()}
+    folders = ("csrc", "torch_blocked/include", "torch_blocked/share")
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in ROOT.glob(f"{folder}/**/*")
+        if path.is_file()
+    }
     assert names >= build | sources

@@ -12,6 +12,7 @@ from torch_blocked.channels_last_1d import (  # noqa: E402
     is_contiguous_channels_last_1d,
     to_channels_last_1d,
 )
+from torch_blocked.cpp import cmake_prefix  # noqa: E402
 from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
 from torch_blocked.environment import env  # noqa: E402
 from torch_blocked.formats import (  # noqa: E402
@@ -24,6 +25,7 @@ from torch_blocked.formats import (  # noqa: E402
     zeros,
 )
 from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
+from torch_blocked.ops.register import register  # noqa: E402
 from torch_blocked.optimize import optimize  # noqa: E402
 from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.profile import profile, strict  # noqa: E402
@@ -32,13 +34,14 @@ from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E4
 # The one thing added to torch; BlockedTensor brings its own to_dense.
 torch.Tensor.to_blocked = to_blocked  # type: ignore[attr-defined]
 
-__version__ = env()["torch_blocked"]
+__version__ = environment.package_version()
 
 __all__ = [
     "BlockedTensor",
     "Descriptor",
     "canonical_tag",
     "clear_packed_weights",
+    "cmake_prefix",
     "empty",
     "env",
     "format_of",
@@ -52,6 +55,7 @@ __all__ = [
     "physical_shape",
     "profile",
     "randn",
+    "register",
     "strict",
     "to_blocked",
     "to_channels_last_1d",

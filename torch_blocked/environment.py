@@ -1,5 +1,6 @@
 """What torch_blocked runs on: checked at import, and told by `env()`."""
 
+import hashlib
 import importlib
 import os
 import platform
@@ -27,6 +28,12 @@ ISA_FLAGS = {
 }
 ISA_LIMITS = ("TORCH_BLOCKED_MAX_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
+# Variables that change what runs, or how fast.
+_SETTINGS = re.compile(
+    r"(TORCH_BLOCKED|ONEDNN|DNNL|ATEN|OMP|GOMP|KMP|MKL|MALLOC|TORCHINDUCTOR|XDG_CACHE)_|LD_PRELOAD$"
+)
+
+_CPUINFO = Path("/proc/cpuinfo")
 _OPENMP_RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.]")
 
 
@@ -50,13 +57,18 @@ def check() -> None:
 def env() -> dict[str, Any]:
     """Versions, libraries, CPU, settings and memory in use, for bug reports and benchmark tables.
 
-    packed_weight_bytes: held for the packed copies of weights. idle_pool_bytes: held for the next
-    large results."""
+    build: how the C++ extension was compiled. cores: physical ones, logical ones, and those that
+    this process may use. caches: of the first core. settings: variables of the environment that
+    change what runs. tuning_file: where times of kernels are kept, and tuned_problems: of how many
+    problems. packed_weight_bytes: held for the packed copies of weights. idle_pool_bytes: held for
+    the next large results."""
     torch = importlib.import_module("torch")
     extension = importlib.import_module("torch_blocked._C")
+    build = importlib.import_module("torch_blocked._build")
     onednn = extension.onednn_version()
     return {
-        "torch_blocked": _version_of_package(),
+        "torch_blocked": package_version(),
+        "build": build.BUILD,
         "torch": torch.__version__,
         "onednn": onednn["version"],
         "onednn_hash": onednn["hash"],
@@ -64,15 +76,81 @@ def env() -> dict[str, Any]:
         "libdnnl": next(iter(loaded_libraries(r"libdnnl\.so")), None),
         "openmp": openmp_runtimes(),
         "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         "cpu": cpu_name(),
+        "cores": cores(),
+        "caches": caches(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "huge_pages": _first_of("/sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
         "cpu_isa": cpu_isas()[0],
         "isa": extension.isa(),
+        "torch_isa": torch.backends.cpu.get_cpu_capability(),
         "isa_limits": {name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
+        "settings": {
+            name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)
+        },
         "native_blocks": extension.native_blocks(),
         "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "tuning_file": str(tuning_file()),
+        "tuned_problems": tuned_problems(),
         "packed_weight_bytes": extension.packed_weight_bytes(),
         "idle_pool_bytes": extension.idle_pool_bytes(),
     }
+
+
+def package_version() -> str:
+    """Of torch_blocked, "not installed" if it is used from a checkout's folder."""
+    try:
+        return version("torch_blocked")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def measured_with() -> str:
+    """Tells one build from another where measured times are concerned: implementations, kernels or
+    oneDNN of another build may be faster or slower than those that were measured."""
+    fingerprint: str = importlib.import_module("torch_blocked._C").fingerprint()
+    return hashlib.sha1(fingerprint.encode()).hexdigest()[:12]
+
+
+def tuning_file() -> Path:
+    """Where measurements of kernels are kept, by version, build and CPU; safe to delete."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = "-".join(("tuning", package_version(), measured_with(), cpu_name()))
+    return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
+
+
+def tuned_problems() -> int:
+    """Of how many problems the tuning file has a time."""
+    try:
+        return tuning_file().read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def cores() -> dict[str, int]:
+    """How many the machine has, and how many of the logical ones this process may use."""
+    ids = [
+        re.findall(rf"^{field}\s*: (\d+)$", _CPUINFO.read_text(), re.MULTILINE)
+        for field in ("physical id", "core id")
+    ]
+    return {
+        "physical": len(set(zip(*ids, strict=True))) or os.cpu_count() or 1,
+        "logical": os.cpu_count() or 1,
+        "allowed": len(os.sched_getaffinity(0)),
+    }
+
+
+def caches() -> dict[str, str]:
+    """Sizes of the first core's caches, {"L1d": "32K", ...}; empty where the system hides them."""
+    found = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (
+            (folder / name).read_text().strip() for name in ("level", "type", "size")
+        )
+        found[f"L{level}{kind[0].lower() if kind in ('Data', 'Instruction') else ''}"] = size
+    return found
 
 
 def cpu_isas() -> list[str]:
@@ -102,9 +180,16 @@ def _refuse(rule: str, value: str, remedy: str) -> NoReturn:
     raise ImportError(f"torch_blocked: expected {rule}, got {value}; {remedy}") from None
 
 
+def _first_of(path: str, pattern: str) -> str | None:
+    """What the pattern's group finds first in a file of the system, if there is such a file."""
+    file = Path(path)
+    found = re.search(pattern, file.read_text()) if file.exists() else None
+    return found[1] if found else None
+
+
 def _cpuinfo(field: str) -> str:
     """The field of the first CPU in /proc/cpuinfo, "" if there is none."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in _CPUINFO.read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == field:
             return value.strip()
@@ -199,10 +284,3 @@ def _check_openmp(brought: list[str]) -> None:
 def _major_minor(text: str) -> tuple[int, int]:
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
-
-
-def _version_of_package() -> str:
-    try:
-        return version("torch_blocked")
-    except PackageNotFoundError:  # used from a checkout's folder, not installed
-        return "not installed"

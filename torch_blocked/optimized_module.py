@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import io
 import os
-import re
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, structure
+from torch_blocked import _C, progress, structure
 from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
-from torch_blocked.environment import env
+from torch_blocked.environment import cpu_name, measured_with, tuning_file
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged
 from torch_blocked.tensor import BlockedTensor
@@ -33,20 +30,6 @@ from torch_blocked.watched import WatchedTensor
 _FORMS, _SERVED = 8, 4096
 
 _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
-
-
-def measured_with() -> str:
-    """Tells one build from another where measured times are concerned: implementations, kernels or
-    oneDNN of another build may be faster or slower than those that were measured."""
-    return hashlib.sha1(_C.fingerprint().encode()).hexdigest()[:12]
-
-
-def tuning_file() -> Path:
-    """Where measurements of kernels are kept, by version, build and CPU; safe to delete."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    environment = env()
-    name = "-".join(("tuning", environment["torch_blocked"], measured_with(), environment["cpu"]))
-    return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
 @dataclass
@@ -217,7 +200,9 @@ class OptimizedModule(nn.Module):
         for form in self._forms:
             times |= form.compiled.times()
         computed = captured if self._dtype is None else self._converted_from(captured)
-        compiled = _C.Compiled(computed, self._tune, str(path), times, self._weights)
+        compiled = _C.Compiled(
+            computed, self._tune, str(path), times, self._weights, progress.tuning
+        )
         try:
             compiled.check_sizes()
         except Exception as error:
@@ -297,13 +282,29 @@ class OptimizedModule(nn.Module):
         """Raises NotImplementedError, as state_dict()."""
         self.state_dict()
 
-    def plan(self, *args: Any, **kwargs: Any) -> str:
-        """A table of what runs for inputs like these (none: the example): each step with its
-        output, format, implementation, time in microseconds and why."""
+    def steps(self, *args: Any, **kwargs: Any) -> list[_C.StepReport]:
+        """What runs for inputs like these (none: the example), timed in one run. Raises ValueError
+        where the model runs in parts."""
+        form, call = self._form_for(args, kwargs)
+        if isinstance(form, _InParts):
+            raise ValueError(
+                "torch_blocked::optimize: expected a model that is captured whole, got one that "
+                f"runs in parts ({form.reason}); plan() shows these"
+            )
+        return form.compiled.report(call.inputs)
+
+    def _form_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Form | _InParts, _Call]:
         if not args and not kwargs:
             args, kwargs = self._example
         call = self._call(args, kwargs)
-        form = self._find(call)
+        return self._find(call), call
+
+    def plan(self, *args: Any, **kwargs: Any) -> str:
+        """A table of what runs for inputs like these (none: the example): each step with its
+        output, format, implementation, time in microseconds and why."""
+        form, call = self._form_for(args, kwargs)
         if isinstance(form, _InParts):
             return str(self._parts_for(form).plan())
         compiled = form.compiled
@@ -379,7 +380,7 @@ class OptimizedModule(nn.Module):
                 "tune": self._tune,
                 "dtype": self._dtype,
                 "choice": self.choice,
-                "cpu": env()["cpu"],
+                "cpu": cpu_name(),
                 "measured_with": measured_with(),
                 "times": times,
             },
@@ -484,7 +485,7 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
             f"({str(error).splitlines()[0]}); save the optimized module again"
         ) from error
     check_dtype(data["dtype"])
-    same = (data["cpu"], data.get("measured_with")) == (env()["cpu"], measured_with())
+    same = (data["cpu"], data.get("measured_with")) == (cpu_name(), measured_with())
     loaded = OptimizedModule(
         None,
         tune=data["tune"],

@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-#include "format/descriptor.h"
+#include "torch_blocked/descriptor.h"
 
 namespace torch_blocked {
 

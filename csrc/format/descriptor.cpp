@@ -1,4 +1,4 @@
-#include "format/descriptor.h"
+#include "torch_blocked/descriptor.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "format/tag.h"
+#include "torch_blocked/tag.h"
 
 #include <algorithm>
 #include <optional>

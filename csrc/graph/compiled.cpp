@@ -121,6 +121,7 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
   for (Node& node : entry->graph.nodes) node.kind->own(node, *weights_);
   entry->plan = make_plan(entry->graph, inputs, tuner, Format::blocked(native_blocks()[0]));
+  tuner.finish_plan();
   return entry;
 }
 

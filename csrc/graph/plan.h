@@ -56,22 +56,26 @@ class Tuner {
   // What is known of problems, by their names; nothing where no implementation takes one.
   using Known = std::map<std::string, std::optional<Choice>>;
   // `enabled` false: estimates decide and nothing is run. `path`: the file that keeps measurements,
-  // one a line; empty: none. `given`: choices for what the file does not have.
-  Tuner(bool enabled, std::string path, Known given);
+  // one a line; empty: none. `given`: choices for what the file does not have. `timing`: told what
+  // is timed next, in words, and "" when a plan is made.
+  Tuner(bool enabled, std::string path, Known given,
+        std::function<void(const std::string&)> timing = {});
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
   bool enabled() const { return enabled_; }
   // Of the problems that were asked for.
   const Known& known() const { return known_; }
+  // Tells whom it has told of timing that this is over.
+  void finish_plan();
 
  private:
   std::optional<Choice> measured(const Contest& contest, const std::string& name);
-  void show_progress(const std::string& words);
 
   bool enabled_;
   std::string path_;
   Known given_, known_;
-  int measured_ = 0;
+  std::function<void(const std::string&)> timing_;
+  bool told_ = false;
 };
 
 // `blocked`: the blocked format to choose beside channels-last and plain.

@@ -9,7 +9,7 @@
 #include "format/errors.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {

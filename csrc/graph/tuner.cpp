@@ -1,15 +1,14 @@
 // Times the implementations of a problem on its real shape.
 #include <ATen/Parallel.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <fstream>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -18,7 +17,7 @@
 #include "format/errors.h"
 #include "graph/plan.h"
 #include "runtime/isa.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -179,8 +178,12 @@ class Measurements {
 
 }  // namespace
 
-Tuner::Tuner(bool enabled, std::string path, Known given)
-    : enabled_(enabled), path_(std::move(path)), given_(std::move(given)) {}
+Tuner::Tuner(bool enabled, std::string path, Known given,
+             std::function<void(const std::string&)> timing)
+    : enabled_(enabled),
+      path_(std::move(path)),
+      given_(std::move(given)),
+      timing_(std::move(timing)) {}
 
 std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
   const std::string name = text(isa_name(isa()), " ", at::get_num_threads(), " ", contest.name);
@@ -201,7 +204,10 @@ std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
 }
 
 std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
-  show_progress(contest.words);
+  if (timing_) {
+    told_ = true;
+    timing_(contest.words);
+  }
   std::vector<Contender> contenders;
   for (const char* implementation : contest.implementations) {
     auto entry = contest.entry(implementation, !contenders.empty());
@@ -219,11 +225,8 @@ std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::
   return choice;
 }
 
-// On a terminal, one line that is written over; a problem takes some 20 ms.
-void Tuner::show_progress(const std::string& words) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  const std::string line = text("torch_blocked: timing ", ++measured_, ": ", words);
-  std::fprintf(stderr, "\r%.78s\x1b[K\r", line.c_str());
+void Tuner::finish_plan() {
+  if (std::exchange(told_, false)) timing_("");
 }
 
 }  // namespace torch_blocked::graph

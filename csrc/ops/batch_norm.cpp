@@ -8,7 +8,7 @@
 #include "format/errors.h"
 #include "ops/normalization.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -10,7 +10,7 @@
 #include "kernels/concat.h"
 #include "kernels/kernels.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -6,7 +6,7 @@
 #include "kernels/depthwise_gradient.h"
 #include "kernels/kernels.h"
 #include "ops/convolution_backward.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

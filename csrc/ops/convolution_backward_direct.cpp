@@ -13,7 +13,7 @@
 #include "ops/convolution_backward.h"
 #include "ops/gradient_tiles.h"
 #include "runtime/memory_pool.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

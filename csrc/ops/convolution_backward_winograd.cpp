@@ -14,8 +14,8 @@
 #include "ops/convolution_winograd.h"
 #include "ops/gradient_tiles.h"
 #include "runtime/memory_pool.h"
-#include "runtime/threads.h"
 #include "runtime/workspace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

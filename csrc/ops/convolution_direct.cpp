@@ -27,9 +27,9 @@
 #include "kernels/reorder.h"
 #include "ops/convolution_time.h"
 #include "runtime/memory_pool.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ops/convolution_direct.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::direct {
 namespace {

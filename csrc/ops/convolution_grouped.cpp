@@ -16,8 +16,8 @@
 #include "kernels/kernels.h"
 #include "ops/convolution_time.h"
 #include "runtime/isa.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -15,8 +15,8 @@
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 

@@ -24,9 +24,9 @@
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

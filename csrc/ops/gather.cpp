@@ -6,7 +6,7 @@
 #include "format/errors.h"
 #include "ops/blocked.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -15,7 +15,7 @@
 #include "kernels/kernels.h"
 #include "ops/blocked.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -13,8 +13,8 @@
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

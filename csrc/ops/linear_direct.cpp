@@ -8,9 +8,9 @@
 #include "ops/linear.h"
 #include "ops/row_product.h"
 #include "runtime/memory_pool.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -7,8 +7,8 @@
 #include "kernels/kernels.h"
 #include "ops/blocked.h"
 #include "ops/registered.h"
-#include "runtime/threads.h"
 #include "runtime/workspace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

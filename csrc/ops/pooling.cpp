@@ -11,8 +11,8 @@
 #include "ops/window.h"
 #include "runtime/engine.h"
 #include "runtime/primitive.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/kernels.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 

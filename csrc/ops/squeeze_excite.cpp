@@ -12,8 +12,8 @@
 #include "kernels/linear.h"
 #include "kernels/normalization.h"
 #include "ops/implementations.h"
-#include "runtime/threads.h"
 #include "runtime/trace.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 #include <ATen/Parallel.h>
 #include <omp.h>

@@ -39,7 +39,7 @@ def implements(*overloads: OpOverload, takes: str = "") -> Callable[[Handler], H
     Without a contract it is the handler itself."""
 
     def register(handler: Handler) -> Handler:
-        checked = _checked(handler, takes) if takes else handler
+        checked = with_contract(handler, takes) if takes else handler
         for overload in overloads:
             OPS_TABLE[overload] = checked
         return checked
@@ -126,7 +126,7 @@ _NAMES = {
 }
 
 
-def _checked(handler: Handler, contract: str) -> Handler:
+def with_contract(handler: Handler, contract: str) -> Handler:
     """A function with the parameters of `handler` that tests what the contract says of them, and
     calls it. The other names that it reads begin with an underscore, so that no parameter hides
     them. Raises ValueError for a contract that names no parameter or says nothing known."""

@@ -16,6 +16,7 @@
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
+#include "ops/blocked_forms.h"
 #include "ops/channel_sums.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"
@@ -394,6 +395,30 @@ bool vector_norm_fits(const Candidate& candidate) {
 
 at::Tensor run_vector_norm(const Arguments& a) { return image_norms({a.physical, a.channels}); }
 
+// ---- ops of other libraries ---------------------------------------------------------------------
+
+bool keeps_channels(const Candidate& candidate) {
+  return candidate.result().dims[1] == src_dims(candidate)[1];
+}
+
+// The same call of the blocked form, which takes the channels after the first argument.
+at::Tensor run_blocked_form(const Arguments& a) {
+  const Node& node = *a.step.node;
+  const c10::OperatorName form = blocked_form({node.name, node.overload}).value();
+  Node blocked{.name = form.name,
+               .overload = form.overload_name,
+               .arguments = node.arguments,
+               .outputs = node.outputs};
+  blocked.arguments.insert(blocked.arguments.begin() + 1, {c10::IValue(a.channels)});
+  const Value src = node.read(0);
+  return call(blocked,
+              [&](Value value) -> c10::IValue {
+                return value == src ? a.physical : a.tensors[a.step.reads.at(value)];
+              })
+      .at(0)
+      .toTensor();
+}
+
 // ---- the kind -----------------------------------------------------------------------------------
 
 struct Row {
@@ -422,12 +447,16 @@ constexpr std::array kRows{
     Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, true, true},
 };
 
+// Of every op that has a blocked form.
+constexpr Row kRegistered{"", "", keeps_channels, run_blocked_form, false, false};
+
 // Null if there is none.
 const Row* row_of(const Node& node) {
   const auto* row = std::ranges::find_if(kRows, [&](const Row& each) {
     return each.name == node.name && each.overload == node.overload;
   });
-  return row == kRows.end() ? nullptr : row;
+  if (row != kRows.end()) return row;
+  return blocked_form({node.name, node.overload}) ? &kRegistered : nullptr;
 }
 
 // The arguments beside the first.
@@ -495,6 +524,9 @@ Prepared prepare(const Step& step, const Running& running) {
 std::string implementation(const Plan& plan, const Step& step) {
   const Row* row = row_of(*step.node);
   if (!row->fits) return by_torch_blocked(plan, step);
+  if (row == &kRegistered && plan.slots[step.writes[0]].is_blocked()) {
+    return toString(blocked_form({step.node->name, step.node->overload}).value());
+  }
   return row->has_kernel ? by_aten_unless_blocked(plan, step) : by_aten(plan, step);
 }
 

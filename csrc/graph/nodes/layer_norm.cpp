@@ -7,7 +7,7 @@
 #include "graph/run.h"
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {

@@ -10,7 +10,7 @@
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
 #include "kernels/kernels.h"
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {

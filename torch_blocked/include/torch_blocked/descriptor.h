@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "format/tag.h"
+#include "torch_blocked/tag.h"
 
 namespace torch_blocked {
 
@@ -21,11 +21,11 @@ namespace torch_blocked {
 enum class DataType : std::uint8_t { undef, f16, bf16, f32, s32, s8, u8, f64 };
 
 // "f32" -> DataType::f32. Raises ValueError for an unknown name.
-DataType parse_data_type(std::string_view name);
-std::string_view data_type_name(DataType data_type);
-std::int64_t data_type_size_bytes(DataType data_type);  // 0 for undef
+TORCH_BLOCKED_API DataType parse_data_type(std::string_view name);
+TORCH_BLOCKED_API std::string_view data_type_name(DataType data_type);
+TORCH_BLOCKED_API std::int64_t data_type_size_bytes(DataType data_type);  // 0 for undef
 
-class Descriptor {
+class TORCH_BLOCKED_API Descriptor {
  public:
   // The zero descriptor, which stands for an absent argument.
   Descriptor() = default;

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "torch_blocked/export.h"
+
 namespace torch_blocked {
 
 struct Range {
@@ -27,8 +29,8 @@ class Pieces {
 // Calls body(Pieces&) on every thread; each unit of [0, units) is in one piece of one of them. For
 // bodies that keep something from piece to piece. `unit_elements`: a piece has at least 32768
 // elements, ATen's limit below which another thread costs more than it saves.
-void share_units(std::int64_t units, std::int64_t unit_elements,
-                 c10::function_ref<void(Pieces&)> body);
+TORCH_BLOCKED_API void share_units(std::int64_t units, std::int64_t unit_elements,
+                                   c10::function_ref<void(Pieces&)> body);
 inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is worth a piece
 
 // Into how many pieces the largest loop of this thread since the last call could be cut: no more
@@ -48,9 +50,9 @@ void parallel_units(std::int64_t units, std::int64_t unit_elements, Body&& body)
 // have reached it: a thread that comes late finds its share done by the others, and nobody waits
 // for it. Code between the loops runs on every thread, so it must be cheap and do the same each
 // time.
-void on_all_threads(c10::function_ref<void()> walk);
+TORCH_BLOCKED_API void on_all_threads(c10::function_ref<void()> walk);
 
 // How many threads share a loop.
-int threads();
+TORCH_BLOCKED_API int threads();
 
 }  // namespace torch_blocked

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "torch_blocked/export.h"
+
 namespace torch_blocked {
 
 using Dims = std::vector<std::int64_t>;  // sizes, strides or indices; never longer than max_ndims
@@ -31,7 +33,7 @@ enum class FormatKind : std::uint8_t {
 };
 
 // A parsed tag, as a plain value. Equal tags are equal formats, however they were spelt.
-struct FormatTag {
+struct TORCH_BLOCKED_API FormatTag {
   FormatKind kind = FormatKind::undef;
   std::vector<int> outer_order;          // logical dims from outer-most to inner-most
   std::vector<InnerBlock> inner_blocks;  // from outer-most to inner-most
@@ -49,14 +51,14 @@ struct FormatTag {
 };
 
 // Parses an agnostic or a domain name. Raises ValueError if it is neither.
-FormatTag parse_tag(std::string_view name);
+TORCH_BLOCKED_API FormatTag parse_tag(std::string_view name);
 
 // parse_tag(name).name(): "nChw16c" -> "aBcd16b".
-std::string canonical_tag(std::string_view name);
+TORCH_BLOCKED_API std::string canonical_tag(std::string_view name);
 
 // Physical sizes of `dims` stored as `tag`: the outer dims in memory order, then the inner blocks.
 // [2, 17, 5, 4] as aBcd8b -> [2, 3, 5, 4, 8]. Raises ValueError for undef, any, a negative dim or a
 // rank that is not the tag's.
-Dims physical_shape(const Dims& dims, const FormatTag& tag);
+TORCH_BLOCKED_API Dims physical_shape(const Dims& dims, const FormatTag& tag);
 
 }  // namespace torch_blocked

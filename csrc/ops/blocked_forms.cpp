@@ -1,0 +1,93 @@
+#include "ops/blocked_forms.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "format/errors.h"
+
+namespace torch_blocked {
+namespace {
+
+// Names of forms by the op's; more than one is an error, which is told where somebody listens:
+// these come while libraries are loaded, where an exception would end the process.
+struct Forms {
+  std::mutex mutex;
+  std::map<std::string, std::set<std::string>> of;
+
+  static Forms& all() {
+    static Forms forms;
+    return forms;
+  }
+};
+
+// "my::swish.out" -> my::swish, out
+c10::OperatorName parsed(const std::string& name) {
+  const std::size_t dot = name.find('.');
+  return {name.substr(0, dot), dot == name.npos ? "" : name.substr(dot + 1)};
+}
+
+const c10::FunctionSchema& schema_of(const std::string& name) {
+  const auto op = c10::Dispatcher::singleton().findSchema(parsed(name));
+  if (!op)
+    fail_value("register", "the name of a torch op", name, "define it, and mind its overload");
+  return op->schema();
+}
+
+// Whether `form` has the arguments of `op`, and the channels after the first.
+bool fits(const c10::FunctionSchema& op, const c10::FunctionSchema& form) {
+  const auto& dense = op.arguments();
+  const auto& blocked = form.arguments();
+  const auto is_tensor = [](const c10::Argument& each) {
+    return each.type()->kind() == c10::TypeKind::TensorType;
+  };
+  if (dense.empty() || blocked.size() != dense.size() + 1) return false;
+  if (op.returns().size() != 1 || form.returns().size() != 1) return false;
+  if (!is_tensor(dense[0]) || !is_tensor(blocked[0])) return false;
+  if (!is_tensor(op.returns()[0]) || !is_tensor(form.returns()[0])) return false;
+  if (blocked[1].type()->kind() != c10::TypeKind::IntType) return false;
+  for (std::size_t i = 1; i < dense.size(); ++i) {
+    if (*dense[i].type() != *blocked[i + 1].type()) return false;
+  }
+  const auto is_new = [](const c10::FunctionSchema& schema) {
+    return !schema.is_mutable() && !schema.returns()[0].alias_info();
+  };
+  return is_new(op) && is_new(form);
+}
+
+}  // namespace
+
+void register_blocked_form(std::string op, std::string blocked) {
+  Forms& forms = Forms::all();
+  const std::lock_guard lock(forms.mutex);
+  forms.of[std::move(op)].insert(std::move(blocked));
+}
+
+void check_blocked_form(const std::string& op, const std::string& blocked) {
+  const c10::FunctionSchema& dense = schema_of(op);
+  if (fits(dense, schema_of(blocked))) return;
+  fail_value("register",
+             text("a blocked form of ", toString(dense),
+                  " with an int, the channels, after the first argument"),
+             toString(schema_of(blocked)), "give it the same arguments and one result");
+}
+
+std::optional<c10::OperatorName> blocked_form(const c10::OperatorName& op) {
+  const std::string name = toString(op);
+  std::set<std::string> found;
+  {
+    Forms& forms = Forms::all();
+    const std::lock_guard lock(forms.mutex);
+    if (const auto at = forms.of.find(name); at != forms.of.end()) found = at->second;
+  }
+  if (found.empty()) return std::nullopt;
+  if (found.size() > 1) {
+    fail_value("register", text("one blocked form of ", name), text(found), "register one of them");
+  }
+  check_blocked_form(name, *found.begin());
+  return parsed(*found.begin());
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,42 @@
+"""Bars on the terminal for what takes longer than two seconds; nothing in pipes and logs."""
+
+from __future__ import annotations
+
+import threading
+
+from tqdm import tqdm
+
+DELAY_SECONDS = 2.0  # what is done before is not worth a line
+
+
+class Bar(tqdm):  # type: ignore[misc]  # without stubs
+    """A line on a terminal that goes away when all is done: `update()` when one of `total` is."""
+
+    monitor_interval = 0  # no thread that watches the bars
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        super().__init__(
+            desc=what,
+            total=total,
+            delay=DELAY_SECONDS,
+            disable=None,  # where there is no terminal
+            leave=False,
+            dynamic_ncols=True,
+        )
+
+
+_of_thread = threading.local()
+
+
+def tuning(problem: str) -> None:
+    """The tuner times `problem` next; "": a plan is made."""
+    bar = getattr(_of_thread, "bar", None)
+    if not problem:
+        if bar is not None:
+            bar.close()
+        _of_thread.bar = None
+        return
+    if bar is None:
+        bar = _of_thread.bar = Bar("torch_blocked: timing kernels")
+    bar.set_postfix_str(problem, refresh=False)
+    bar.update()
