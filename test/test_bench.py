@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,11 +17,12 @@ from torch import nn
 
 import torch_blocked
 from torch_blocked.__main__ import main
-from torch_blocked.bench import inference, models
+from torch_blocked.bench import inference, models, pictures
 from torch_blocked.bench.measure import Timing, time_interleaved
 from torch_blocked.text_table import columns, markdown
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+SVG = "{http://www.w3.org/2000/svg}"
 CHOICE = f"{', '.join(MODELS)} or module:factory"
 SMALL = ["resnet18", "--size", "64", "--rounds", "2"]
 BLOCKED = [f"nChw{block}c" for block in torch_blocked.native_blocks()]
@@ -109,13 +111,40 @@ def test_report_names_the_circumstances(capsys):
     assert "Weights: resnet18 random." in body
 
 
-def test_plot_has_a_mark_for_each_row(written):
+def test_plot_has_a_bar_for_each_format_and_its_spread(written):
     folder, _ = written
+    report = json.loads((folder / "out.json").read_text())["results"]
     root = ElementTree.parse(folder / "out.svg").getroot()
-    titles = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles[1 : 1 + len(FORMATS)] == FORMATS  # the legend
-    marks = [title.partition(":")[0] for title in titles[1 + len(FORMATS) :]]
-    assert sorted(marks) == sorted(f"resnet18, {tag}" for tag in FORMATS)
+    texts = [node.text for node in root.iter(f"{SVG}text")]
+    medians = [f"{statistics.median(record['rounds_ms']):.2f} ms" for record in report]
+    assert [t for t in texts if t in FORMATS] == FORMATS and "resnet18" in texts
+    assert [t.partition(" (")[0] for t in texts if " ms (" in t] == medians
+    widths = [float(bar.get("width")) for bar in root.iter(f"{SVG}rect")][1:]  # after the page's
+    slowest = max(statistics.median(record["rounds_ms"]) for record in report)
+    for width, record in zip(widths, report, strict=True):
+        share = statistics.median(record["rounds_ms"]) / slowest
+        assert width == pytest.approx(max(widths) * share, abs=0.2)
+    assert len([node for node in root.iter(f"{SVG}path") if node.get("class") == "spread"]) == len(
+        FORMATS
+    )
+
+
+def test_plot_of_a_file(written, tmp_path):
+    folder, _ = written
+    assert main(["bench", "plot", f"{folder / 'out.json'}", f"{tmp_path / 'again.svg'}"]) == 0
+    assert (tmp_path / "again.svg").read_text() == (folder / "out.svg").read_text()
+    (tmp_path / "none.json").write_text('{"context": {}, "results": [{"model": "a"}]}')
+    assert main(["bench", "plot", f"{tmp_path / 'none.json'}", f"{tmp_path / 'a.svg'}"]) == 1
+
+
+def test_plot_of_other_engines():
+    """Records of benchmarks/peers.py name engines."""
+    record = {"model": "a", "batch": 8, "threads": 2, "rounds_ms": [1.0, 2.0, 9.0]}
+    picture = pictures.draw([record | {"engine": "torch"}, record | {"engine": "ours"}])
+    texts = [node.text for node in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    assert texts[1:] == ["a, batch 8, threads 2"] + [
+        word for name in ("torch", "ours") for word in (name, "2.00 ms (1.50 to 5.50)")
+    ]
 
 
 class Odd(nn.Module):

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch_blocked
 
-from .bench import compare, convolution, dispatch, inference, memory, train
+from .bench import by_layer, compare, convolution, dispatch, inference, memory, pictures, train
 from .bench.models import NoModel
 from .bench.report import WrongResult, progress
 from .text_table import columns
@@ -17,10 +17,12 @@ from .text_table import columns
 BENCHMARKS = {
     "models": (inference, "whole models in each format, and optimized"),
     "conv": (convolution, "the convolutions of models, each in several implementations"),
+    "layers": (by_layer, "the layers of models in each format, and what reorders take of them"),
     "train": (train, "training steps"),
     "dispatch": (dispatch, "what an op costs on its way to its kernel"),
     "memory": (memory, "what a process holds that runs a model"),
     "compare": (compare, "two JSON files of one of these"),
+    "plot": (pictures, "a JSON file of one of these as a picture"),
 }
 
 

@@ -1,8 +1,10 @@
-"""The benchmarks, `python -m torch_blocked bench {models, conv, train, dispatch, memory, compare}`.
+"""The benchmarks, `python -m torch_blocked bench {models, conv, layers, train, dispatch,
+memory, compare, plot}`.
 
 models.py     what is timed: a user's module:factory, or a model of the source's benchmarks/
 inference.py  whole models in each format, and optimized
 convolution.py  the convolutions of models, each in several implementations (layers.py finds them)
+by_layer.py   where a model's time goes, layer by layer and format by format
 train.py      training steps: forward, backward and SGD
 dispatch.py   what a small op costs beyond its kernel
 memory.py     what a process holds that runs a model
@@ -11,5 +13,6 @@ fold.py       folds batch norms into convolutions
 measure.py    interleaved timing and its statistics, for any set of functions
 arguments.py  types and options that several commands share
 report.py     the circumstances of a run, progress, JSON and CSV
-plot.py       one row for each model, one mark for each rival, as SVG
+plot.py       marks of relative speeds and bars of times, as SVG
+pictures.py   the times of a JSON file as bars
 """

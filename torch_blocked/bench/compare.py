@@ -15,6 +15,7 @@ from typing import Any
 from torch_blocked.text_table import markdown
 
 from .arguments import input_path
+from .measure import quartiles
 from .report import WrongResult
 
 Record = dict[str, Any]
@@ -76,13 +77,6 @@ def compare(before: Iterable[Record], after: Iterable[Record]) -> list[Record]:
 
 def key_of(record: Record) -> tuple[Any, ...]:
     return tuple(record.get(key) for key in KEYS)
-
-
-def quartiles(rounds_ms: list[float]) -> list[float]:
-    """First, median and third; of one round, that round."""
-    if len(rounds_ms) < 2:
-        return rounds_ms * 3
-    return statistics.quantiles(rounds_ms, n=4, method="inclusive")
 
 
 def cells(row: Record, keys: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ from torch_blocked.formats import CONTIGUOUS
 from torch_blocked.tensor import format_name
 from torch_blocked.text_table import markdown
 
-from . import arguments, models, plot
+from . import arguments, models, pictures
 from .fold import Untraceable, fold_batch_norms
 from .measure import Timing, on_threads, time_interleaved
 from .report import WrongResult, circumstances, describe, progress, write
@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_outputs(parser)
     parser.add_argument(
-        "--plot", type=arguments.output_path, metavar="PATH", help="draw the speeds as SVG"
+        "--plot", type=arguments.output_path, metavar="PATH", help="draw the times as SVG"
     )
     parser.set_defaults(run=main)
 
@@ -157,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
     print(render(context, results))
     write(args, context, [result.record() for result in results])
     if args.plot:
-        args.plot.write_text(draw(results))
+        args.plot.write_text(pictures.draw(result.record() for result in results))
     return 0
 
 
@@ -360,12 +360,3 @@ def cells(result: Result) -> list[str]:
         *counts,
         f"{result.relative_error:.0e}",
     ]
-
-
-def draw(results: list[Result]) -> str:
-    """The chart that --plot writes: speeds of a model's formats, NCHW's being 1."""
-    rows: dict[str, dict[str, float]] = {}
-    for result in results:
-        rows.setdefault(result.model, {})[result.format] = result.speed_to_nchw
-    ours = {tag for row in rows.values() for tag in row if is_blocked_tag(tag)} | {OPTIMIZED}
-    return plot.marks("Speed of each format, NCHW = 1", rows, ours)

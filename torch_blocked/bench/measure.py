@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from .report import progress
+from torch_blocked.progress import Bar
 
 # One sample of a rival is the mean of as many calls as fit into this time, at most MAX_CALLS.
 SAMPLE_MS = 20.0
@@ -31,14 +31,19 @@ class Timing:
     @property
     def iqr_ms(self) -> float:
         """Third less first quartile; 0 where there is only one round."""
-        if len(self.rounds_ms) < 2:
-            return 0.0
-        first, _, third = statistics.quantiles(self.rounds_ms, n=4, method="inclusive")
+        first, _, third = quartiles(self.rounds_ms)
         return third - first
 
     @property
     def min_ms(self) -> float:
         return min(self.rounds_ms)
+
+
+def quartiles(rounds_ms: Sequence[float]) -> list[float]:
+    """First, median and third; of one round, that round."""
+    if len(rounds_ms) < 2:
+        return list(rounds_ms) * 3
+    return statistics.quantiles(rounds_ms, n=4, method="inclusive")
 
 
 def time_interleaved(
@@ -60,15 +65,16 @@ def time_interleaved(
     collects = gc.isenabled()
     gc.collect()
     gc.disable()
+    shown = Bar(what, rounds)
     try:
         for turn in range(rounds):
-            progress(f"{what}: round {turn + 1} of {rounds}")
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 rivals[name]()
                 samples[name].append(sample_ms(rivals[name], calls))
+            shown.update()
     finally:
-        progress()
+        shown.close()
         if collects:
             gc.enable()
     return {name: Timing(tuple(values)) for name, values in samples.items()}

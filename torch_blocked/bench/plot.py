@@ -1,11 +1,15 @@
-"""Relative speeds as SVG: one row for each model, one mark for each rival, readable on light and
-dark pages and at the width of a text column."""
+"""Speeds and times as SVG, readable on light and dark pages and at the width of a text column:
+marks, one for each rival in a row for each model, on an axis of relative speed; bars of
+milliseconds, of several parts or with their spread."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
+
+from .measure import quartiles
 
 WIDTH, LABEL, RIGHT = 830, 150, 30  # of the picture, of a row's name, and what is free on the right
 ROW, TOP, AXIS = 24, 44, 26  # heights of a row, of the title with the legend, and of the axis
@@ -31,10 +35,11 @@ STYLE = """
   .title { font-weight: bold; }
   .name { text-anchor: end; } .tick { text-anchor: middle; }
   .line { stroke: #d1d9e0; } .one { stroke: #59636e; stroke-dasharray: 3 3; }
+  .spread { stroke: #1f2328; stroke-width: 1.5; fill: none; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; }
     .page { fill: #0d1117; }
-    .line { stroke: #3d444d; } .one { stroke: #9198a1; }
+    .line { stroke: #3d444d; } .one { stroke: #9198a1; } .spread { stroke: #f0f6fc; }
   }
 """  # noqa: E501
 
@@ -66,7 +71,84 @@ def marks(title: str, rows: Mapping[str, Mapping[str, float]], ours: Collection[
         for rival in sorted(row, key=lambda rival: rival in ours):
             text = f"{name}, {rival}: {row[rival]:.2f}"
             parts.append(_mark(looks[rival], x_of(row[rival]), y, text))
-    height = bottom + AXIS
+    return _picture(title, parts, bottom + AXIS)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """parts: lengths by kind, side by side. spread: the ends of a line over the bar's end. note: in
+    words behind it."""
+
+    name: str
+    parts: Mapping[str, float]
+    spread: tuple[float, float] | None
+    note: str
+
+    @property
+    def length(self) -> float:
+        return max(sum(self.parts.values()), self.spread[1] if self.spread else 0)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Bars below a heading. A bar of length `full` takes the whole width."""
+
+    heading: str
+    bars: Sequence[Bar]
+    full: float
+
+
+TIME = {"time": COLOURS[3]}  # colours of bars with one part
+BAR, HEADING = 18, 30  # heights of a bar's row and of a heading
+NAME, NOTE = 300, 190  # widths at most of a bar's name, and of its note
+
+
+def bars(title: str, sections: Sequence[Section], colours: Mapping[str, str]) -> str:
+    """colours: of each kind of part; those of more than one kind have a legend."""
+    names = [bar.name for section in sections for bar in section.bars]
+    label = min(NAME, 24 + LETTER * max((len(name) for name in names), default=0))
+    width = WIDTH - label - NOTE
+    looks = {kind: (SHAPES[0], colour) for kind, colour in colours.items()}
+    parts = [f'<text class="title" x="8" y="17">{escape(title)}</text>']
+    parts += _legend(looks) if len(looks) > 1 else []
+    y = 17.0 + 18 * (len(looks) > 1)
+    for section in sections:
+        y += HEADING
+        parts.append(f'<text class="title" x="8" y="{y - 4:g}">{escape(section.heading)}</text>')
+        for bar in section.bars:
+            parts += _bar(bar, label, y, width / (section.full or 1), colours)
+            y += BAR
+    return _picture(title, parts, round(y) + 12)
+
+
+def time_bar(name: str, rounds_ms: Sequence[float]) -> Bar:
+    """A median with its quartiles."""
+    low, median, high = quartiles(rounds_ms)
+    note = f"{median:.2f} ms ({low:.2f} to {high:.2f})"
+    return Bar(name, {"time": median}, (low, high), note)
+
+
+def _bar(bar: Bar, left: float, y: float, scale: float, colours: Mapping[str, str]) -> list[str]:
+    middle, x = y + BAR / 2, left
+    name = bar.name if len(bar.name) * LETTER < NAME - 20 else "…" + bar.name[-40:]
+    drawn = [f'<text class="name" x="{left - 8:.1f}" y="{middle + 4}">{escape(name)}</text>']
+    for kind, length in bar.parts.items():
+        drawn.append(
+            f'<rect x="{x:.1f}" y="{y + 3:g}" width="{length * scale:.1f}" height="{BAR - 6}" '
+            f'fill="{colours[kind]}"><title>{escape(f"{bar.name}, {kind}: {length:.3f} ms")}'
+            "</title></rect>"
+        )
+        x += length * scale
+    if bar.spread:
+        low, high = (left + end * scale for end in bar.spread)
+        ends = "".join(f"M{end:.1f},{middle - 4}v8" for end in (low, high))
+        drawn.append(f'<path class="spread" d="M{low:.1f},{middle}H{high:.1f}{ends}"/>')
+    x = left + bar.length * scale + 8
+    drawn.append(f'<text x="{x:.1f}" y="{middle + 4}">{escape(bar.note)}</text>')
+    return drawn
+
+
+def _picture(title: str, parts: Sequence[str], height: int) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -1,0 +1,65 @@
+"""Bars on terminals, and silence elsewhere."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import torch_blocked
+from torch_blocked import progress
+from torch_blocked.bench.measure import time_interleaved
+
+pytestmark = pytest.mark.any_isa
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def all_is_worth_a_bar(monkeypatch, tmp_path):
+    """And nothing was timed before."""
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def written(file, work) -> str:
+    before = len(file.getvalue())
+    with contextlib.redirect_stderr(file), torch.no_grad():
+        work()
+    return file.getvalue()[before:]
+
+
+def tune():
+    model, x = nn.Conv2d(16, 16, 3, padding=1).eval(), torch.randn(1, 16, 12, 12)
+    torch_blocked.optimize(model, x)
+
+
+def rounds():
+    time_interleaved({"one": lambda: None}, rounds=3, what="a model")
+
+
+@pytest.mark.parametrize(("work", "words"), [(tune, "timing kernels: 0it"), (rounds, "0/3 [")])
+def test_a_bar_on_a_terminal_that_goes_away(work, words):
+    lines = [line.strip() for line in written(Terminal(), work).split("\r")]
+    assert any(words in line for line in lines)
+    assert lines[-1] == lines[-2] == ""
+
+
+@pytest.mark.parametrize("work", [tune, rounds])
+def test_silence_elsewhere(work):
+    assert written(io.StringIO(), work) == ""
+
+
+def test_silence_where_all_is_known():
+    tune()
+    assert written(Terminal(), tune) == ""
+
+
+@pytest.mark.parametrize("work", [tune, rounds])
+def test_silence_about_what_is_soon_done(work, monkeypatch):
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 2)
+    assert written(Terminal(), work).strip() == ""
