@@ -59,7 +59,7 @@ def test_a_form_keeps_tensors_blocked():
 
 
 @torch.no_grad()
-def test_optimize_runs_the_form_between_convolutions():
+def test_optimize_runs_the_form_between_convolutions(tmp_path):
     model, x = network(), torch.randn(1, CHANNELS, 12, 12)
     fast = torch_blocked.optimize(model, x)
     steps = {step.op: step for step in fast.steps()}
@@ -69,6 +69,8 @@ def test_optimize_runs_the_form_between_convolutions():
     calls.clear()
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
     assert calls == [(1, -(-CHANNELS // block), 12, 12, block)]  # the model itself runs `scaled`
+    fast.save(tmp_path / "model.pt")
+    assert torch.equal(torch_blocked.load(tmp_path / "model.pt")(x), fast(x)) and len(calls) == 3
 
 
 @torch.no_grad()
@@ -90,6 +92,34 @@ def test_what_is_not_between_images_runs_the_op_itself():
     calls.clear()
     torch.testing.assert_close(torch_blocked.optimize(model, x)(x), model(x))
     assert not calls
+
+
+def twice_as_many(x: Tensor, *_) -> Tensor:
+    return torch.cat([x, x], 1)
+
+
+MORE = define("more", "Tensor x", twice_as_many, fake=twice_as_many)
+MORE_BLOCKED = define("more_blocked", "Tensor x, SymInt channels", twice_as_many)
+register(MORE, MORE_BLOCKED)
+
+
+class More(nn.Module):
+    def forward(self, x):
+        return torch.ops.test_register.more(x)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:torch_blocked")
+def test_a_form_with_other_channels_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(8, CHANNELS, 3), More(), nn.Conv2d(2 * CHANNELS, 8, 3)).eval()
+    x = torch.randn(1, 8, 12, 12)
+    fast = torch_blocked.optimize(model, x)
+    assert "test_register::more_blocked" not in fast.plan()
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    y = torch.randn(1, CHANNELS, 2, 2)
+    with profile() as p:
+        result = MORE(y.to_blocked("nChw8c"))
+    assert p.fallbacks == 1 and torch.equal(result.to_dense(), torch.cat([y, y], 1))
 
 
 HALVED = define("halved", "Tensor x, int dim", lambda x, dim: x.narrow(dim, 0, 1).clone(),

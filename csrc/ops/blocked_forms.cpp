@@ -16,6 +16,7 @@ namespace {
 struct Forms {
   std::mutex mutex;
   std::map<std::string, std::set<std::string>> of;
+  std::map<std::string, c10::OperatorName> checked;  // what the first use has found to fit
 
   static Forms& all() {
     static Forms forms;
@@ -62,6 +63,7 @@ bool fits(const c10::FunctionSchema& op, const c10::FunctionSchema& form) {
 void register_blocked_form(std::string op, std::string blocked) {
   Forms& forms = Forms::all();
   const std::lock_guard lock(forms.mutex);
+  forms.checked.erase(op);
   forms.of[std::move(op)].insert(std::move(blocked));
 }
 
@@ -75,19 +77,19 @@ void check_blocked_form(const std::string& op, const std::string& blocked) {
 }
 
 std::optional<c10::OperatorName> blocked_form(const c10::OperatorName& op) {
+  Forms& forms = Forms::all();
+  const std::lock_guard lock(forms.mutex);
   const std::string name = toString(op);
-  std::set<std::string> found;
-  {
-    Forms& forms = Forms::all();
-    const std::lock_guard lock(forms.mutex);
-    if (const auto at = forms.of.find(name); at != forms.of.end()) found = at->second;
+  if (const auto at = forms.checked.find(name); at != forms.checked.end()) return at->second;
+  const auto found = forms.of.find(name);
+  if (found == forms.of.end()) return std::nullopt;
+  if (found->second.size() > 1) {
+    fail_value("register", text("one blocked form of ", name), text(found->second),
+               "register one of them");
   }
-  if (found.empty()) return std::nullopt;
-  if (found.size() > 1) {
-    fail_value("register", text("one blocked form of ", name), text(found), "register one of them");
-  }
-  check_blocked_form(name, *found.begin());
-  return parsed(*found.begin());
+  const std::string& form = *found->second.begin();
+  check_blocked_form(name, form);
+  return forms.checked.emplace(name, parsed(form)).first->second;
 }
 
 }  // namespace torch_blocked

@@ -142,7 +142,11 @@ def eager_rows(
     model: str, tag: str, module: nn.Module, input: Callable[[], Tensor], rounds: int
 ) -> list[Row]:
     """input: makes the input in the format; what that takes counts as between the modules."""
-    leaves = {name: each for name, each in module.named_modules() if not any(each.children())}
+    leaves = {
+        name: each
+        for name, each in module.named_modules()
+        if not any(each.children()) and not isinstance(each, nn.Identity)  # a folded batch norm
+    }
     clocks: list[Clock] = []
     bar = Bar(f"{model}: {tag}", rounds)
     with hooked(leaves, clocks):

@@ -130,7 +130,8 @@ def time_bar(name: str, rounds_ms: Sequence[float]) -> Bar:
 
 def _bar(bar: Bar, left: float, y: float, scale: float, colours: Mapping[str, str]) -> list[str]:
     middle, x = y + BAR / 2, left
-    name = bar.name if len(bar.name) * LETTER < NAME - 20 else "…" + bar.name[-40:]
+    most = round((NAME - 24) / LETTER)
+    name = bar.name if len(bar.name) <= most else f"{bar.name[:12]}…{bar.name[13 - most :]}"
     drawn = [f'<text class="name" x="{left - 8:.1f}" y="{middle + 4}">{escape(name)}</text>']
     for kind, length in bar.parts.items():
         drawn.append(
