@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -20,6 +21,8 @@
 #include "kernels/fma_peak.h"
 #include "ops/blocked_forms.h"
 #include "ops/implementations.h"
+#include "ops/observer.h"
+#include "runtime/bandwidth.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
@@ -42,19 +45,67 @@ void bind_trace(py::module_& m) {
       .value("reorder", trace::Kind::kReorder)
       .value("pack", trace::Kind::kPack)
       .value("fallback", trace::Kind::kFallback)
-      .value("ref", trace::Kind::kRef);
+      .value("ref", trace::Kind::kRef)
+      .value("module", trace::Kind::kModule)
+      .value("operator", trace::Kind::kOp)
+      .value("onednn", trace::Kind::kOneDnn);
   py::class_<trace::Event>(m, "Event")
       .def_readonly("kind", &trace::Event::kind)
       .def_readonly("op", &trace::Event::op)
       .def_readonly("detail", &trace::Event::detail)
       .def_readonly("bytes", &trace::Event::bytes)
-      .def_readonly("time_ns", &trace::Event::time_ns);
+      .def_readonly("time_ns", &trace::Event::time_ns)
+      .def_readonly("module", &trace::Event::module)
+      .def_readonly("is_backward", &trace::Event::is_backward)
+      .def_readonly("line", &trace::Event::line)
+      .def_readonly("start_ns", &trace::Event::start_ns)
+      .def_readonly("id", &trace::Event::id)
+      .def_readonly("parent", &trace::Event::parent)
+      .def_readonly("thread", &trace::Event::thread)
+      .def_readonly("src", &trace::Event::src)
+      .def_readonly("dst", &trace::Event::dst)
+      .def_readonly("implementation", &trace::Event::implementation)
+      .def_readonly("flops", &trace::Event::flops);
   m.def("trace_start", &trace::start);
   m.def("trace_stop", &trace::stop);
   m.def("trace_totals", &trace::totals, "events since import: reorder, pack, fallback, ref");
-  m.def("trace_fallback", [](std::string op, std::string why) {
-    trace::record({trace::Kind::kFallback, std::move(op), std::move(why)});
+  m.def("trace_fallback", [](std::string op, std::string why, std::string line) {
+    trace::Event event{trace::Kind::kFallback, std::move(op), std::move(why)};
+    event.line = std::move(line);
+    trace::record(std::move(event));
   });
+  m.def(
+      "trace_enter",
+      [](std::string name, std::string path) {
+        if (!trace::recording()) return std::numeric_limits<std::size_t>::max();
+        trace::Event event{trace::Kind::kModule, std::move(name), {}};
+        event.module = std::move(path);
+        return trace::open(std::move(event));
+      },
+      "begins a module's forward in this thread; trace_leave takes what it returns");
+  m.def("trace_leave", &trace::close);
+  m.def("trace_thread", &trace::this_thread, "as in events of this thread");
+  m.def("is_recording", &trace::recording);
+  m.def(
+      "watch_reorders",
+      [](py::object now) {
+        thread_local py::object* watcher = nullptr;
+        py::object before = watcher ? *watcher : py::none();
+        delete watcher;
+        watcher = now.is_none() ? nullptr : new py::object(now);
+        trace::watch_reorders(
+            watcher ? trace::OnReorder([now](const char* op, const std::string& formats) {
+              const py::gil_scoped_acquire gil;
+              now(op, formats);
+            })
+                    : trace::OnReorder());
+        return before;
+      },
+      py::arg("watcher"),
+      "From now on watcher(op, formats) is called before each reorder in this thread, and may\n"
+      "raise; None: nobody. Returns the one before.");
+  m.def("start_observing", &start_observing, py::arg("onednn"));
+  m.def("stop_observing", &stop_observing, py::arg("onednn"));
 }
 
 py::dict onednn_version() {
@@ -176,6 +227,9 @@ PYBIND11_MODULE(_C, m) {
       py::arg("name"), py::arg("overload"), "the op that another library registered, or None");
   m.def("fingerprint", &fingerprint, "what measured times depend on, but for the CPU");
   m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
+  m.def("memory_bandwidth_gbs", &memory_bandwidth_gbs,
+        "GB/s read and written by copies beyond the caches, by all threads",
+        py::call_guard<py::gil_scoped_release>());
   isa();  // fixes the limits, and refuses a bad one, at import
 }
 

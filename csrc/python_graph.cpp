@@ -295,6 +295,7 @@ void bind_graph(py::module_& m) {
       });
   py::class_<graph::StepReport>(m, "StepReport")
       .def_readonly("op", &graph::StepReport::op)
+      .def_readonly("input", &graph::StepReport::input)
       .def_readonly("output", &graph::StepReport::output)
       .def_readonly("implementation", &graph::StepReport::implementation)
       .def_readonly("why", &graph::StepReport::why)

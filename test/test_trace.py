@@ -167,28 +167,6 @@ def test_profiles_of_threads_do_not_disturb_each_other():
     assert not failures
 
 
-def test_table():
-    x = dense().to_blocked("nChw8c")
-    with torch_blocked.profile() as p:
-        x.renorm(2, 1, 1)
-        x.renorm(2, 1, 1)
-        x.to_blocked("nChw16c")
-    header, *rows = p.table().splitlines()
-    assert header.split() == ["kind", "op", "count", "MB", "ms", "detail"]
-    assert [row.split()[:3] for row in rows] == [
-        ["fallback", "aten.renorm.default", "2"],
-        ["reorder", "to_dense", "2"],
-        ["reorder", "reblock", "1"],
-    ]
-    megabytes = x._physical.nbytes + x.to_dense().nbytes
-    assert float(rows[1].split()[3]) == pytest.approx(2 * megabytes / 1e6, abs=0.005)
-    assert rows[1].endswith("  nChw8c -> nchw [2, 17, 6, 5]")
-
-
-def test_table_of_nothing():
-    assert torch_blocked.profile().table().split() == ["kind", "op", "count", "MB", "ms", "detail"]
-
-
 def test_a_blocked_network_reorders_at_its_ends_only():
     x = dense(2, 16, 14, 14)
     weights = [dense(16, 16, 3, 3) / 12 for _ in range(3)]

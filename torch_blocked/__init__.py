@@ -8,6 +8,7 @@ import torch  # noqa: E402
 
 from torch_blocked import ops as _ops  # noqa: E402, F401  fills the ops table
 from torch_blocked._C import clear_packed_weights, native_blocks  # noqa: E402
+from torch_blocked.channels_last import channels_last_losses  # noqa: E402
 from torch_blocked.channels_last_1d import (  # noqa: E402
     is_contiguous_channels_last_1d,
     to_channels_last_1d,
@@ -28,7 +29,8 @@ from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E
 from torch_blocked.ops.register import register  # noqa: E402
 from torch_blocked.optimize import optimize  # noqa: E402
 from torch_blocked.optimized_module import load  # noqa: E402
-from torch_blocked.profile import profile, strict  # noqa: E402
+from torch_blocked.profile import profile  # noqa: E402
+from torch_blocked.strict import strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
 
 # The one thing added to torch; BlockedTensor brings its own to_dense.
@@ -40,6 +42,7 @@ __all__ = [
     "BlockedTensor",
     "Descriptor",
     "canonical_tag",
+    "channels_last_losses",
     "clear_packed_weights",
     "cmake_prefix",
     "empty",

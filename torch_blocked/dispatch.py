@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
 from torch_blocked.schema import is_view_op
+from torch_blocked.strict import Refused
 
 Handler = Callable[..., Any]
 LastResort = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], str], Any]
@@ -90,7 +91,7 @@ def dispatch(
             reason = str(declined)
         except (ValueError, TypeError, NotImplementedError) as error:
             reason = str(error)
-            if not reason.startswith("torch_blocked::"):
+            if isinstance(error, Refused) or not reason.startswith("torch_blocked::"):
                 raise
         else:
             if CHECK_TAIL:

@@ -14,20 +14,30 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-# Code in these folders is not the user's.
-_NOT_THE_USERS = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__)
+from torch_blocked import _C
+
+# Code in these folders is not the user's, nor is what they write and run.
+_NOT_THE_USERS = (
+    *(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__)),
+    "<contract of ",
+    "<eval_with_key>",
+    "<frozen ",
 )
 # What Dynamo puts before the path of a module: "L['self'].layer1".
 _PREFIX = re.compile(r"^L\['\w+'\]\.?")
 # What torch.compile calls the module that it wraps.
 _COMPILED = "_orig_mod"
+
+
+# The frame of every module that runs.
+_CALL = nn.Module._call_impl.__code__
 
 
 class _Running(threading.local):
@@ -36,6 +46,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.modules: list[tuple[nn.Module, str, str]] = []
+        self.places: list[int] = []  # of those which a profile was told of (_C.trace_enter)
         self.calls: Counter[str] = Counter()
 
 
@@ -48,12 +59,12 @@ _handles: list[Any] = []
 @contextmanager
 def from_here() -> Iterator[None]:
     """Paths of what this thread calls inside begin anew: the next module is a model."""
-    before = _running.modules, _running.calls
-    _running.modules, _running.calls = [], Counter()
+    before = _running.__dict__.copy()
+    _running.__init__()  # type: ignore[misc]
     try:
         yield
     finally:
-        _running.modules, _running.calls = before
+        _running.__dict__.update(before)
 
 
 @contextmanager
@@ -91,12 +102,14 @@ class _Place(nn.Module):
 @contextmanager
 def entered(path: str, line: str) -> Iterator[None]:
     """Lets place() be this, for code that was taken out of its module."""
-    stack = _running.modules
+    stack, places = _running.modules, _running.places
     stack.append((_Place(line), path, path))
+    places.append(_C.trace_enter("", path))
     try:
         yield
     finally:
         stack.pop()
+        _C.trace_leave(places.pop())
 
 
 def user_line() -> str:
@@ -106,6 +119,27 @@ def user_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back  # type: ignore[assignment]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def here() -> str:
+    """What a sentence says of where it happens: " in layer1.0.conv2 (model.py:12)". From Python's
+    frames, so that it is known though nobody has asked before."""
+    path, line = _by_frames(), user_line()
+    return (f" in {path}" if path else "") + (f" ({line})" if line else "")
+
+
+def _by_frames() -> str:
+    """The path of the module whose forward runs, as current() tells it, less how often it did."""
+    modules: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back
+    with from_here():
+        for module in reversed(modules):
+            _enter(module, None)
+        return _running.modules[-1][1] if modules else ""
 
 
 def place() -> tuple[str, str]:
@@ -135,23 +169,23 @@ def _enter(module: nn.Module, _inputs: Any) -> None:
     if not stack:
         _running.calls.clear()
         stack.append((module, "", ""))
-        return
-    path = _path_of(module)
-    if path is None:
+    elif (path := _path_of(module)) is None:
         stack.append((module, *stack[-1][1:]))
-        return
-    count = _running.calls[path]
-    _running.calls[path] += 1
-    stack.append((module, path, f"{path}@{count}" if count else path))
+    else:
+        count = _running.calls[path]
+        _running.calls[path] += 1
+        stack.append((module, path, f"{path}@{count}" if count else path))
+    _running.places.append(_C.trace_enter(type(module).__name__, stack[-1][2]))
 
 
 def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
-    stack = _running.modules
+    stack, places = _running.modules, _running.places
     # One that entered before known() began is not here, and those above it never left: a hook
     # raised.
     if any(each is module for each, _, _ in stack):
         while stack.pop()[0] is not module:
-            pass
+            places.pop()
+        _C.trace_leave(places.pop())
 
 
 def _path_of(module: nn.Module) -> str | None:

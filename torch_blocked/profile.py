@@ -1,40 +1,73 @@
-"""See what costs time without computing: reorders, weight packs, dense fallbacks, refused refs."""
+"""What a model's time goes to: ops, reorders, weight packs, dense fallbacks, and Python between
+them, each by the module that caused it."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack
+from typing import Any
 
-from torch_blocked import _C
-from torch_blocked.text_table import columns
+import torch
 
-_local = threading.local()
+from torch_blocked import _C, module_paths, profile_page, profile_report
+from torch_blocked.profile_rows import Recorded, Row, Span
+
+_verbose_lock = threading.Lock()
+_verbose_users = 0
 
 
 class profile:
-    """Records what happens inside a `with` block, in every thread.
+    """Records what happens inside a `with` block, in every thread: eager ops, blocked or dense, the
+    steps of optimized models, and backward.
 
     >>> with torch_blocked.profile() as p:
     ...     model(x.to_blocked())
     >>> p.reorders, p.fallbacks, p.packs, p.refs
     >>> print(p.table())
 
+    torch_reorders: also those that torch's own oneDNN does inside of dense convolutions. It tells
+        of them on standard output only, which is held up and filtered meanwhile.
+
     reorders: activations copied from one format into another, `to_blocked` and `to_dense` included.
+    torch_reorders: those of torch's oneDNN, of weights, too; not among `reorders`.
     packs: weights copied into a kernel's format; none once the cache has them.
     fallbacks: ops that ran on a dense copy, because no blocked kernel takes them.
     refs: `ref` kernels that oneDNN offered and that were refused; never run.
-    `events` has each with its op, detail, bytes and time_ns."""
+    `events` has each of these but torch's with its op, detail, module, bytes and time_ns; `rows`
+    all that took time, which sums to `wall_ms` for the thread of the block."""
 
-    def __init__(self) -> None:
-        self.events: list[_C.Event] = []
+    def __init__(self, *, torch_reorders: bool = True) -> None:
+        self._recorded = Recorded()
+        self._catches = torch_reorders and not _prints_itself()
+        self._stack = ExitStack()
 
     def __enter__(self) -> profile:
+        self._stack.enter_context(module_paths.known())
         self._position = _C.trace_start()
+        _C.start_observing(self._catches)
+        if self._catches:
+            _set_verbose(1)
+        self._begin = time.perf_counter_ns()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.events = _C.trace_stop(self._position)
+        end = time.perf_counter_ns()
+        if self._catches:
+            _set_verbose(-1)
+        _C.stop_observing(self._catches)
+        recorded = _C.trace_stop(self._position)
+        self._stack.close()
+        self._recorded = Recorded(recorded, Span(self._begin, end, _C.trace_thread()))
+
+    @property
+    def events(self) -> list[_C.Event]:
+        return self._recorded.events
+
+    @property
+    def rows(self) -> list[Row]:
+        return self._recorded.rows
 
     def _of(self, kind: _C.Kind) -> list[_C.Event]:
         return [event for event in self.events if event.kind == kind]
@@ -56,36 +89,56 @@ class profile:
         return len(self._of(_C.Kind.ref))
 
     @property
+    def torch_reorders(self) -> int:
+        return sum(row.calls for row in self.rows if row.kind == "torch reorder")
+
+    @property
     def reorder_ms(self) -> float:
         """Time spent in reorders of activations."""
         return sum(event.time_ns for event in self._of(_C.Kind.reorder)) / 1e6
 
+    @property
+    def wall_ms(self) -> float:
+        """The time of the whole block."""
+        return self._recorded.wall_ms
+
     def table(self) -> str:
-        """The events summed by kind, op and detail, as aligned text."""
-        sums: dict[tuple[str, str, str], list[float]] = {}
-        for event in self.events:
-            row = sums.setdefault((event.kind.name, event.op, event.detail), [0, 0, 0])
-            row[0] += 1
-            row[1] += event.bytes / 1e6
-            row[2] += event.time_ns / 1e6
-        rows = [
-            (kind, op, str(count), f"{megabytes:.2f}", f"{ms:.3f}", detail)
-            for (kind, op, detail), (count, megabytes, ms) in sums.items()
-        ]
-        return columns(("kind", "op", "count", "MB", "ms", "detail"), rows, "llrrrl")
+        """What took time, as aligned text: a row for each module, op, dims, formats and
+        implementation, in the order in which they first ran; then the fallbacks."""
+        return profile_report.table(self._recorded)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Rows, fallbacks and roofs as JSON text, also written to a file if a path is given."""
+        return _written(profile_report.json_text(self._recorded), path)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Each call in the Trace Event format, as Perfetto and chrome://tracing open it."""
+        return _written(profile_report.chrome_trace(self._recorded), path)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """One page that needs no other file and no network."""
+        return _written(profile_page.page(self._recorded), path)
 
 
-@contextmanager
-def strict() -> Iterator[None]:
-    """Inside it, an op without a blocked kernel raises NotImplementedError instead of running on a
-    dense copy. The sentence names the op, the formats and the way out. Per thread."""
-    before = is_strict()
-    _local.strict = True
-    try:
-        yield
-    finally:
-        _local.strict = before
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return text
 
 
-def is_strict() -> bool:
-    return bool(getattr(_local, "strict", False))
+def _prints_itself() -> bool:
+    """Whether the user asked for oneDNN's lines, which then are not ours to catch."""
+    return any(
+        os.environ.get(name, "0") not in ("", "0", "none")
+        for name in ("ONEDNN_VERBOSE", "DNNL_VERBOSE")
+    )
+
+
+def _set_verbose(change: int) -> None:
+    """Torch's oneDNN tells of what it runs while somebody wants to know."""
+    global _verbose_users
+    verbose: Any = torch._C._verbose
+    with _verbose_lock:
+        _verbose_users += change
+        verbose.mkldnn_set_verbose(int(_verbose_users > 0))

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C
 from torch_blocked.dispatch import dispatch, views_counted
 from torch_blocked.schema import is_view_op, written_arguments
+from torch_blocked.strict import check_view
 from torch_blocked.tensor import BlockedTensor, contiguous_strides, is_contiguous
 
 aten = torch.ops.aten
@@ -209,6 +210,7 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
 
     pixels_last: it is contiguous where the copy is channels-last. The copy is not that, because
     contiguous() of such a view of a dense tensor gives memory of its own."""
+    check_view(str(func), f"{input.format} {tuple(input.shape)}")
     input = anchor(input)
     memory = _without_repeats(input)
     is_repeated = memory is not input._physical
@@ -264,6 +266,7 @@ def _laid_as(tensor: Tensor, strides: list[int] | tuple[int, ...] | None) -> Ten
 
 def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor:
     """Channels [start, start + length) of `input` as a copy tied to it."""
+    check_view("slice", f"{input.format} {tuple(input.shape)}")
     input = anchor(input)
     memory = _without_repeats(input)
 

@@ -5,19 +5,10 @@
 #include <list>
 #include <memory>
 
+#include "graph/report.h"
 #include "graph/run.h"
 
 namespace torch_blocked::graph {
-
-// One line of .plan().
-struct StepReport {
-  std::string op, output, implementation, why;
-  Origin origin;        // of its node; of a reorder, that of the node which it is for
-  double microseconds;  // of this step in one run
-  double flops, bytes;  // of its products; of what it reads and writes, weights left out
-  std::int64_t pieces;  // as of Run::Timed, and meets
-  bool meets;
-};
 
 class Compiled {
  public:

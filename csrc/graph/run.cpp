@@ -2,13 +2,16 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "format/errors.h"
+#include "graph/report.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
+#include "runtime/trace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -19,6 +22,11 @@ struct Below {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
 };
+
+// The path of a part of `model`, which is itself a part of another.
+std::string joined(const std::string& model, const std::string& part) {
+  return model.empty() || part.empty() ? model + part : text(model, ".", part);
+}
 
 }  // namespace
 
@@ -80,6 +88,31 @@ void Run::run_steps(std::size_t first, std::size_t end) {
   }
 }
 
+// Each step by itself, told to torch's profiler and to trace, whichever is on.
+void Run::run_observed() {
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    StepReport step = report_of(plan_, i);
+    at::RecordFunction range(at::RecordScope::USER_SCOPE);
+    if (range.isActive()) range.before(text(step.op, " of ", step.origin.module));
+    if (!trace::recording()) {
+      run_steps(i, i + 1);
+      continue;
+    }
+    trace::Event event{trace::Kind::kOp, step.op, step.why};
+    const trace::Event* around = trace::innermost();
+    event.module = joined(around ? around->module : "", step.origin.module);
+    event.line = step.origin.line;
+    event.src = std::move(step.input);
+    event.dst = std::move(step.output);
+    event.implementation = std::move(step.implementation);
+    event.flops = step.flops;
+    event.bytes = static_cast<std::int64_t>(step.bytes);
+    const std::size_t place = trace::open(std::move(event));
+    run_steps(i, i + 1);
+    trace::close(place);
+  }
+}
+
 // Of the results that are still there: others share memory with what came after them.
 void Run::check_tails(std::size_t first, std::size_t end) const {
   for (std::size_t i = first; i < end; ++i) {
@@ -102,7 +135,13 @@ void Run::end() {
 std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
   const Below below;
   begin(inputs);
-  for (std::size_t i = 0; i + 1 < sections_.size(); ++i) run_steps(sections_[i], sections_[i + 1]);
+  if (at::hasCallbacks()) {
+    run_observed();
+  } else {
+    for (std::size_t i = 0; i + 1 < sections_.size(); ++i) {
+      run_steps(sections_[i], sections_[i + 1]);
+    }
+  }
   std::map<Value, at::Tensor> outputs;
   const auto* arena = static_cast<const char*>(arena_.const_data_ptr());
   for (const auto& [value, slot] : plan_.outputs) {

@@ -61,6 +61,7 @@ class Run {
  private:
   void begin(const std::vector<Given>& inputs);
   void run_steps(std::size_t first, std::size_t end);
+  void run_observed();
   void check_tails(std::size_t first, std::size_t end) const;  // of what these steps have written
   void end();
 

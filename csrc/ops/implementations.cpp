@@ -4,6 +4,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "format/errors.h"
+#include "runtime/trace.h"
 
 namespace torch_blocked {
 namespace {
@@ -36,6 +37,7 @@ const char* Family::last() const {
 }
 
 void Family::set_last(const char* implementation) const {
+  if (trace::recording()) trace::note_implementation(implementation);
   last_of_families[index_] = implementation;
 }
 

@@ -183,6 +183,7 @@ std::string described(const Reorder& reorder) {
 
 void run(const char* op, const Reorder& reorder) {
   if (reorder.dst.tensor.numel() == 0) return;
+  if (trace::reorder_watcher()) trace::reorder_watcher()(op, described(reorder));
   trace::Timed timed(
       trace::Kind::kReorder, op,
       static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()));

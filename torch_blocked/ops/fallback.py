@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C
+from torch_blocked import _C, module_paths
 from torch_blocked.dispatch import LAST_RESORTS, OPS_TABLE
 from torch_blocked.ops.operands import to_blocked_like
-from torch_blocked.profile import is_strict
 from torch_blocked.schema import has_out, is_view_op, written_arguments
 from torch_blocked.shadow import become, dense_view
+from torch_blocked.strict import Refused, is_strict
 from torch_blocked.tensor import BlockedTensor
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -114,15 +114,18 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
     name = str(func)
     formats = ", ".join(f"{a.format} {tuple(a.shape)}" for a in blocked)
     if is_strict():
-        raise NotImplementedError(
+        raise Refused(
             f"torch_blocked::{name}: expected a blocked kernel for {formats}, got none "
-            f"({reason}); call .to_dense() on the input, or leave torch_blocked.strict()"
+            f"({reason}){module_paths.here()}; call .to_dense() on the input, or leave "
+            "torch_blocked.strict()"
         )
-    _C.trace_fallback(name, f"{formats}: {reason}")
+    line = module_paths.user_line() if _C.is_recording() else ""
+    _C.trace_fallback(name, f"{formats}: {reason}", line)
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"torch_blocked: {name} runs on a dense copy of {formats} ({reason}); "
+            f"torch_blocked: {name} runs on a dense copy of {formats} ({reason})"
+            f"{module_paths.here()}; "
             "torch_blocked.profile() counts these, torch_blocked.strict() refuses them",
             stacklevel=5,
         )

@@ -1,0 +1,98 @@
+"""Whether the rows of a profile sum to what a model takes, with and without being watched.
+
+    python benchmarks/profile_sums.py resnet50 --threads 2
+
+rows: the sum of all rows; clock: the profiled run by the clock; alone: a run that nobody watches,
+the median of several; ops: the share of the rows that are ops, reorders and packs, the rest being
+Python, dispatch and the profile's own work. Exits with 1 if rows and clock, or rows and alone,
+differ by more than 5 %."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import torch_blocked
+from torch_blocked.bench import models
+from torch_blocked.bench.arguments import positive
+from torch_blocked.text_table import markdown
+
+ROUNDS = 9
+ALLOWED = 0.05
+
+
+def cases(name: str) -> dict[str, Callable[[], object]]:
+    model = models.load(name)
+    x = model.random_input(1)
+    blocked = x.to_blocked()
+    optimized = torch_blocked.optimize(models.load(name).module, x)
+    trained = models.load(name).module.train()
+    batch = model.random_input(4).to_blocked()
+
+    def inference(net: nn.Module, input: Tensor) -> Callable[[], object]:
+        def call() -> object:
+            with torch.no_grad():
+                return net(input)
+
+        return call
+
+    def step() -> None:
+        trained.zero_grad()
+        trained(batch).square().mean().backward()
+
+    return {
+        "dense": inference(model.module, x),
+        "eager, blocked": inference(model.module, blocked),
+        "optimized": inference(optimized, x),
+        "a training step": step,
+    }
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def row(name: str, call: Callable[[], object]) -> tuple[list[str], bool]:
+    for _ in range(2):
+        call()
+    profiles, alone = [], []
+    for _ in range(ROUNDS):
+        alone.append(1e3 * seconds(call))
+        with torch_blocked.profile(torch_reorders=name == "dense") as p:
+            call()
+        profiles.append(p)
+    p = sorted(profiles, key=lambda each: each.wall_ms)[ROUNDS // 2]
+    rows = sum(each.ms for each in p.rows if each.in_thread)
+    ops = sum(each.ms for each in p.rows if each.in_thread and each.kind != "between")
+    usual = statistics.median(alone)
+    off = max(abs(rows / p.wall_ms - 1), abs(rows / usual - 1))
+    texts = [name, *(f"{each:.2f}" for each in (rows, p.wall_ms, usual))]
+    texts += [f"{100 * (rows / usual - 1):+.1f} %", f"{100 * ops / rows:.1f} %"]
+    return texts, off <= ALLOWED
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", help="names of the zoo, or module:factory")
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    fine = True
+    for name in arguments.models:
+        results = [row(*each) for each in cases(name).items()]
+        header = (name, "rows ms", "clock ms", "alone ms", "rows / alone", "ops")
+        print(markdown(header, [texts for texts, _ in results]))
+        fine &= all(good for _, good in results)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

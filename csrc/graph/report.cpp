@@ -1,0 +1,67 @@
+#include "graph/report.h"
+
+#include <algorithm>
+
+#include "format/errors.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image. kStrided counts as plain, which most
+// such values are.
+std::string described(const SlotPlan& slot) {
+  const std::size_t ndims = slot.dims.size();
+  if (ndims < 3 || ndims > 5) return text(slot.dims);
+  return text((slot.format == kStrided ? kPlain : slot.format).name(ndims), " ", slot.dims);
+}
+
+// A step between nodes is there for the one that reads what it writes; for none if the graph
+// returns that.
+Origin origin_of(const Plan& plan, std::size_t i) {
+  const Step& step = plan.steps[i];
+  if (step.node) return step.node->origin;
+  const auto reads = [&](const auto& each) { return each.second == step.writes[0]; };
+  for (std::size_t later = i + 1; later < plan.steps.size(); ++later) {
+    if (std::ranges::any_of(plan.steps[later].reads, reads)) return origin_of(plan, later);
+  }
+  return {};
+}
+
+// Of the first value that the step reads, in the order of its node's arguments.
+std::string input_of(const Plan& plan, const Step& step) {
+  if (step.reads.empty()) return "";
+  auto first = step.reads.begin();
+  if (step.node) {
+    const auto found = step.reads.find(step.node->read(0));
+    if (found != step.reads.end()) first = found;
+  }
+  return described(plan.slots[first->second]);
+}
+
+double bytes_of(const Plan& plan, const Step& step) {
+  double bytes = 0;
+  const auto add = [&](Slot slot) {
+    const SlotPlan& memory = plan.slots[slot];
+    bytes += static_cast<double>(c10::multiply_integers(memory.dims)) *
+             static_cast<double>(c10::elementSize(memory.dtype));
+  };
+  for (const auto& [value, slot] : step.reads) add(slot);
+  for (const Slot slot : step.writes) add(slot);
+  return bytes;
+}
+
+}  // namespace
+
+StepReport report_of(const Plan& plan, std::size_t i) {
+  const Step& step = plan.steps[i];
+  return {.op = step.node ? step.node->name : step.kind->name,
+          .input = input_of(plan, step),
+          .output = described(plan.slots[step.writes[0]]),
+          .implementation = step.kind->implementation(plan, step),
+          .why = step.kind->why(step),
+          .origin = origin_of(plan, i),
+          .flops = step.kind->flops(plan, step),
+          .bytes = bytes_of(plan, step)};
+}
+
+}  // namespace torch_blocked::graph

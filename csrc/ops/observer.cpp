@@ -1,0 +1,286 @@
+#include "ops/observer.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string_view>
+
+#include "format/activation.h"
+#include "format/errors.h"
+#include "runtime/trace.h"
+#include "runtime/verbose_stream.h"
+
+namespace torch_blocked {
+namespace {
+
+using c10::IValue;
+using Values = std::span<const IValue>;
+
+// ---- which module a node of autograd is of ------------------------------------------------------
+
+// An op of the forward has the sequence number that its node gets, within its thread.
+using SequenceKey = std::pair<std::uint64_t, std::int64_t>;
+std::mutex modules_mutex;
+std::map<SequenceKey, std::string> modules;
+
+void note_module(const at::RecordFunction& function) {
+  const trace::Event* around = trace::innermost();
+  if (function.seqNr() < 0 || !around || around->is_backward) return;
+  const std::lock_guard lock(modules_mutex);
+  modules[{function.threadId(), function.seqNr()}] = around->module;
+}
+
+std::string module_of(const at::RecordFunction& function) {
+  const std::lock_guard lock(modules_mutex);
+  const auto found = modules.find({function.forwardThreadId(), function.seqNr()});
+  return found == modules.end() ? std::string() : found->second;
+}
+
+// ---- tensors in words ---------------------------------------------------------------------------
+
+bool is_wrapper(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
+const at::Tensor* first_tensor(Values values) {
+  for (const IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) return &value.toTensor();
+  }
+  return nullptr;
+}
+
+std::int64_t block_of(const at::Tensor& physical) { return physical.sizes().back(); }
+
+bool is_block(std::int64_t size) { return size == 4 || size == 8 || size == 16 || size == 32; }
+
+// Formats of the dense tensors that ATen tells apart.
+std::string format_of(const at::Tensor& tensor) {
+  const auto ndims = static_cast<std::size_t>(tensor.dim());
+  if (ndims < 3 || ndims > 5 || tensor.layout() != at::kStrided) return "";
+  if (tensor.is_contiguous()) return std::string(kPlain.name(ndims));
+  const bool last = (ndims == 4 && tensor.is_contiguous(at::MemoryFormat::ChannelsLast)) ||
+                    (ndims == 5 && tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d));
+  return std::string(last ? kChannelsLast.name(ndims) : "strided");
+}
+
+// Ops of ours that nobody wraps take and return physical tensors.
+std::string described(const at::Tensor& tensor, std::string_view op) {
+  const bool is_physical = op.starts_with("torch_blocked::") && tensor.dim() >= 4 &&
+                           is_block(block_of(tensor)) && tensor.is_contiguous();
+  if (is_physical) return text("physical ", tensor.sizes());
+  const std::string format = is_wrapper(tensor) ? "blocked" : format_of(tensor);
+  return format.empty() ? text(tensor.sizes()) : text(format, " ", tensor.sizes());
+}
+
+// Puts the format of a blocked tensor in, once an op on the physical one has shown it.
+void name_block(std::string& words, const at::Tensor& physical) {
+  constexpr std::string_view kUnknown = "blocked ";
+  const std::int64_t ndims = physical.dim() - 1;
+  if (!words.starts_with(kUnknown) || is_wrapper(physical)) return;
+  if (ndims < 3 || ndims > 5 || !is_block(block_of(physical))) return;
+  const std::string_view format =
+      Format::blocked(block_of(physical)).name(static_cast<std::size_t>(ndims));
+  words = text(format, " ", words.substr(kUnknown.size()));
+}
+
+std::int64_t bytes_of(Values values) {
+  std::int64_t bytes = 0;
+  for (const IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      bytes += static_cast<std::int64_t>(value.toTensor().numel()) *
+               static_cast<std::int64_t>(value.toTensor().itemsize());
+    } else if (value.isTensorList()) {
+      for (const IValue& each : value.toListRef()) bytes += bytes_of({&each, 1});
+    }
+  }
+  return bytes;
+}
+
+// ---- products -----------------------------------------------------------------------------------
+
+double numel(const IValue& value) { return static_cast<double>(value.toTensor().numel()); }
+// Products that each element on the side of a weight's first dim takes part in.
+double row(const IValue& weight) {
+  return numel(weight) / static_cast<double>(weight.toTensor().size(0));
+}
+double last_dim(const IValue& value) {
+  return static_cast<double>(value.toTensor().sizes().back());
+}
+
+// An op's products: so many, and so many for each element of its result.
+struct Products {
+  double fixed = 0, each = 0;
+};
+
+Products of_convolution(Values in) { return {.each = row(in[1])}; }
+Products of_transposed(Values in) { return {.fixed = numel(in[0]) * row(in[1])}; }
+Products of_either(Values in) { return in[6].toBool() ? of_transposed(in) : of_convolution(in); }
+Products of_gradients(Values in) {
+  const double one = numel(in[7].toBool() ? in[1] : in[0]) * row(in[2]);
+  const auto mask = in[10].toBoolList();
+  return {.fixed = one * (static_cast<double>(mask[0]) + static_cast<double>(mask[1]))};
+}
+Products of_linear(Values in) { return {.each = last_dim(in[0])}; }
+Products of_sum_and_product(Values in) { return {.each = last_dim(in[1])}; }
+
+struct Counted {
+  std::string_view op;
+  Products (*products)(Values in);
+};
+constexpr auto kCounted = std::to_array<Counted>({{"aten::conv1d", of_convolution},
+                                                  {"aten::conv2d", of_convolution},
+                                                  {"aten::conv3d", of_convolution},
+                                                  {"aten::conv_transpose1d", of_transposed},
+                                                  {"aten::conv_transpose2d", of_transposed},
+                                                  {"aten::conv_transpose3d", of_transposed},
+                                                  {"aten::convolution", of_either},
+                                                  {"aten::_convolution", of_either},
+                                                  {"aten::convolution_backward", of_gradients},
+                                                  {"aten::linear", of_linear},
+                                                  {"aten::matmul", of_linear},
+                                                  {"aten::mm", of_linear},
+                                                  {"aten::bmm", of_linear},
+                                                  {"aten::addmm", of_sum_and_product}});
+
+Products products_of(std::string_view op, Values in) {
+  const auto* found = std::ranges::find(kCounted, op, &Counted::op);
+  return found == kCounted.end() ? Products() : found->products(in);
+}
+
+// ---- the observer -------------------------------------------------------------------------------
+
+// An op inside of the op that is kept.
+struct Inner {
+  std::int64_t start_ns, inside_ns;
+};
+// What is known of the op that is kept before it ends. Its arguments are gone by then.
+struct Running {
+  Products products;
+  std::vector<Inner> inner;  // that run at the moment, outermost first
+  std::string slowest;       // of those that ran: says by what the op ran
+  std::int64_t slowest_ns = 0;
+};
+thread_local Running running;
+
+std::int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Context : at::ObserverContext {
+  enum What { kRange, kOp, kInside } what;
+  std::size_t place;
+  Context(What kind, std::size_t at) : what(kind), place(at) {}
+};
+
+std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
+  if (!trace::recording()) return nullptr;
+  if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+    trace::Event event{trace::Kind::kModule, function.name(), {}};
+    event.module = module_of(function);
+    event.is_backward = true;
+    return std::make_unique<Context>(Context::kRange, trace::open(std::move(event)));
+  }
+  note_module(function);
+  if (!function.operator_name()) return nullptr;
+  trace::Event* around = trace::innermost();
+  const at::Tensor* input = first_tensor(function.inputs());
+  if (around && around->kind != trace::Kind::kModule) {
+    if (input) name_block(around->src, *input);
+    running.inner.push_back({now_ns(), 0});
+    return std::make_unique<Context>(Context::kInside, running.inner.size() - 1);
+  }
+  trace::Event event{trace::Kind::kOp, function.name(), {}, bytes_of(function.inputs())};
+  if (input) event.src = described(*input, event.op);
+  running = {products_of(event.op, function.inputs()), {}, {}};
+  return std::make_unique<Context>(Context::kOp, trace::open(std::move(event)));
+}
+
+void leave_inner(const at::RecordFunction& function, std::size_t place) {
+  std::vector<Inner>& inner = running.inner;
+  if (inner.size() <= place) return;
+  const std::int64_t time = now_ns() - inner[place].start_ns;
+  const std::int64_t own = time - inner[place].inside_ns;
+  inner.resize(place);
+  if (place > 0) inner[place - 1].inside_ns += time;
+  if (own > running.slowest_ns) {
+    running.slowest = function.name();
+    running.slowest_ns = own;
+  }
+  trace::Event* op = trace::innermost();
+  const at::Tensor* output = first_tensor(function.outputs());
+  if (op && op->kind == trace::Kind::kOp && output) {
+    if (op->dst.empty()) op->dst = "blocked ";
+    name_block(op->dst, *output);
+  }
+}
+
+void leave_op(const at::RecordFunction& function) {
+  trace::Event& op = *trace::innermost();
+  op.bytes += bytes_of(function.outputs());
+  const std::string inside = op.dst;  // as an op on physical tensors has shown it
+  op.flops = 2 * running.products.fixed;
+  if (const at::Tensor* output = first_tensor(function.outputs())) {
+    op.flops += 2 * running.products.each * static_cast<double>(output->numel());
+    op.dst = described(*output, op.op);
+    if (is_wrapper(*output)) {
+      op.dst = text(inside.substr(0, inside.find(' ')), " ", output->sizes());
+    }
+  }
+  if (op.implementation.empty() && 2 * running.slowest_ns > now_ns() - op.start_ns) {
+    op.implementation = running.slowest;
+  }
+  if (verbose_stream::is_open()) {
+    for (std::string& line : verbose_stream::take()) {
+      trace::record({trace::Kind::kOneDnn, op.op, std::move(line)});
+    }
+  }
+}
+
+// An observer must not throw; an op whose tensors cannot be asked is kept without words.
+void on_leave(const at::RecordFunction& function, at::ObserverContext* context) {
+  if (!context) return;
+  const auto& [what, place] = *static_cast<const Context*>(context);
+  if (what == Context::kInside) return leave_inner(function, place);
+  if (what == Context::kOp && trace::innermost()) {
+    try {
+      leave_op(function);
+    } catch (const std::exception& error) {
+      trace::innermost()->detail = error.what();
+    }
+  }
+  trace::close(place);
+}
+
+std::mutex observers_mutex;
+int observers = 0;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+
+}  // namespace
+
+void start_observing(bool onednn) {
+  if (onednn) verbose_stream::open();
+  const std::lock_guard lock(observers_mutex);
+  if (observers++ > 0) return;
+  handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(on_enter, on_leave)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+void stop_observing(bool onednn) {
+  if (onednn) verbose_stream::close();
+  const std::lock_guard lock(observers_mutex);
+  if (--observers > 0) return;
+  at::removeCallback(handle);
+  const std::lock_guard modules_lock(modules_mutex);
+  modules.clear();
+}
+
+}  // namespace torch_blocked
