@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "runtime/threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 
