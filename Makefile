@@ -10,13 +10,14 @@ DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["d
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
 
-.PHONY: help built extension demo test fuzz bench lint clean
+.PHONY: help built extension demo test fuzz bench docs lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
 	@echo "make test    run the test suite on every instruction set of this CPU"
 	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
 	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
+	@echo "make docs    build the site of the documents: build/docs/index.html"
 	@echo "make lint    run the formatters and linters, and check the types"
 	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
 
@@ -56,6 +57,10 @@ fuzz: extension
 
 bench: built
 	$(BIN)/python -m torch_blocked bench models $(MODELS)
+
+# The source folder is the root, so that links between files are the same here and there.
+docs: extension
+	$(BIN)/sphinx-build -W -b html -c docs . build/docs
 
 lint: build/dev-installed
 	$(BIN)/pre-commit run --all-files

@@ -188,7 +188,9 @@ PYBIND11_MODULE(_C, m) {
   bind_trace(m);
   bind_wrapper(m);
   m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2 or avx512");
-  m.def("native_blocks", &native_blocks);
+  m.def("native_blocks", &native_blocks,
+        "Channels in a block for which this CPU has fast kernels, the fastest first: [16, 8] with\n"
+        "AVX-512, else [8]. A list of int, whose first one is to_blocked's default.");
   m.def("onednn_version", &onednn_version);
   m.def("threads_in_use", &threads_in_use);
   m.def("walk_loops", &walk_loops, py::arg("loops"),

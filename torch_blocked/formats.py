@@ -34,6 +34,7 @@ def to_format(input: Tensor, tag: str) -> Tensor:
 
     tag: the dims in the order in which memory has them ("nhwc", "chwn", "ba", ...; 1 to 12 dims),
         which gives a strided tensor, or blocks of channels ("nChw16c"), a blocked one.
+    Returns `input` itself if it has the format, else a copy with its dims and dtype.
     Raises ValueError for other tags and for those of another rank than `input`'s."""
     order = _memory_order(checked_tag(tag), input.dim())
     if order is None:
@@ -49,8 +50,8 @@ def to_format(input: Tensor, tag: str) -> Tensor:
 def format_of(tensor: Tensor) -> str:
     """The tag of a tensor's memory format: "nChw16c", "nchw", "nhwc", ...; "strided" if none fits.
 
-    Where several fit, as where C = 1 or there is no spatial extent, the contiguous one is given, or
-    else channels-last."""
+    tensor: strided of any dtype and rank, or blocked. Where several tags fit, as where C = 1 or
+        there is no spatial extent, the contiguous one is given, or else channels-last."""
     if isinstance(tensor, BlockedTensor):
         return tensor.format
     ndim = tensor.dim()
@@ -68,7 +69,14 @@ def empty(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> BlockedTensor:
-    """Like torch.empty, blocked: `empty(8, 64, 56, 56, format="nChw16c")`. The tail is zero."""
+    """Like torch.empty, blocked: `empty(8, 64, 56, 56, format="nChw16c")`. The values are zeros.
+
+    size: the logical dims [N, C, *spatial], one by one or as a sequence, 3 to 5 of them.
+    format: a tag blocked over the channels; None takes the block that is fastest on this CPU.
+    dtype: of the result; None takes torch's default.
+    requires_grad: as torch.empty has it.
+    Raises ValueError for other numbers of dims, and for a tag that is not blocked over the channels
+    or has another rank."""
     return zeros(*size, format=format, dtype=dtype, requires_grad=requires_grad)
 
 
@@ -78,7 +86,7 @@ def zeros(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> BlockedTensor:
-    """Like torch.zeros, blocked."""
+    """Like torch.zeros, blocked. Arguments and errors are those of `empty`."""
     dims = _dims(size)
     block = default_block() if format is None else block_of(format, len(dims))
     physical = torch.zeros(blocked_dims(dims, block), dtype=dtype)
@@ -91,7 +99,7 @@ def ones(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> BlockedTensor:
-    """Like torch.ones, blocked."""
+    """Like torch.ones, blocked; the tail is zero. Arguments and errors are those of `empty`."""
     dense = torch.ones(*_dims(size), dtype=dtype)
     return _asking(to_blocked(dense, format), requires_grad)
 
@@ -102,7 +110,8 @@ def randn(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> BlockedTensor:
-    """Like torch.randn, blocked; the same seed gives the same values."""
+    """Like torch.randn, blocked; the same seed gives the same values. Arguments and errors are
+    those of `empty`."""
     dense = torch.randn(*_dims(size), dtype=dtype)
     return _asking(to_blocked(dense, format), requires_grad)
 

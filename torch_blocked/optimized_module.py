@@ -468,9 +468,10 @@ def _form_of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
-    """What OptimizedModule.save wrote, planned for this CPU. Nothing in the file is executed.
+    """What `OptimizedModule.save` wrote, planned for this CPU. Nothing in the file is executed.
 
-    Raises ValueError if the file is none of ours, or broken."""
+    path: a file's name, or an open binary file.
+    Raises OSError if it cannot be read, ValueError if it is none of ours, or broken."""
     try:
         data = torch.load(path, weights_only=True)
         if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:

@@ -122,7 +122,11 @@ class BlockedTensor(Tensor):
         *,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
-        """The same values as an ordinary tensor, contiguous or channels-last. Differentiable."""
+        """The same values as an ordinary tensor, contiguous or channels-last. Differentiable.
+
+        memory_format: torch.contiguous_format, torch.channels_last (4 dims) or
+            torch.channels_last_3d (5 dims).
+        Raises ValueError for a memory format of another number of dims."""
         return to_dense(self, dtype, memory_format=memory_format)
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -446,7 +450,9 @@ def to_dense(
 
     memory_format: torch.contiguous_format, torch.channels_last (4 dims) or torch.channels_last_3d
         (5 dims); channels-last comes straight from the blocked format.
-    A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged."""
+    dtype: of the result; None keeps that of `input`.
+    A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged.
+    Raises ValueError for a memory format of another number of dims."""
     if not isinstance(input, BlockedTensor):
         return input.to(dtype=dtype or input.dtype, memory_format=memory_format)
     channels_last = _MEMORY_FORMATS.get(memory_format)
