@@ -66,3 +66,14 @@ def test_silence_where_all_is_known():
 def test_silence_about_what_is_soon_done(work, monkeypatch):
     monkeypatch.setattr(progress, "DELAY_SECONDS", 2)
     assert written(Terminal(), work).strip() == ""
+
+
+def test_a_bar_counts():
+    def work():
+        with progress.Bar("a model", 2) as bar:
+            bar.mininterval = 0  # else its next line comes after a tenth of a second
+            bar.update()
+            bar.update()
+
+    text = written(Terminal(), work)
+    assert "1/2 [" in text and "2/2 [" in text
