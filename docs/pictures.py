@@ -24,6 +24,7 @@ STYLE = """
   .page { fill: #ffffff; }
   .tag { font: bold 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
   .small { font-size: 11px; fill: #59636e; }
+  .fine { font-size: 11px; }
   .mark { font-weight: bold; font-size: 12px; fill: #b3261e; }
   .middle { text-anchor: middle; } .end { text-anchor: end; }
   .a { fill: #a9d0f5; } .b { fill: #fbd3a4; } .c { fill: #b5e2b0; } .d { fill: #d9c6f0; }
@@ -248,7 +249,7 @@ def padded() -> Picture:
         offset = desc.offset(index, padded=True)
         of_src, of_weights = (channel, f"w{channel}") if channel < channels else (0, 0)
         picture.cell(kind, x, 46, cell, of_src)
-        picture.cell(kind, x, 80, cell, of_weights, "middle small")
+        picture.cell(kind, x, 80, cell, of_weights, "middle fine")
         picture.text(x + cell / 2, 130, "·" if channel < channels else "0", "middle")
         if channel % block == 0:
             picture.text(x, 20, f"block {channel // block}", "mark")
@@ -286,8 +287,10 @@ def paths() -> Picture:
     tables = measured(PAGE.read_text())
     top = flows(picture) + 24
     for word, kind, x in (
-        ("layers", "c", 120), ("reorders of activations", "b", 220), ("of weights", "d", 430),
-    ):  # fmt: skip
+        ("layers and dispatch", "c", 120),
+        ("reorders of activations", "b", 290),
+        ("of weights", "d", 490),
+    ):
         picture.rect(kind, x, top, 14, 14)
         picture.text(x + 20, top + 12, word)
     top += 30
