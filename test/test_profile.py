@@ -175,6 +175,22 @@ def test_an_optimized_model_is_told_step_by_step():
     assert row_of(p, "", "aten::sort").line == SORT_LINE
 
 
+@pytest.mark.parametrize("profiled_first", [False, True])
+def test_a_compiled_model_is_told_step_by_step(profiled_first):
+    torch.compiler.reset()
+    model = nn.Sequential(Net().eval().blocks)
+    compiled = torch.compile(model, backend="torch_blocked", fullgraph=True)
+    with torch.no_grad():
+        if not profiled_first:
+            expected = compiled(image())
+        with torch_blocked.profile() as p:
+            result = compiled(image())
+        if profiled_first:
+            expected = compiled(image())
+    assert torch.equal(result, expected)
+    assert {"0.0.conv", "0.1.conv"} <= {row.module for row in p.rows if row.kind == "op"}
+
+
 def test_the_model_around_an_optimized_one_is_in_its_paths():
     outer = nn.Sequential(torch_blocked.optimize(Net().eval().blocks, image(), tune=False))
     with torch_blocked.profile() as p:

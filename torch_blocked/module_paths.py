@@ -165,6 +165,8 @@ def line_of_node(trace: str | None) -> str:
 
 
 def _enter(module: nn.Module, _inputs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return  # it is traced, not run; the nodes of the trace know their modules
     stack = _running.modules
     if not stack:
         _running.calls.clear()
@@ -179,6 +181,8 @@ def _enter(module: nn.Module, _inputs: Any) -> None:
 
 
 def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     stack, places = _running.modules, _running.places
     # One that entered before known() began is not here, and those above it never left: a hook
     # raised.

@@ -41,7 +41,7 @@ th { border-bottom: 1px solid var(--line); font-weight: 600; }
 .key i, td i { display: inline-block; height: 10px; min-width: 1px; }
 .key i { width: 10px; margin-right: 6px; }
 """
-_WIDTHS = (15, 15, 15, 12, 11, 5, 6, 5, 5, 6, 5)
+_WIDTHS = (12, 16, 14, 14, 12, 5, 6, 5, 5, 7, 4)
 
 
 def page(profile: Recorded) -> str:
