@@ -1,6 +1,7 @@
 """Modules by their paths: in eager, and in what captures and plans say of their nodes."""
 
 import inspect
+import os
 import threading
 
 import pytest
@@ -158,8 +159,9 @@ def test_steps_of_a_plan_carry_them_through_a_file(net, tmp_path):
     assert all(step.module in OF_STEPS for step in steps if "reorder" in step.op)
     optimized.save(tmp_path / "net.pt")
     loaded = torch_blocked.load(tmp_path / "net.pt")
+    # Lines without the folders of the machine that saved them.
     assert [(s.op, s.module, s.line) for s in steps_of(loaded)] == [
-        (s.op, s.module, s.line) for s in steps
+        (s.op, s.module, os.path.basename(s.line)) for s in steps
     ]
 
 

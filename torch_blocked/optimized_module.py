@@ -448,7 +448,10 @@ def refuse_training() -> NoReturn:
 
 def _form_to_data(form: _Form) -> dict[str, Any]:
     data = {each.name: getattr(form.captured, each.name) for each in fields(Capture)}
-    data["nodes"] = [vars(node) for node in form.captured.nodes]
+    # A file that others get tells nothing of the folders of this machine.
+    data["nodes"] = [
+        vars(node) | {"line": os.path.basename(node.line)} for node in form.captured.nodes
+    ]
     data["out_spec"] = structure.dumps(form.captured.out_spec)
     spec, constants = form.signature
     return {
