@@ -236,6 +236,15 @@ std::vector<graph::Given> inputs_of(const py::list& arguments,
   return inputs;
 }
 
+// (slot, format, dims, dtype) of each.
+py::list held_of(const std::vector<graph::StepExplanation::Held>& all) {
+  py::list list;
+  for (const auto& [slot, format, dims, dtype] : all) {
+    list.append(py::make_tuple(slot, format, dims, dtype));
+  }
+  return list;
+}
+
 struct Inputs {
   std::vector<graph::Given> given;
   std::string key;
@@ -307,6 +316,23 @@ void bind_graph(py::module_& m) {
       .def_readonly("bytes", &graph::StepReport::bytes)
       .def_readonly("pieces", &graph::StepReport::pieces)
       .def_readonly("meets", &graph::StepReport::meets);
+  py::class_<graph::StepExplanation>(m, "StepExplanation")
+      .def_readonly("kind", &graph::StepExplanation::kind)
+      .def_readonly("is_node", &graph::StepExplanation::is_node)
+      .def_property_readonly("reads",
+                             [](const graph::StepExplanation& step) { return held_of(step.reads); })
+      .def_property_readonly(
+          "writes", [](const graph::StepExplanation& step) { return held_of(step.writes); })
+      .def_property_readonly(
+          "rivals",
+          [](const graph::StepExplanation& step) {
+            py::list rivals;
+            for (const auto& [name, format, microseconds, refusal] : step.rivals) {
+              rivals.append(py::make_tuple(name, format, microseconds, refusal));
+            }
+            return rivals;
+          })
+      .def_readonly("formats", &graph::StepExplanation::formats);
   // Kernels run without the GIL. Planning, too: for shapes it may ask ops that are written in
   // Python, which take the GIL again.
   const auto without_gil = [](auto method) {
@@ -332,6 +358,7 @@ void bind_graph(py::module_& m) {
       .def("add_covered", without_gil(&Compiled::add_covered))
       .def("prepare", without_gil(&Compiled::prepare))
       .def("report", without_gil(&Compiled::report))
+      .def("explain", without_gil(&Compiled::explain))
       .def("arena_bytes", without_gil(&Compiled::arena_bytes))
       .def("first_difference",
            [](Compiled& compiled, const Inputs& inputs, double tolerance) {

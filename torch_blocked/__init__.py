@@ -16,6 +16,7 @@ from torch_blocked.channels_last_1d import (  # noqa: E402
 from torch_blocked.cpp import cmake_prefix  # noqa: E402
 from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
 from torch_blocked.environment import env  # noqa: E402
+from torch_blocked.explain import Explanation, explain  # noqa: E402
 from torch_blocked.formats import (  # noqa: E402
     empty,
     format_of,
@@ -41,12 +42,14 @@ __version__ = environment.package_version()
 __all__ = [
     "BlockedTensor",
     "Descriptor",
+    "Explanation",
     "canonical_tag",
     "channels_last_losses",
     "clear_packed_weights",
     "cmake_prefix",
     "empty",
     "env",
+    "explain",
     "format_of",
     "is_blocked",
     "is_contiguous_channels_last_1d",

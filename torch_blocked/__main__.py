@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_blocked {bench, env}`."""
+"""The command line: `python -m torch_blocked {bench, explain, env}`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import torch_blocked
 
+from . import explain_command
 from .bench import by_layer, compare, convolution, dispatch, inference, memory, pictures, train
 from .bench.models import NoModel
 from .bench.report import WrongResult, progress
@@ -47,6 +48,9 @@ def parser() -> Parser:
         made_for = benchmarks.add_parser(word, help=what)
         module.add_arguments(made_for)
         made_for.set_defaults(prog=made_for.prog)
+    explain = commands.add_parser("explain", help="why each layer is blocked or not, with its cost")
+    explain_command.add_arguments(explain)
+    explain.set_defaults(prog=explain.prog)
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
     return made

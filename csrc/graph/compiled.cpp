@@ -11,6 +11,7 @@
 #endif
 
 #include "format/errors.h"
+#include "graph/planner.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
@@ -86,6 +87,10 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   const bool empty = std::ranges::any_of(
       metas, [](const Meta& meta) { return c10::multiply_integers(meta.dims) == 0; });
   if (simplified && !empty) simplify(entry->graph, metas, *weights_);
+  if (empty) {
+    for (Node& node : entry->graph.nodes)
+      node.declined = "a tensor of this run is empty; there is nothing to compute";
+  }
   for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
   for (Node& node : entry->graph.nodes) node.kind->own(node, *weights_);
   entry->plan = make_plan(entry->graph, inputs, tuner, Format::blocked(native_blocks()[0]));
@@ -206,6 +211,42 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
     report.push_back(std::move(step));
   }
   return report;
+}
+
+std::vector<StepExplanation> Compiled::explain(const std::vector<Given>& inputs) {
+  const auto entry = entry_for(inputs);
+  const std::lock_guard lock(mutex_);
+  if (released_) {
+    fail_value("explain", "a model with dense weights", "one after release()", "explain it before");
+  }
+  Planner planner(entry->graph, inputs, tuner_, Format::blocked(native_blocks()[0]));
+  planner.plan();
+  const Plan& plan = entry->plan;
+  const auto held = [&](Slot slot) -> StepExplanation::Held {
+    const SlotPlan& memory = plan.slots[slot];
+    return {slot, format_name(memory), memory.dims, memory.dtype};
+  };
+  std::vector<StepExplanation> explanations;
+  for (const Step& step : plan.steps) {
+    StepExplanation explained;
+    explained.kind = step.kind->name;
+    explained.is_node = step.node != nullptr;
+    for (const auto& [value, slot] : step.reads) {
+      if (!plan.constants.contains(value)) explained.reads.push_back(held(slot));
+    }
+    for (const Slot slot : step.writes) explained.writes.push_back(held(slot));
+    if (step.node) {
+      explained.rivals = step.kind->rivals(planner, step);
+      const Value result = step.node->output();
+      const std::size_t ndims = planner.metas()[static_cast<std::size_t>(result)].dims.size();
+      for (const auto& [format, more] : planner.beside(result)) {
+        explained.formats.emplace_back(format.name(ndims), more);
+      }
+    }
+    explanations.push_back(std::move(explained));
+  }
+  tuner_.finish_plan();
+  return explanations;
 }
 
 std::int64_t Compiled::arena_bytes(const std::vector<Given>& inputs) {

@@ -29,6 +29,8 @@ class Compiled {
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);
+  // For each step of report() what else could have been. Raises ValueError after release().
+  std::vector<StepExplanation> explain(const std::vector<Given>& inputs);
   // The first step whose result is not that of the capture's ops, within `tolerance` of the largest
   // value, in words; empty if there is none.
   std::string first_difference(const std::vector<Given>& inputs, double tolerance);

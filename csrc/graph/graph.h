@@ -62,8 +62,9 @@ struct Node {
   std::vector<Argument> arguments;  // the op's; of kinds with a `held`, the values that they read
   std::vector<Value> outputs;
   const NodeKind* kind = &nodes::boxed;
-  std::any held = {};  // what more the kind says of this node: weights, sizes, an epilogue
-  Origin origin = {};  // stays where it is when neighbours are fused into the node
+  std::any held = {};         // what more the kind says of this node: weights, sizes, an epilogue
+  Origin origin = {};         // stays where it is when neighbours are fused into the node
+  std::string declined = {};  // why the kind that is for its op did not take it
 
   Value output() const { return outputs[0]; }
   // An argument that is a value; kNone if it is something else, or there are fewer.

@@ -25,6 +25,13 @@ struct FixedFormats {
   Format reads, writes;
 };
 
+// An implementation that a step could have.
+struct Rival {
+  std::string implementation, format;  // "nchw -> nChw16c", or one for both
+  double microseconds;                 // measured alone; 0 where it was not
+  std::string refusal;                 // why it does not take the problem; empty: it does
+};
+
 // The cost of what a kind cannot do.
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
@@ -99,6 +106,10 @@ struct NodeKind {
   // What ran, and why that.
   std::string (*implementation)(const Plan& plan, const Step& step);
   std::string (*why)(const Step& step) = [](const Step&) { return std::string(); };
+  // What could run in its place, in its formats and in others, timed; for explain.
+  std::vector<Rival> (*rivals)(Planner& planner, const Step& step) = [](Planner&, const Step&) {
+    return std::vector<Rival>();
+  };
 
   // ---- weights
 

@@ -142,6 +142,21 @@ void Planner::choose_formats() {
   }
 }
 
+std::vector<std::pair<Format, double>> Planner::beside(Value value) {
+  if (!tuner_.enabled() || fixed_[at(value)]) return {};
+  Format& format = formats_[at(groups_.of(value))];
+  const Format chosen = format;
+  const double least = cost();
+  std::vector<std::pair<Format, double>> others;
+  for (const Format other : {blocked_, kChannelsLast, kPlain}) {
+    if (other == chosen) continue;
+    format = other;
+    others.emplace_back(other, cost() - least);
+  }
+  format = chosen;
+  return others;
+}
+
 Slot Planner::new_slot(Value value, Format format) {
   plan_.slots.push_back({metas_[at(value)], format});
   return slots_[{value, format}] = plan_.slots.size() - 1;

@@ -62,6 +62,8 @@ class Tuner {
         std::function<void(const std::string&)> timing = {});
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
+  // All implementations that take the problem, timed now; empty where nothing is to be run.
+  const std::vector<Choice>& all(const Contest& contest);
   bool enabled() const { return enabled_; }
   // Of the problems that were asked for.
   const Known& known() const { return known_; }
@@ -70,10 +72,12 @@ class Tuner {
 
  private:
   std::optional<Choice> measured(const Contest& contest, const std::string& name);
+  void tell(const std::string& words);
 
   bool enabled_;
   std::string path_;
   Known given_, known_;
+  std::map<std::string, std::vector<Choice>> compared_;
   std::function<void(const std::string&)> timing_;
   bool told_ = false;
 };

@@ -30,6 +30,9 @@ class Planner {
   Format home(Value value) const;
   // Microseconds from one format to another.
   double reorder_cost(Value value, Format from, Format to) const;
+  // Formats that a value could have, and the microseconds that the whole graph would then take
+  // more, by the times that chose them; none where these decide nothing. After plan().
+  std::vector<std::pair<Format, double>> beside(Value value);
   // The value in a format, reordered once for all that want it so. A value that is made in another
   // format is given in plain where kStrided, any strides, is asked for.
   Slot slot(Value value, Format format);

@@ -7,12 +7,10 @@
 namespace torch_blocked::graph {
 namespace {
 
-// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image. kStrided counts as plain, which most
-// such values are.
+// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image.
 std::string described(const SlotPlan& slot) {
-  const std::size_t ndims = slot.dims.size();
-  if (ndims < 3 || ndims > 5) return text(slot.dims);
-  return text((slot.format == kStrided ? kPlain : slot.format).name(ndims), " ", slot.dims);
+  const std::string format = format_name(slot);
+  return format.empty() ? text(slot.dims) : text(format, " ", slot.dims);
 }
 
 // A step between nodes is there for the one that reads what it writes; for none if the graph
@@ -51,6 +49,12 @@ double bytes_of(const Plan& plan, const Step& step) {
 }
 
 }  // namespace
+
+std::string format_name(const SlotPlan& slot) {
+  const std::size_t ndims = slot.dims.size();
+  if (ndims < 3 || ndims > 5) return "";
+  return std::string((slot.format == kStrided ? kPlain : slot.format).name(ndims));
+}
 
 StepReport report_of(const Plan& plan, std::size_t i) {
   const Step& step = plan.steps[i];

@@ -18,6 +18,24 @@ struct StepReport {
   bool meets = false;
 };
 
+// What explain says of a step besides its StepReport.
+struct StepExplanation {
+  struct Held {  // a value in memory
+    Slot slot;
+    std::string format;
+    Dims dims;
+    at::ScalarType dtype;
+  };
+  std::string kind;  // of its node; "reorder" or "contiguous" for steps between nodes
+  bool is_node;
+  std::vector<Held> reads, writes;  // without constants
+  std::vector<Rival> rivals;
+  // Formats that its result could have, and what the whole graph would take more, microseconds.
+  std::vector<std::pair<std::string, double>> formats;
+};
+
 StepReport report_of(const Plan& plan, std::size_t step);
+// "nChw16c"; empty for what is no image. kStrided counts as plain, which most such values are.
+std::string format_name(const SlotPlan& slot);
 
 }  // namespace torch_blocked::graph

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "format/errors.h"
 #include "graph/arithmetic.h"
 #include "graph/nodes/boxed.h"
 #include "graph/rules.h"
@@ -82,15 +83,25 @@ void fold_fills(Rewrite& rewrite) {
   sweep(graph);
 }
 
+// Why a value is in no other format than plain, whatever makes it; empty: it may be.
+std::string not_an_image(const Meta& meta) {
+  const auto& [dims, dtype] = meta;
+  if (dtype != at::kFloat && dtype != at::kBFloat16) {
+    return text("its result is ", c10::toString(dtype),
+                ", and kernels are for float32 and bfloat16; convert it to float32");
+  }
+  const bool ranks = dims.size() >= 3 && dims.size() <= 5;
+  return ranks ? "" : text("its result has ", dims.size(), " dims, and blocked formats 3 to 5");
+}
+
 // Gives a kind to ops that are of one as they are, which may depend on the kinds of those before.
 void take(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     if (!node.is(nodes::boxed) || node.outputs.size() != 1) continue;
-    const auto& [dims, dtype] = rewrite.meta(node.output());
-    const bool image =
-        dims.size() >= 3 && dims.size() <= 5 && (dtype == at::kFloat || dtype == at::kBFloat16);
-    if (!image) continue;
+    const std::string reason = not_an_image(rewrite.meta(node.output()));
+    if (node.declined.empty()) node.declined = reason;
+    if (!reason.empty()) continue;
     const Candidate candidate{rewrite.graph, node, uses, rewrite.metas};
     const auto found =
         std::ranges::find_if(kKinds, [&](const NodeKind* kind) { return kind->takes(candidate); });

@@ -130,6 +130,18 @@ Contender& fastest_of(std::vector<Contender>& contenders) {
   return **std::ranges::min_element(left, {}, &Contender::microseconds);
 }
 
+// Those that take the problem, ready to run.
+std::vector<Contender> contenders_of(const Contest& contest) {
+  std::vector<Contender> contenders;
+  for (const char* implementation : contest.implementations) {
+    auto entry = contest.entry(implementation, !contenders.empty());
+    if (!entry) continue;
+    const double factor = threads() > 1 && !entry->loops_only ? kMeeting : 1;
+    contenders.push_back({implementation, *std::move(entry), factor});
+  }
+  return contenders;
+}
+
 // What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
 // models of this process: 22,000 lines take 25 ms. What is appended is read when a problem is asked
 // for; a line that is broken is measured again.
@@ -176,6 +188,11 @@ class Measurements {
   std::string last_;  // line that was read
 };
 
+// A problem's name here: times are those of an instruction set and a number of threads.
+std::string key_of(const Contest& contest) {
+  return text(isa_name(isa()), " ", at::get_num_threads(), " ", contest.name);
+}
+
 }  // namespace
 
 Tuner::Tuner(bool enabled, std::string path, Known given,
@@ -186,7 +203,7 @@ Tuner::Tuner(bool enabled, std::string path, Known given,
       timing_(std::move(timing)) {}
 
 std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
-  const std::string name = text(isa_name(isa()), " ", at::get_num_threads(), " ", contest.name);
+  const std::string name = key_of(contest);
   if (const auto found = known_.find(name); found != known_.end()) return found->second;
   const auto takes_part = [&](const Choice& choice) {
     return std::ranges::find(contest.implementations, choice.implementation) !=
@@ -204,17 +221,8 @@ std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
 }
 
 std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
-  if (timing_) {
-    told_ = true;
-    timing_(contest.words);
-  }
-  std::vector<Contender> contenders;
-  for (const char* implementation : contest.implementations) {
-    auto entry = contest.entry(implementation, !contenders.empty());
-    if (!entry) continue;
-    const double factor = threads() > 1 && !entry->loops_only ? kMeeting : 1;
-    contenders.push_back({implementation, *std::move(entry), factor});
-  }
+  tell(contest.words);
+  std::vector<Contender> contenders = contenders_of(contest);
   if (contenders.empty()) return std::nullopt;
   const Contender& best = fastest_of(contenders);
   const Choice choice{best.implementation, best.microseconds()};
@@ -223,6 +231,24 @@ std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::
         << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
   }
   return choice;
+}
+
+const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
+  std::vector<Choice>& choices = compared_[key_of(contest)];
+  if (!enabled_ || !choices.empty()) return choices;
+  tell(contest.words);
+  for (Contender& each : contenders_of(contest)) {
+    each.entry.run();
+    for (int round = 0; round < kLeastRounds; ++round) each.run_once();
+    choices.push_back({each.implementation, each.microseconds()});
+  }
+  return choices;
+}
+
+void Tuner::tell(const std::string& words) {
+  if (!timing_) return;
+  told_ = true;
+  timing_(words);
 }
 
 void Tuner::finish_plan() {

@@ -115,8 +115,12 @@ Dims padding_beyond(const Problem& p) {
   return any ? more : Dims();
 }
 
+const char* refuses_aten(const Problem& p) {
+  return p.epilogue.empty() ? nullptr : "fuses nothing";
+}
+
 std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
-  if (!p.epilogue.empty()) return std::nullopt;
+  if (refuses_aten(p)) return std::nullopt;
   const auto run = [p](const ConvolutionBuffers& buffers) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
@@ -145,8 +149,13 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
 
 // bfloat16 and float16 where the CPU has no kernel for them, computed in float32: the activations
 // are converted at each run, the weights once, when they are packed.
+const char* refuses_in_float32(const Problem& p) {
+  const bool narrow = p.dtype == at::kBFloat16 || p.dtype == at::kHalf;
+  return narrow ? nullptr : "is for bfloat16 and float16";
+}
+
 std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
-  if (p.dtype != at::kBFloat16 && p.dtype != at::kHalf) return std::nullopt;
+  if (refuses_in_float32(p)) return std::nullopt;
   Problem wide = p;
   wide.dtype = at::kFloat;
   const NamedPlan inner = plan_convolution(wide);
@@ -216,19 +225,28 @@ double estimate_aten(const Problem& p) { return 10 * estimate_channels_last(p); 
 
 const ConvolutionImplementations kImplementations(
     "convolution",
-    {{"winograd4", plan_winograd4, estimate_winograd4, {.sums_in_place = true}},
-     {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}},
-     {"winograd3", plan_winograd3, estimate_winograd3, {.sums_in_place = true}},
-     {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}},
-     {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}},
-     {"direct", plan_direct, estimate_direct, {.sums_in_place = true, .gathers_channels = true}},
-     {"onednn_blocked", plan_onednn_blocked, estimate_onednn_blocked, {.any_format = true}},
+    {{"winograd4", plan_winograd4, estimate_winograd4, {.sums_in_place = true}, refuses_winograd},
+     {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}, refuses_winograd},
+     {"winograd3", plan_winograd3, estimate_winograd3, {.sums_in_place = true}, refuses_winograd3},
+     {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}, refuses_depthwise},
+     {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}, refuses_grouped},
+     {"direct",
+      plan_direct,
+      estimate_direct,
+      {.sums_in_place = true, .gathers_channels = true},
+      refuses_direct},
+     {"onednn_blocked",
+      plan_onednn_blocked,
+      estimate_onednn_blocked,
+      {.any_format = true},
+      refuses_onednn_blocked},
      {"onednn_channels_last",
       plan_onednn_channels_last,
       estimate_channels_last,
-      {.last_resort = true}},
-     {"in_float32", plan_in_float32, estimate_in_float32},
-     {"aten", plan_aten, estimate_aten, {.last_resort = true}}});
+      {.last_resort = true},
+      refuses_onednn_channels_last},
+     {"in_float32", plan_in_float32, estimate_in_float32, {}, refuses_in_float32},
+     {"aten", plan_aten, estimate_aten, {.last_resort = true}, refuses_aten}});
 
 }  // namespace
 
@@ -292,6 +310,13 @@ std::optional<NamedPlan> plan_convolution(const Problem& p, const std::string& i
   const auto& row = kImplementations.row(implementation);
   if (auto plan = plan_by(row, p)) return NamedPlan{row.name, std::move(*plan)};
   return std::nullopt;
+}
+
+std::string convolution_refusal(const Problem& problem, const std::string& implementation) {
+  Problem p = problem;
+  if (p.dtype == at::kFloat) p.epilogue = {};  // as plan_by() asks at last
+  const char* refusal = kImplementations.row(implementation).refuses(p);
+  return refusal ? refusal : "has only a `ref` kernel for it, or none";
 }
 
 NamedPlan plan_convolution(const Problem& p) {

@@ -73,6 +73,9 @@ NamedPlan plan_convolution(const ConvolutionProblem& problem);
 // unknown name.
 std::optional<NamedPlan> plan_convolution(const ConvolutionProblem& problem,
                                           const std::string& implementation);
+// Why an implementation that has no plan for a problem has none, in words.
+std::string convolution_refusal(const ConvolutionProblem& problem,
+                                const std::string& implementation);
 
 // Plans (once per problem, then from a cache), packs the weights (likewise) and runs. Returns the
 // physical dst.
@@ -96,27 +99,34 @@ SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const ConvolutionProblem& problem);
 double estimate_onednn_blocked(const ConvolutionProblem& problem);
+const char* refuses_onednn_blocked(const ConvolutionProblem& problem);
+const char* refuses_onednn_channels_last(const ConvolutionProblem& problem);
 
 // convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 double estimate_winograd4(const ConvolutionProblem& problem);
 double estimate_winograd2(const ConvolutionProblem& problem);
+const char* refuses_winograd(const ConvolutionProblem& problem);
 // The same for kernels of 6 to 8 rows and columns at stride 2 over a picture's few channels, whose
 // even and odd rows and columns become channels of their own: a 4x4 kernel at stride 1.
 std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem);
 double estimate_winograd3(const ConvolutionProblem& problem);
+const char* refuses_winograd3(const ConvolutionProblem& problem);
 
 // convolution_grouped.cpp: groups of one channel (depthwise), and groups of few.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
 double estimate_depthwise(const ConvolutionProblem& problem);
 double estimate_grouped(const ConvolutionProblem& problem);
+const char* refuses_depthwise(const ConvolutionProblem& problem);
+const char* refuses_grouped(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel without tricks, for what oneDNN's blocked ones refuse or run
 // slower.
 std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 double estimate_direct(const ConvolutionProblem& problem);
+const char* refuses_direct(const ConvolutionProblem& problem);
 
 // The same on input channels that lie in several tensors of the problem's format, in any order. It
 // reads them in place, and gathers_in_place() tells whether it can; run() takes the tensors.

@@ -397,18 +397,7 @@ bool is_upsampling(const Problem& p) {
   return p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
 }
 
-bool possible(const Problem& p) {
-  if (p.dtype != at::kFloat || p.groups != 1) return false;
-  // Sums begin with the residual, so no activation can come before it.
-  const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
-  if (adds_last || p.dst_format == kPlain) return false;
-  if (p.dst_format == kChannelsLast) {
-    return p.dst_dims[1] % kernels::kernels().direct_sizes->width == 0;
-  }
-  const std::int64_t block = p.dst_format.block;
-  const bool narrow = block < kernels::kernels_for(block).direct_sizes->width;
-  return !narrow || (p.epilogue.empty() && !is_upsampling(p));
-}
+bool possible(const Problem& p) { return !refuses_direct(p); }
 
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
 // the FMA peak. Ours is faster
@@ -443,6 +432,24 @@ bool beats_onednn(const Problem& p) {
 }
 
 }  // namespace
+
+const char* refuses_direct(const Problem& p) {
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (p.groups != 1) return "takes one group only";
+  // Sums begin with the residual.
+  const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
+  if (adds_last) return "has no activation before a sum";
+  if (p.dst_format == kPlain) return "writes no plain format";
+  if (p.dst_format == kChannelsLast) {
+    const bool whole = p.dst_dims[1] % kernels::kernels().direct_sizes->width == 0;
+    return whole ? nullptr : "writes whole vectors of channels where they come last";
+  }
+  const std::int64_t block = p.dst_format.block;
+  const bool narrow = block < kernels::kernels_for(block).direct_sizes->width;
+  if (narrow && !p.epilogue.empty()) return "fuses nothing in blocks narrower than a vector";
+  if (narrow && is_upsampling(p)) return "has no strides of transposed kernels in narrow blocks";
+  return nullptr;
+}
 
 double estimate_direct(const Problem& p) {
   if (!possible(p)) return kNever;

@@ -159,10 +159,14 @@ bool is_depthwise(const Problem& p) {
 }
 
 // The block must be one vector of the kernels.
-bool possible(const Problem& p) {
+// What groups of any size ask; null if it is so.
+const char* refuses_groups(const Problem& p) {
   const std::int64_t block = p.src_format.block;
+  if (p.groups == 1) return "is for several groups";
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (!p.blocked()) return "reads and writes one blocked format only";
   const bool vector = block == 8 || (block == 16 && isa() == Isa::kAvx512);
-  return p.dtype == at::kFloat && p.blocked() && vector && p.groups > 1;
+  return vector ? nullptr : "takes blocks of one vector only";
 }
 
 std::shared_ptr<Grouped> grouped_of(const Problem& p) {
@@ -298,13 +302,23 @@ std::optional<ConvolutionPlan> plan(const Problem& p) {
 
 }  // namespace
 
+const char* refuses_depthwise(const Problem& p) {
+  const char* refusal = refuses_groups(p);
+  return refusal || is_depthwise(p) ? refusal : "is for one channel a group";
+}
+
+const char* refuses_grouped(const Problem& p) {
+  const char* refusal = refuses_groups(p);
+  return refusal || !is_depthwise(p) ? refusal : "is for several channels a group";
+}
+
 std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) {
-  if (!possible(p) || !is_depthwise(p)) return std::nullopt;
+  if (refuses_depthwise(p)) return std::nullopt;
   return plan(p);
 }
 
 std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
-  if (!possible(p) || is_depthwise(p)) return std::nullopt;
+  if (refuses_grouped(p)) return std::nullopt;
   return plan(p);
 }
 
@@ -324,7 +338,7 @@ double estimate_depthwise(const Problem& p) {
 //    8c    4  78 - 22     8  90 47 61   16  94  74 81    32 101 94 78  64 93 109 111
 // The taps of a kernel row share one permutation of input lanes; a 1x1 kernel has none to share it.
 double estimate_grouped(const Problem& p) {
-  if (isa() == Isa::kDefault || !possible(p) || is_depthwise(p)) return kNever;
+  if (isa() == Isa::kDefault || refuses_grouped(p)) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
   Grouped grouped;
   grouped.blocks = p.dst_format.blocks(p.dst_dims[1]);

@@ -209,11 +209,21 @@ bool takes_epilogue(const Problem& p) {
 
 }  // namespace
 
-std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
-  if (!has_onednn_type(problem.dtype) || !takes_epilogue(problem)) return std::nullopt;
+const char* refuses_onednn_blocked(const Problem& p) {
+  if (!has_onednn_type(p.dtype)) return "has no kernel for the dtype on this CPU";
+  if (!takes_epilogue(p)) return "has an activation that loses NaN";
   // oneDNN 3.2 adds the bias of a transposed convolution into the tail of 4c and 32c.
-  const bool adds_to_tail = problem.dst_format.block == 4 || problem.dst_format.block == 32;
-  if (problem.transposed && adds_to_tail) return std::nullopt;
+  const bool adds_to_tail = p.dst_format.block == 4 || p.dst_format.block == 32;
+  return p.transposed && adds_to_tail ? "writes into the tail" : nullptr;
+}
+
+const char* refuses_onednn_channels_last(const Problem& p) {
+  if (!has_onednn_type(p.dtype)) return "has no kernel for the dtype on this CPU";
+  return p.epilogue.empty() ? nullptr : "fuses nothing";
+}
+
+std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
+  if (refuses_onednn_blocked(problem)) return std::nullopt;
   const Problem p = as_2d(problem);
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
@@ -236,7 +246,7 @@ double estimate_onednn_blocked(const Problem& p) {
 }
 
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {
-  if (!has_onednn_type(problem.dtype) || !problem.epilogue.empty()) return std::nullopt;
+  if (refuses_onednn_channels_last(problem)) return std::nullopt;
   Problem p = problem;
   p.src_format = p.dst_format = kChannelsLast;
   const auto convolution = make(p);

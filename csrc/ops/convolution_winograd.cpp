@@ -53,15 +53,7 @@ Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2
 
 bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
 
-bool possible(const Problem& p) {
-  const auto all = [](const Dims& dims, std::int64_t value) {
-    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
-  };
-  const Sizes3 kernel = spatial_of(p.weight_dims);
-  return p.dtype == at::kFloat && p.groups == 1 && (kernel[0] == 1 || kernel[0] == 3) &&
-         kernel[1] == 3 && kernel[2] == 3 && all(p.stride, 1) && all(p.dilation, 1) &&
-         p.blocked() && p.dst_format.block % 8 == 0 && kernels::kernels().winograd4;
-}
+bool possible(const Problem& p) { return !refuses_winograd(p); }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
 // the padding that is left of the kernel.
@@ -230,18 +222,7 @@ Phases phases_of(std::int64_t padding) {
   return {half, 2 * half - padding};
 }
 
-bool splits(const Problem& p) {
-  if (p.dtype != at::kFloat || p.groups != 1 || p.transposed || p.spatial() != 2 ||
-      p.src_dims[1] > 4 || !p.dst_format.is_blocked() || p.dst_format.block % 8 != 0 ||
-      !kernels::kernels().winograd3) {
-    return false;
-  }
-  const auto fits = [&](std::size_t i) {
-    const std::int64_t taps = phases_of(p.padding[i]).shift + p.weight_dims[2 + i];
-    return p.stride[i] == 2 && p.dilation[i] == 1 && ceil_div(taps, 2) == Phases::kTaps;
-  };
-  return fits(0) && fits(1);
-}
+bool splits(const Problem& p) { return !refuses_winograd3(p); }
 
 // The problem at stride 1 on the phases as channels.
 Problem split(const Problem& p) {
@@ -340,6 +321,37 @@ double estimate(const Problem& p, Cost Costs::* which) {
 }  // namespace
 
 bool winograd_possible(const Problem& p) { return possible(p); }
+
+const char* refuses_winograd(const Problem& p) {
+  const auto all = [](const Dims& dims, std::int64_t value) {
+    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
+  };
+  const Sizes3 kernel = spatial_of(p.weight_dims);
+  const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
+  if (!kernels::kernels().winograd4) return "needs AVX2";
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (p.groups != 1) return "takes one group only";
+  if (!square) return "takes 3x3 and 3x3x3 kernels only";
+  if (!all(p.stride, 1)) return "takes stride 1 only";
+  if (!all(p.dilation, 1)) return "takes dilation 1 only";
+  if (!p.blocked()) return "reads and writes one blocked format only";
+  return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
+}
+
+const char* refuses_winograd3(const Problem& p) {
+  if (!kernels::kernels().winograd3) return "needs AVX2";
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (p.groups != 1) return "takes one group only";
+  if (p.transposed || p.spatial() != 2) return "is for images, not transposed";
+  if (p.src_dims[1] > 4) return "is for at most 4 input channels";
+  if (!p.dst_format.is_blocked()) return "writes blocked formats only";
+  if (p.dst_format.block % 8 != 0) return "takes blocks of whole vectors only";
+  const auto fits = [&](std::size_t i) {
+    const std::int64_t taps = phases_of(p.padding[i]).shift + p.weight_dims[2 + i];
+    return p.stride[i] == 2 && p.dilation[i] == 1 && ceil_div(taps, 2) == Phases::kTaps;
+  };
+  return fits(0) && fits(1) ? nullptr : "is for kernels of 6 to 8 at stride 2";
+}
 
 WinogradShape winograd_shape(const Problem& p) { return shape_of(p); }
 

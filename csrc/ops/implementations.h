@@ -34,6 +34,9 @@ struct Implementation {
   // of the row before.
   double (*estimate)(const Problem& problem) = nullptr;
   Traits traits = {};
+  // Why it has no plan for a problem, in words after its name: "is for" what it was made for, or
+  // the limit that it has; null if it has a plan, or if only an attempt tells.
+  const char* (*refuses)(const Problem& problem) = nullptr;
 };
 
 // A list without its types of problem and plan: its names, the one that is forced, and the one that

@@ -117,7 +117,10 @@ Prepared prepare(const Step& step, const Running& running) {
                       {.result = [](const at::Tensor& result, const SlotPlan&) { return result; }});
 }
 
-std::string why(const Step&) { return "no kernel for blocked tensors"; }
+std::string why(const Step& step) {
+  const std::string& declined = step.node->declined;
+  return declined.empty() ? "no kernel for blocked tensors; use ops that have one" : declined;
+}
 
 }  // namespace
 

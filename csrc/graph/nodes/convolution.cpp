@@ -14,30 +14,43 @@ namespace {
 
 // ---- from ops to nodes --------------------------------------------------------------------------
 
-// Of a type that we have kernels for, and that ATen takes, too; what it refuses, it words best.
-bool convolution_fits(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
-                      std::int64_t groups, bool transposed) {
-  const bool known = src.dtype == at::kFloat || src.dtype == at::kBFloat16;
-  const bool ranks = std::ssize(src.dims) == weight.dim();  // not without a batch
-  if (!known || !ranks || weight.scalar_type() != src.dtype || groups < 1) return false;
+// Why a convolution is none of a type that we have kernels for, and that ATen takes, too; empty if
+// it is. What ATen refuses, it words best.
+std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
+                   std::int64_t groups, bool transposed) {
+  if (src.dtype != at::kFloat && src.dtype != at::kBFloat16) {
+    return text("it computes in ", c10::toString(src.dtype),
+                ", and kernels in float32 and bfloat16; convert it to float32");
+  }
+  const bool ranks = std::ssize(src.dims) == weight.dim();
+  if (!ranks) return "its input has no batch";
+  if (weight.scalar_type() != src.dtype || groups < 1) return "its weight is not for this input";
   const std::int64_t inputs = transposed ? weight.size(0) : weight.size(1) * groups;
   const std::int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
-  return inputs == src.dims[1] && inputs % groups == 0 && outputs % groups == 0 &&
-         bias_fits(bias, src.dtype, outputs);
+  const bool fits = inputs == src.dims[1] && inputs % groups == 0 && outputs % groups == 0 &&
+                    bias_fits(bias, src.dtype, outputs);
+  return fits ? "" : "its weight is not for this input";
 }
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
-  if (!row || node.overload == "padding") return;
+  if (!row) return;
+  const auto decline = [&](std::string why) { node.declined = std::move(why); };
+  if (node.overload == "padding")
+    return decline("its padding is given by a word; give it as numbers");
   const Graph& graph = rewrite.graph;
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();
   const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
-  if (!weight || src == kNone || !groups.is_constant()) return;  // computed weights are ATen's
-  if (!bias && !is_none(node.arguments[2])) return;
+  const bool computed = !weight || (!bias && !is_none(node.arguments[2]));
+  if (computed || !groups.is_constant())
+    return decline("its weights are computed at each run; keep them as parameters");
+  if (src == kNone) return decline("its input is a constant");
   const Meta& meta = rewrite.meta(src);
-  if (!convolution_fits(meta, *weight, bias, groups.constant().toInt(), row->transposed)) return;
+  const std::int64_t count = groups.constant().toInt();
+  const std::string why = misfit(meta, *weight, bias, count, row->transposed);
+  if (!why.empty()) return decline(why);
   const std::size_t ndims = meta.dims.size();
   const auto list = [&](std::int64_t index) -> std::optional<Dims> {
     if (index < 0) return Dims(ndims - 2, 0);
@@ -55,7 +68,7 @@ void find_one(const Rewrite& rewrite, Node& node) {
                           .output_padding = *output_padding,
                           .padding_end = {},
                           .transposed = row->transposed,
-                          .groups = groups.constant().toInt()});
+                          .groups = count});
 }
 
 void find(Rewrite& rewrite) {
@@ -207,14 +220,18 @@ const char* estimated(const ConvolutionProblem& p) {
   return p.blocked() || traits.any_format ? name : nullptr;
 }
 
+Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
+  return {
+      .name = name_of(problem),
+      .words = text("convolution ", problem.src_dims, " -> ", problem.dst_dims),
+      .implementations = convolution_implementations().names(),
+      .estimated = [&] { return estimated(problem); },
+      .entry = [&](const char* name, bool known) { return entry_of(problem, probe, name, known); }};
+}
+
 std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem) {
   std::optional<Probe> probe;
-  return tuner.best({.name = name_of(problem),
-                     .words = text("convolution ", problem.src_dims, " -> ", problem.dst_dims),
-                     .implementations = convolution_implementations().names(),
-                     .estimated = [&] { return estimated(problem); },
-                     .entry = [&](const char* name,
-                                  bool known) { return entry_of(problem, probe, name, known); }});
+  return tuner.best(contest_of(problem, probe));
 }
 
 // How a convolution runs: the step's choice.
@@ -367,6 +384,41 @@ std::string why(const Step& step) {
   return text("fastest alone: ", choice.microseconds, " us", gathers);
 }
 
+std::string formats_of(const ConvolutionProblem& p) {
+  const auto src = p.src_format.name(p.src_dims.size()), dst = p.dst_format.name(p.dst_dims.size());
+  return src == dst ? std::string(dst) : text(src, " -> ", dst);
+}
+
+// Those that do not take a problem.
+void add_refusals(const ConvolutionProblem& p, std::vector<Rival>& all) {
+  for (const char* name : convolution_implementations().names()) {
+    if (plan_convolution(p, name)) continue;
+    all.push_back({name, formats_of(p), 0, convolution_refusal(p, name)});
+  }
+}
+
+// All implementations in the step's formats, the fastest in other formats, and why others are not
+// for these or for blocked ones.
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  ConvolutionProblem p = choice_of(step).problem;
+  Tuner& tuner = planner.tuner();
+  std::vector<Rival> all;
+  std::optional<Probe> probe;
+  for (const auto& [implementation, microseconds] : tuner.all(contest_of(p, probe))) {
+    all.push_back({implementation, formats_of(p), microseconds, ""});
+  }
+  add_refusals(p, all);
+  const Format own = p.dst_format;
+  for (const Format format : {planner.blocked(), kChannelsLast, kPlain}) {
+    if (format == own) continue;
+    p.src_format = p.dst_format = format;
+    const auto best = fastest(tuner, p);
+    if (best) all.push_back({best->implementation, formats_of(p), best->microseconds, ""});
+    if (format.is_blocked()) add_refusals(p, all);
+  }
+  return all;
+}
+
 void own(Node& node, Weights& weights) {
   at::Tensor& bias = node.as<Convolution>()->bias;
   if (bias.defined()) bias = weights.own(bias);
@@ -389,6 +441,7 @@ constinit const NodeKind nodes::convolution = {
     .flops = flops,
     .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
     .why = why,
+    .rivals = rivals,
     .own = own,
     .release = [](Node& node) { node.as<Convolution>()->weight.reset(); },
 };

@@ -1,0 +1,55 @@
+"""Makes the pictures of docs/explain.md: explains two models and photographs the pages.
+
+python docs/explain_pictures.py
+
+Needs Chromium (apt-get install -y chromium)."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch_blocked
+from torch_blocked.bench import models
+
+FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER.parent / "test"))
+
+import browser  # noqa: E402
+import hard_cases  # noqa: E402
+
+# Name of the picture: what is explained, and how it is shown.
+PICTURES = {
+    "light": ("custom_op", {"height": 1330}),
+    "dark": ("custom_op", {"height": 1330, "dark": True}),
+    "eager": ("custom_op", {"height": 1060, "which": "eager"}),
+    "shufflenet": ("shufflenet_v2", {"height": 1500}),
+}
+
+
+def explained(name: str) -> torch_blocked.Explanation:
+    if name in hard_cases.CASES:
+        factory, x = hard_cases.CASES[name]
+        found = torch_blocked.explain(factory(), (x,))
+    else:
+        model = models.load(name)
+        found = torch_blocked.explain(model.module, model.random_input(1))
+    found.name = name
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        pages: dict[str, Path] = {}
+        for picture, (name, options) in PICTURES.items():
+            if name not in pages:
+                pages[name] = Path(folder) / f"{name}.html"
+                explained(name).to_html(pages[name])
+            browser.screenshot(pages[name], FOLDER / f"explain_{picture}.png", **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""`torch_blocked.explain`: which layers of a model are blocked, what each costs, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_blocked import _C
+from torch_blocked.compile import OptimizedParts
+from torch_blocked.environment import env
+from torch_blocked.explain_eager import eager
+from torch_blocked.explain_layers import (
+    Alternative,
+    Layer,
+    Run,
+    is_blocked_tag,
+    roofs,
+    split_reason,
+)
+from torch_blocked.optimize import optimize
+from torch_blocked.optimized_module import OptimizedModule, _InParts
+
+_DATA = "/*DATA*/null"
+_RUNS = 3  # the least time of each step counts
+_CHOSEN = "nothing: it is the fastest in all"
+
+
+@dataclass
+class Explanation:
+    """What `explain` returns: `optimized` and `eager`, each with its layers and reorders.
+
+    layers, reorders: those of `optimized`."""
+
+    name: str
+    optimized: Run
+    eager: Run
+    roofs: dict[str, float]
+
+    @property
+    def layers(self) -> list[Layer]:
+        return self.optimized.layers
+
+    @property
+    def reorders(self) -> list[Layer]:
+        return self.optimized.reorders
+
+    def table(self) -> str:
+        """Both runs as aligned text, a line for each layer; times in milliseconds."""
+        return f"optimized\n{self.optimized.table()}\n\neager\n{self.eager.table()}"
+
+    def to_json(self) -> str:
+        """All of it: under "runs" the layers, under "roofs" the machine's GFLOP/s and GB/s."""
+        runs = {
+            name: {"note": run.note, "layers": [each.to_dict() for each in run.layers]}
+            for name, run in (("optimized", self.optimized), ("eager", self.eager))
+        }
+        machine = {key: env()[key] for key in ("cpu", "isa")}
+        return json.dumps(
+            {"name": self.name, "runs": runs, "roofs": self.roofs, "machine": machine}
+        )
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes one page that needs no network: the graph, a roofline plot and the table."""
+        page = resources.files("torch_blocked").joinpath("explain_page.html").read_text()
+        data = self.to_json().replace("<", "\\u003c")  # nothing in it ends the script
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page.replace(_DATA, data))
+
+
+def explain(
+    model: nn.Module,
+    example_inputs: Tensor | tuple[Any, ...] = (),
+    *,
+    example_kwargs: dict[str, Any] | None = None,
+    tune: bool = True,
+) -> Explanation:
+    """Runs `model` in evaluation mode on blocked inputs, and optimized, and says of each layer
+    whether it is blocked, by which implementation, what others would cost, and if not, why.
+
+    model: one to optimize, or what optimize() returned, which is explained alone.
+    example_inputs, example_kwargs: as for optimize().
+    tune: measure the implementations that did not run, too; False: only why they cannot.
+    Raises what optimize() raises."""
+    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    kwargs = example_kwargs or {}
+    if isinstance(model, OptimizedModule | OptimizedParts):
+        optimized: nn.Module = model
+        original = model._model
+        args, kwargs = (args, kwargs) if args or kwargs else getattr(model, "_example", ((), {}))
+    else:
+        optimized = optimize(model, args, example_kwargs=kwargs, tune=tune)
+        original = model
+    run = planned(optimized, args, kwargs)
+    by_ops = eager(original, args, kwargs) if original is not None else Run([], "no model is kept")
+    name = type(original if original is not None else optimized).__name__
+    return Explanation(name, run, by_ops, roofs())
+
+
+def planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    """The steps of an optimized model for these arguments."""
+    if isinstance(model, OptimizedParts):
+        return _of_parts(model, args, kwargs)
+    assert isinstance(model, OptimizedModule)
+    call = model._call(args, kwargs)
+    form = model._find(call)
+    if isinstance(form, _InParts):
+        return planned(model._parts_for(form), args, kwargs)
+    run = Run(_layers(form.compiled, call.inputs))
+    run.count_reorders()
+    if model.choice != "blocked":
+        what = "the model's own ops run" if model.choice == "dense" else "the model itself runs"
+        run.note = f"{what}, because they were {model.reason}; this is the plan that does not"
+    return run
+
+
+def _of_parts(model: OptimizedParts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    with torch.no_grad():
+        model(*args, **kwargs)
+    if not model._compiles:
+        return Run([], f"the model itself runs, because {model._reason}")
+    run = Run([], f"runs in {len(model._parts)} parts, because {model._reason}")
+    for part in model._parts:
+        first = len(run.layers)
+        for layer in planned(part, *part._example).layers:
+            layer.reads = [at + first if at >= 0 else at for at in layer.reads]
+            run.layers.append(layer)
+    return run
+
+
+def _layers(compiled: _C.Compiled, inputs: _C.Inputs) -> list[Layer]:
+    layers: list[Layer] = []
+    made: dict[int, int] = {}
+    reports = [compiled.report(inputs) for _ in range(_RUNS)]
+    for i, more in enumerate(compiled.explain(inputs)):
+        step = reports[0][i]
+        _, format_out, dims_out, dtype = more.writes[0]
+        images = [each for each in more.reads if each[1]] or more.reads
+        layer = Layer(
+            module=step.module,
+            op=step.op.replace("aten::", ""),
+            kind="layer" if more.is_node else "reorder",
+            dims_in=[each[2] for each in more.reads],
+            dims_out=dims_out,
+            dtype=str(dtype).removeprefix("torch."),
+            format_in=images[0][1] if images else "",
+            format_out=format_out,
+            implementation=step.implementation,
+            ms=min(each[i].microseconds for each in reports) / 1e3,
+            reads=list(dict.fromkeys(made.get(each[0], -1) for each in more.reads)),
+            line=step.line,
+            flops=step.flops,
+            bytes=step.bytes,
+            alternatives=[Alternative(*each) for each in more.rivals]
+            + [Alternative("", tag, more_us, whole=True) for tag, more_us in more.formats],
+        )
+        layer.blocked = is_blocked_tag(layer.format_in + format_out) and more.is_node
+        layer.reason, layer.advice = split_reason(step.why)
+        if not layer.blocked and more.kind != "boxed" and more.is_node:
+            layer.reason, layer.advice = _why_plain(layer, more)
+        for slot, *_ in more.writes:
+            made[slot] = len(layers)
+        layers.append(layer)
+    return layers
+
+
+def _why_plain(layer: Layer, step: _C.StepExplanation) -> tuple[str, str]:
+    """Why a step that could be blocked, or works on plain memory only, is not."""
+    blocked = next((each for each in step.formats if is_blocked_tag(each[0])), None)
+    if blocked is None:
+        return f"{step.kind} works on plain memory", ""
+    tag, microseconds = blocked
+    limits: dict[str, list[str]] = {}
+    for each in layer.alternatives:
+        if each.format == tag and each.refusal and not each.refusal.startswith("is for"):
+            limits.setdefault(each.refusal, []).append(each.implementation)
+    told = ", ".join(f"{' and '.join(names)} {limit}" for limit, names in limits.items())
+    why = f" ({told})" if told else ""
+    if microseconds == float("inf"):
+        return f"no {tag} kernel{why}", ""
+    return f"{tag} would take {microseconds / 1e3:.3f} ms more in all{why}", _CHOSEN

@@ -1,0 +1,211 @@
+"""What a model does op by op on blocked tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from torch_blocked import _C, module_paths
+from torch_blocked.explain_layers import Layer, Run, is_blocked_tag, split_reason
+from torch_blocked.formats import format_of
+from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
+
+# The first packs the weights; disturbances of the others differ.
+_RUNS = 4
+
+
+class _Ops(TorchDispatchMode):
+    """Notes every op that reaches the dispatcher while it is on, with its time and what it read."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers: list[Layer] = []
+        self.makers: dict[int, int] = {}  # of a tensor's id, the layer that made it
+        self.kept: list[Any] = []  # so that no other tensor gets the id of one
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        position = _C.trace_start()
+        start = time.perf_counter()
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            ms = 1e3 * (time.perf_counter() - start)
+            events = _C.trace_stop(position)
+        self.note(func, args, kwargs, result, ms, events)
+        return result
+
+    def note(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        ms: float,
+        events: list[_C.Event],
+    ) -> None:
+        operands = [each for each in pytree.arg_tree_leaves(*args, **kwargs) if _is_value(each)]
+        read = [each for each in operands if not isinstance(each, nn.Parameter)]
+        results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        if not results:
+            return
+        place, line = module_paths.place()
+        reorders = [each for each in events if each.kind == _C.Kind.reorder]
+        layer = Layer(
+            module=place,
+            op=str(func.overloadpacket).removeprefix("aten."),
+            kind="layer",
+            dims_in=[list(each.shape) for each in read],
+            dims_out=list(results[0].shape),
+            dtype=str(results[0].dtype).removeprefix("torch."),
+            format_in=_format(read[0]) if read else "",
+            format_out=_format(results[0]),
+            implementation=_implementation(func, results[0]),
+            ms=ms,
+            reads=list(dict.fromkeys(self.makers.get(id(each), -1) for each in read)),
+            line=line,
+            flops=_flops(func, args, kwargs, result),
+            bytes=float(sum(_bytes(each) for each in (*read, *results))),
+            inner_reorders=len(reorders),
+        )
+        self._explain(layer, events, read)
+        for each in results:
+            self.makers[id(each)] = len(self.layers)
+        self.kept.append((read, results))
+        self.layers.append(layer)
+
+    def _explain(self, layer: Layer, events: list[_C.Event], read: list[Tensor]) -> None:
+        fallback = next((each for each in events if each.kind == _C.Kind.fallback), None)
+        if fallback is not None:
+            _, _, reason = fallback.detail.partition(": ")
+            layer.reason, layer.advice = split_reason(reason or fallback.detail)
+            layer.implementation = "aten"
+            return
+        reads_blocks = any(isinstance(each, BlockedTensor) for each in read)
+        layer.blocked = is_blocked_tag(layer.format_out) or (
+            reads_blocks and not layer.inner_reorders
+        )
+        if layer.blocked:
+            if layer.implementation == "aten":  # a sum, say, that reads blocks
+                layer.implementation = "torch_blocked"
+            return
+        dense = next((i for i in layer.reads if i >= 0 and not self.layers[i].blocked), None)
+        if reads_blocks:
+            layer.reason = "its result is a dense view, which is a copy"
+        elif dense is not None:
+            layer.reason = f"its input is dense, from {_named(self.layers[dense])}"
+        else:
+            layer.reason = "its input is dense"
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _named(layer: Layer) -> str:
+    return f"{layer.op} of {layer.module}" if layer.module else layer.op
+
+
+def _format(tensor: Tensor) -> str:
+    if not 3 <= tensor.dim() <= 5 or tensor.layout != torch.strided:
+        return ""
+    return format_of(tensor) or ""
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _implementation(func: OpOverload, result: Tensor) -> str:
+    if not result.numel():
+        return "none"
+    if not isinstance(result, BlockedTensor):
+        return "aten"
+    family = func.overloadpacket.__name__.lstrip("_")
+    known = family in _C.implementations()
+    return _C.last_implementation(family) if known else "torch_blocked"
+
+
+def _flops(func: OpOverload, args: Any, kwargs: Any, result: Any) -> float:
+    count = flop_registry.get(func.overloadpacket)
+    return float(count(*args, **kwargs, out_val=result)) if count else 0.0
+
+
+def _moved(
+    ops: _Ops, op: str, source: Tensor, move: Callable[[Tensor], Tensor], why: str
+) -> Tensor:
+    """`source` in another format, with a reorder of its own in the list."""
+    start = time.perf_counter()
+    result = move(source)
+    ms = 1e3 * (time.perf_counter() - start)
+    reorder = Layer(
+        module="",
+        op=op,
+        kind="reorder",
+        dims_in=[list(source.shape)],
+        dims_out=list(source.shape),
+        dtype=str(source.dtype).removeprefix("torch."),
+        format_in=_format(source),
+        format_out=_format(result),
+        implementation="torch_blocked",
+        ms=ms,
+        reads=[ops.makers.get(id(source), -1)],
+        bytes=2.0 * _bytes(source),
+        reason=why,
+    )
+    ops.makers[id(result)] = len(ops.layers)
+    ops.kept.append((source, result))
+    ops.layers.append(reorder)
+    return result
+
+
+def _blocked_inputs(value: Any, ops: _Ops, notes: list[str]) -> Any:
+    """`value` as a user would give it to get a blocked run; what cannot be blocked stays."""
+
+    def blocked(each: Tensor) -> Tensor:
+        if isinstance(each, BlockedTensor):
+            return each
+        try:
+            return _moved(ops, "to_blocked", each, to_blocked, "the input of the model")
+        except (ValueError, TypeError, NotImplementedError) as error:
+            notes.append(f"the input stays dense: {error}")
+            return each
+
+    return pytree.tree_map_only(Tensor, blocked, value)
+
+
+def eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    """The fastest of some runs of the model on blocked inputs; the first packs the weights."""
+    runs = [_run(model, args, kwargs) for _ in range(_RUNS)]
+    return min(runs[1:], key=lambda run: run.ms)
+
+
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    ops, notes = _Ops(), list[str]()
+    with torch.no_grad():
+        blocked_args = _blocked_inputs(args, ops, notes)
+        blocked_kwargs = _blocked_inputs(kwargs, ops, notes)
+        try:
+            with module_paths.known(), module_paths.from_here(), ops:
+                results = model(*blocked_args, **blocked_kwargs)
+        except Exception as error:  # an op that only takes dense tensors, such as one of C++
+            notes.append(f"the run ends here: {str(error).splitlines()[0]}")
+            results = None
+        for each in pytree.tree_leaves(results):
+            if isinstance(each, BlockedTensor):
+                _moved(ops, "to_dense", each, to_dense, "the result of the model")
+    return Run(ops.layers, "; ".join(dict.fromkeys(notes)))

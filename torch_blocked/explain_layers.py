@@ -1,0 +1,179 @@
+"""What explain() says: of each layer, of a run of the model, and of the machine."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from torch_blocked import _C
+from torch_blocked.text_table import columns
+
+
+@dataclass
+class Alternative:
+    """What could have run in a layer's place. microseconds: measured alone on tensors of the
+    layer's sizes, or, with whole=True, how much longer the whole model would take, by such times
+    and by estimates of reorders; 0 where nothing was measured. refusal: why it cannot."""
+
+    implementation: str
+    format: str
+    microseconds: float = 0.0
+    refusal: str = ""
+    whole: bool = False
+
+
+@dataclass
+class Layer:
+    """One op of a run. ms: its time in one run. reads: the layers that made what it reads, by
+    index; -1 is an input of the model. flops: of its products; bytes: of what it reads and
+    writes, weights left out."""
+
+    module: str
+    op: str
+    kind: str  # "layer" or "reorder"
+    dims_in: list[list[int]]
+    dims_out: list[int]
+    dtype: str
+    format_in: str
+    format_out: str
+    implementation: str
+    ms: float
+    reads: list[int]
+    line: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0
+    blocked: bool = False  # whether it computes on blocked memory
+    reason: str = ""  # why it is not blocked; of a blocked layer, why this implementation
+    advice: str = ""  # what to do about that
+    alternatives: list[Alternative] = field(default_factory=list)
+    reorders: int = 0  # around it: from and into other formats
+    reorder_ms: float = 0.0
+    inner_reorders: int = 0  # of its operands, within its own time
+
+    @property
+    def next_best(self) -> str:
+        """The fastest alternative in words, with its cost and where that is from."""
+        own = (self.implementation, self.format_out)
+        timed = [
+            each
+            for each in self.alternatives
+            if each.microseconds
+            and not each.whole
+            and (each.implementation, each.format.rpartition(" ")[2]) != own
+        ]
+        if timed:
+            best = min(timed, key=lambda each: each.microseconds)
+            return f"{best.implementation} in {best.format}: {best.microseconds / 1e3:.3f} ms alone"
+        whole = [each for each in self.alternatives if each.whole and each.microseconds > 0]
+        if not whole:
+            return ""
+        best = min(whole, key=lambda each: each.microseconds)
+        return f"{best.format}: {best.microseconds / 1e3:+.3f} ms in all, by estimates"
+
+    @property
+    def sentence(self) -> str:
+        """Why it is not blocked, what it costs and what to do, as one line."""
+        if self.blocked or self.kind == "reorder":
+            return self.reason
+        runs = [f"runs in {self.format_out}" if self.format_out else "runs on plain memory"]
+        if count := self.reorders + self.inner_reorders:
+            runs.append(f"{count} reorder{'s' * (count > 1)}")
+        runs.append(f"{self.ms + self.reorder_ms:.3f} ms")
+        return "; ".join(filter(None, (self.reason, ", ".join(runs), self.advice)))
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = {
+            "next_best": self.next_best,
+            "sentence": self.sentence,
+        }
+        return asdict(self) | derived
+
+
+@dataclass
+class Run:
+    """The layers of a model, in order of execution. note: what runs, where that is not one plan of
+    the whole model, and why."""
+
+    layers: list[Layer]
+    note: str = ""
+
+    @property
+    def reorders(self) -> list[Layer]:
+        return [each for each in self.layers if each.kind == "reorder"]
+
+    @property
+    def ms(self) -> float:
+        return sum(each.ms for each in self.layers)
+
+    def table(self) -> str:
+        rows = [
+            (
+                each.module or "(model)",
+                each.op,
+                "x".join(map(str, each.dims_out)),
+                _between(each.format_in, each.format_out),
+                "-" if each.kind == "reorder" else "yes" if each.blocked else "no",
+                each.implementation,
+                f"{each.ms:.3f}",
+                each.next_best,
+                each.sentence,
+            )
+            for each in self.layers
+        ]
+        header = ("module", "op", "dims", "format", "blocked", "by", "ms", "next best", "why")
+        table = columns(header, rows, "llllllrll")
+        blocked = sum(each.blocked for each in self.layers if each.kind == "layer")
+        inner = sum(each.inner_reorders for each in self.layers)
+        moved = sum(each.ms for each in self.reorders)
+        title = (
+            f"{blocked} of {len(self.layers) - len(self.reorders)} layers blocked, "
+            f"reorders: {len(self.reorders)} of {moved:.3f} ms and {inner} inside of layers, "
+            f"{self.ms:.3f} ms in all"
+        )
+        return "\n".join(filter(None, (self.note, title, table)))
+
+    def count_reorders(self) -> None:
+        """Tells each layer how many reorders are next to it, and their time."""
+        for reorder in self.reorders:
+            around = {at for at in reorder.reads if at >= 0}
+            index = self.layers.index(reorder)
+            around |= {i for i, each in enumerate(self.layers) if index in each.reads}
+            for layer in (self.layers[i] for i in around):
+                layer.reorders += 1
+                layer.reorder_ms += reorder.ms
+
+
+def is_blocked_tag(tag: str) -> bool:
+    """Whether a tag such as "nChw16c" is a blocked one: no other has a number."""
+    return bool(re.search(r"\d", tag))
+
+
+def _between(before: str, after: str) -> str:
+    return after or before or "-" if before in ("", after) else f"{before} -> {after or '-'}"
+
+
+def split_reason(reason: str) -> tuple[str, str]:
+    """What is wrong and what to do, which all sentences of this package part by "; "."""
+    what, _, advice = reason.partition("; ")
+    return what, advice
+
+
+def roofs() -> dict[str, float]:
+    """What the CPU can do with all its threads, measured now: float32 GFLOP/s, and GB/s of reads
+    and writes of memory."""
+    source = torch.ones(1 << 24)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "gflops": _C.fma_peak_gflops() * torch.get_num_threads(),
+        "gbps": 2 * source.nbytes / min(seconds) / 1e9,
+        "threads": torch.get_num_threads(),
+    }
