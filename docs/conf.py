@@ -26,8 +26,6 @@ python_maximum_signature_line_length = 80
 # Every reference must lead somewhere on this site; types of Python and torch have theirs elsewhere.
 nitpicky = True
 nitpick_ignore_regex = [("py:class", r"(torch|collections|typing|pathlib|os|nn)\b.*|.*\._\w+")]
-# The index names the pages of parts of the library; a page that is not there yet is left out.
-suppress_warnings = ["toc.not_readable"]
 
 templates_path = ["_templates"]
 html_static_path = ["_static"]

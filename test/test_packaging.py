@@ -69,13 +69,13 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in package if name.endswith(".py")} == sources
     (extension,) = [name for name in package if name.endswith(".so")]
     assert re.fullmatch(r"torch_blocked/_C\.cpython-3\d+-x86_64-linux-gnu\.so", extension)
-    data = {"torch_blocked/py.typed", "torch_blocked/_C.pyi"}
+    data = {f"torch_blocked/{each}" for each in ("py.typed", "_C.pyi", "explain_page.html")}
     data |= {
         str(path.relative_to(ROOT))
         for pattern in ("include/**/*.h", "share/**/*.cmake")
         for path in (ROOT / "torch_blocked").glob(pattern)
     }
-    assert len(data) > 2 and package == sources | {extension} | data
+    assert len(data) > 3 and package == sources | {extension} | data
     assert "Requires-Dist: torch==2.13.*\n" in metadata
     assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
 
