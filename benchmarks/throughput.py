@@ -114,7 +114,8 @@ def serve(engine: str, callers: int, job: Job) -> None:
     count = callers or caller.count
     print(json.dumps({"callers": count}), file=answers)
     for line in sys.stdin:
-        print(json.dumps(images_per_second(caller, count, float(line))), file=answers)
+        rate = images_per_second(caller, count, float(line))
+        print(json.dumps({"rate": rate}), file=answers)
 
 
 def measure(job: Job, callers: int, engines: Sequence[str], seconds: float) -> dict[str, float]:
@@ -136,7 +137,7 @@ def measure(job: Job, callers: int, engines: Sequence[str], seconds: float) -> d
         for _ in range(5):
             for name, worker in workers.items():
                 print(seconds, file=worker.process.stdin, flush=True)
-                rates[name].append(worker.answer())
+                rates[name].append(worker.answer()["rate"])
     finally:
         for worker in workers.values():
             worker.close()
