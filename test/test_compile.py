@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import torch_blocked
+from torch_blocked.optimized_module import has_bfloat16
 
 pytestmark = pytest.mark.any_isa
 
@@ -212,3 +213,19 @@ def test_export_leaves_nothing_behind():
 class _Fails(nn.Module):
     def forward(self, x):
         return (x.to_blocked(TAG) * 2).to_blocked("nhwc")
+
+
+@torch.no_grad()
+def test_options_are_those_of_optimize():
+    model, x = nn.Sequential(nn.Conv2d(17, 16, 3), nn.ReLU()).eval(), torch.randn(2, 17, 9, 8)
+
+    def run(**options):
+        return torch.compile(model, backend="torch_blocked", options=options)(x)
+
+    torch.testing.assert_close(run(tune=False), model(x), rtol=1e-4, atol=1e-4)
+    if has_bfloat16():
+        result = run(dtype=torch.bfloat16)
+        assert result.dtype == torch.float32
+        assert 1e-4 < (result - model(x)).abs().max() < 0.1
+    with pytest.raises(Exception, match="expected the options 'tune' and 'dtype', got 'mode'"):
+        run(mode=1)

@@ -12,6 +12,7 @@ from torch.nn.modules import module as hooks
 import torch_blocked
 from torch_blocked import module_paths
 from torch_blocked.capture import capture
+from torch_blocked.ops import fallback
 from torch_blocked.optimized_module import OptimizedModule
 
 
@@ -171,10 +172,20 @@ def test_parts_that_torch_compile_finds_carry_them(net):
     def backend(graph, example_inputs):
         from torch_blocked.compile import backend
 
-        return backend(graph, example_inputs, parts)
+        return backend(graph, example_inputs, parts=parts)
 
     with torch.no_grad():
         torch.compile(net, backend=backend)(IMAGE)
     [part] = parts
     assert isinstance(part, OptimizedModule)
     assert {step.module for step in steps_of(part)} == OF_STEPS
+
+
+def test_a_sentence_has_its_place_while_dynamo_traces(monkeypatch):
+    class Resizes(nn.Module):
+        def forward(self, x):
+            return nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear")
+
+    monkeypatch.setattr(fallback, "_warned", set())
+    with pytest.warns(UserWarning, match=r"_unsafe_index.* runs on a dense copy of .*test_module"):
+        torch.compile(Resizes(), backend="eager", dynamic=True)(IMAGE.to_blocked())

@@ -75,7 +75,7 @@ def test_shuffles_cost_a_convolution_nothing():
     plan = blocked(model, x).plan()
     assert plan.count("gathers its channels") == 3  # one in each unit
     assert plan.count("reshape") == 1  # for the depthwise convolution
-    assert plan.count("no kernel") == 1  # the mean
+    assert "no kernel" not in plan
 
 
 def test_shuffles_give_the_same_bits_with_any_number_of_threads():

@@ -18,6 +18,7 @@ from torch_blocked import _C, module_paths, structure
 from torch_blocked.capture import CaptureError
 from torch_blocked.optimized_module import (
     OptimizedModule,
+    check_dtype,
     checked_inputs,
     refuse_tracing,
     refuse_training,
@@ -65,12 +66,12 @@ class OptimizedParts(nn.Module):
     _model: nn.Module
     _compiled: Callable[..., Any]
 
-    def __init__(self, model: nn.Module, reason: str) -> None:
+    def __init__(self, model: nn.Module, reason: str, *, tune: bool = True) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._reason, self._compiles = reason, True
         self._parts: list[OptimizedModule] = []
-        compiler = functools.partial(backend, parts=self._parts)
+        compiler = functools.partial(backend, options={"tune": tune}, parts=self._parts)
         object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
         super().train(False)
 
@@ -132,11 +133,28 @@ def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
     return bool(taken)
 
 
+def _checked(options: dict[str, Any]) -> tuple[bool, torch.dtype | None]:
+    unknown = options.keys() - {"tune", "dtype"}
+    if unknown:
+        raise ValueError(
+            "torch_blocked::compile: expected the options 'tune' and 'dtype', got "
+            f"{', '.join(map(repr, sorted(unknown)))}; leave others out"
+        )
+    check_dtype(options.get("dtype"))
+    return options.get("tune", True), options.get("dtype")
+
+
 def backend(
-    graph: fx.GraphModule, example_inputs: list[Any], parts: list[OptimizedModule] | None = None
+    graph: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    parts: list[OptimizedModule] | None = None,
 ) -> object:
     """The compiler that torch.compile calls. Where gradients are asked for, or a graph cannot be
-    captured, the graph runs as Dynamo wrote it. parts: collects what is optimized."""
+    captured, the graph runs as Dynamo wrote it. options: `tune` and `dtype`, as optimize() takes
+    them. parts: collects what is optimized. Raises ValueError for other options."""
+    tune, dtype = _checked(options or {})
     bound = {
         i
         for i, value in enumerate(example_inputs)
@@ -153,7 +171,10 @@ def backend(
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(
-            _WithParameters(graph, parameters, len(args)).eval(), OptimizedParts
+            _WithParameters(graph, parameters, len(args)).eval(),
+            functools.partial(OptimizedParts, tune=tune),
+            tune=tune,
+            dtype=dtype,
         )
         try:
             optimized._prepare(inputs, {})

@@ -138,7 +138,7 @@ def _by_frames() -> str:
         frame = frame.f_back
     with from_here():
         for module in reversed(modules):
-            _enter(module, None)
+            _push(module)
         return _running.modules[-1][1] if modules else ""
 
 
@@ -167,6 +167,13 @@ def line_of_node(trace: str | None) -> str:
 def _enter(module: nn.Module, _inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return  # it is traced, not run; the nodes of the trace know their modules
+    _push(module)
+    shown = _running.modules[-1][2]
+    _running.places.append(_C.trace_enter(type(module).__name__, shown))
+
+
+def _push(module: nn.Module) -> None:
+    """The module runs now, in the one that ran."""
     stack = _running.modules
     if not stack:
         _running.calls.clear()
@@ -177,7 +184,6 @@ def _enter(module: nn.Module, _inputs: Any) -> None:
         count = _running.calls[path]
         _running.calls[path] += 1
         stack.append((module, path, f"{path}@{count}" if count else path))
-    _running.places.append(_C.trace_enter(type(module).__name__, stack[-1][2]))
 
 
 def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:

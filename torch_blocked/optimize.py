@@ -8,6 +8,7 @@ the model (verify.py), and timed against it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -81,13 +82,16 @@ def _optimized(
     dtype: torch.dtype | None,
     verify: bool,
 ) -> nn.Module:
-    optimized = OptimizedModule(model, OptimizedParts, dynamic=dynamic, tune=tune, dtype=dtype)
+    parts = functools.partial(OptimizedParts, tune=tune)
+    optimized = OptimizedModule(model, parts, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
         optimized._prepare(args, kwargs)
     except CaptureError as error:
         if dtype is not None:
             raise
-        return _in_parts(model, args, kwargs, error)
+        with torch.no_grad(), unchanged(model):
+            model(*args, **kwargs)  # what the model itself refuses, it says best
+        return parts(model, str(error))
     warm = _verify(optimized) if verify else None
     if optimized.choice == "blocked" and tune:
         if _is_slower(optimized, model, args, kwargs, warm=warm):
@@ -173,14 +177,6 @@ def _compare(
             stacklevel=5,
         )
     return seconds, model_seconds
-
-
-def _in_parts(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
-) -> nn.Module:
-    with torch.no_grad(), unchanged(model):
-        model(*args, **kwargs)  # what the model itself refuses, it says best
-    return OptimizedParts(model, str(error))
 
 
 # Two rounds in which one takes so many times as long as the other tell as much as seven.
