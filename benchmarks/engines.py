@@ -21,6 +21,8 @@ from typing import Any
 # Largest |y - y64| / largest |y64| of a result that is timed. The Winograd kernels of the peers
 # stay below 1e-4; reduced precision (bf16, f16) is above 1e-3.
 TOLERANCE = 5e-4
+# The same of engines that compute in less: a wrong result is off by all of it.
+TOLERANCES = {"float32": TOLERANCE, "bfloat16": 0.2, "int8": 0.5}
 # A call shorter than this is repeated once before each sample: it brings the caches back.
 COLD_MS = 100.0
 
@@ -45,13 +47,15 @@ class Engine:
     """load(job) returns a function that computes the output for the input of the job once.
 
     package: the distribution whose version is reported. needs: the export it reads, if any.
-    tunes: measures while it loads, so it is loaded when nothing else runs."""
+    tunes: measures while it loads, so it is loaded when nothing else runs. precision: what it
+    computes in; engines are compared with those of the same."""
 
     load: Callable[[Job], Callable[[], Any]]
     package: str
     needs: str | None = None
     tunes: bool = False
     ours: bool = False
+    precision: str = "float32"
 
 
 def torch_model(job: Job, folded: bool = False) -> Any:
@@ -108,38 +112,44 @@ def load_mkldnn(job: Job) -> Callable[[], Any]:
     return lambda: model(input.to_mkldnn()).to_dense()
 
 
-def load_onnxruntime(job: Job) -> Callable[[], Any]:
-    import numpy
-    import onnxruntime
+def load_onnxruntime(file: str = "model.onnx") -> Callable:
+    def load(job: Job) -> Callable[[], Any]:
+        import numpy
+        import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = job.threads
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        job.files / "model.onnx", options, providers=["CPUExecutionProvider"]
-    )
-    feed = {session.get_inputs()[0].name: numpy.load(job.files / "input.npy")}
-    return lambda: session.run(None, feed)[0]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = job.threads
+        options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(
+            job.files / file, options, providers=["CPUExecutionProvider"]
+        )
+        feed = {session.get_inputs()[0].name: numpy.load(job.files / "input.npy")}
+        return lambda: session.run(None, feed)[0]
+
+    return load
 
 
-def load_openvino(job: Job) -> Callable[[], Any]:
-    import numpy
-    import openvino
+def load_openvino(hint: str | None = "f32", file: str = "model.onnx") -> Callable:
+    """hint: the precision it is told; None: its own choice."""
 
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": job.threads,
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
-    model = openvino.Core().compile_model(job.files / "model.onnx", "CPU", settings)
-    request = model.create_infer_request()
-    request.set_input_tensor(openvino.Tensor(numpy.load(job.files / "input.npy")))
+    def load(job: Job) -> Callable[[], Any]:
+        import numpy
+        import openvino
 
-    def run() -> Any:
-        request.infer()
-        return request.get_output_tensor().data
+        settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": job.threads}
+        if hint:
+            settings["INFERENCE_PRECISION_HINT"] = hint
+        model = openvino.Core().compile_model(job.files / file, "CPU", settings)
+        request = model.create_infer_request()
+        request.set_input_tensor(openvino.Tensor(numpy.load(job.files / "input.npy")))
 
-    return run
+        def run() -> Any:
+            request.infer()
+            return request.get_output_tensor().data
+
+        return run
+
+    return load
 
 
 def load_ncnn(job: Job) -> Callable[[], Any]:
@@ -227,6 +237,43 @@ def load_blocked(job: Job) -> Callable[[], Any]:
     return lambda: model(input)
 
 
+def load_blocked_bfloat16(job: Job) -> Callable[[], Any]:
+    import torch
+
+    import torch_blocked
+
+    input = torch_input(job)
+    model = torch_blocked.optimize(torch_model(job), input, dtype=torch.bfloat16)
+    return lambda: model(input)
+
+
+def quantized_model(job: Job) -> Any:
+    """What torchao's flow has made of the model for Inductor on x86 (exports.py)."""
+    import torch
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops
+
+    torch.set_num_threads(job.threads)
+    torch.set_grad_enabled(False)
+    return torch.export.load(job.files / "pt2e" / "model.pt2").module(check_guards=False)
+
+
+def load_blocked_int8(job: Job) -> Callable[[], Any]:
+    import torch_blocked
+
+    input = torch_input(job)
+    model = torch_blocked.optimize(quantized_model(job), input)
+    return lambda: model(input)
+
+
+def load_inductor_int8(job: Job) -> Callable[[], Any]:
+    import torch
+    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401  its passes
+
+    torch._inductor.config.freezing = True
+    input, model = torch_input(job), torch.compile(quantized_model(job))
+    return lambda: model(input)
+
+
 ENGINES = {
     "torch": Engine(load_torch(False, False), "torch"),
     "torch-cl": Engine(load_torch(False, True), "torch"),
@@ -234,13 +281,27 @@ ENGINES = {
     "torch-cl-fold": Engine(load_torch(True, True), "torch"),
     "torch-compile": Engine(load_torch(False, False, compiles=True), "torch"),
     "torch-mkldnn": Engine(load_mkldnn, "torch"),
-    "onnxruntime": Engine(load_onnxruntime, "onnxruntime", "onnx"),
-    "openvino": Engine(load_openvino, "openvino", "onnx"),
+    "onnxruntime": Engine(load_onnxruntime(), "onnxruntime", "onnx"),
+    "openvino": Engine(load_openvino(), "openvino", "onnx"),
     "ncnn": Engine(load_ncnn, "ncnn", "ncnn"),
     "mnn": Engine(load_mnn, "MNN", "mnn"),
     "litert": Engine(load_litert, "ai-edge-litert", "litert"),
     "blocked-eager": Engine(load_blocked_eager, "torch_blocked", ours=True),
     "torch_blocked": Engine(load_blocked, "torch_blocked", tunes=True, ours=True),
+    "openvino-bf16": Engine(load_openvino("bf16"), "openvino", "onnx", precision="bfloat16"),
+    "torch_blocked-bf16": Engine(
+        load_blocked_bfloat16, "torch_blocked", tunes=True, ours=True, precision="bfloat16"
+    ),
+    "onnxruntime-int8": Engine(
+        load_onnxruntime("qdq/model.onnx"), "onnxruntime", "qdq", precision="int8"
+    ),
+    "openvino-int8": Engine(
+        load_openvino(None, "qdq/model.onnx"), "openvino", "qdq", precision="int8"
+    ),
+    "inductor-int8": Engine(load_inductor_int8, "torch", "pt2e", precision="int8"),
+    "torch_blocked-int8": Engine(
+        load_blocked_int8, "torch_blocked", "pt2e", tunes=True, ours=True, precision="int8"
+    ),
 }
 
 
@@ -268,7 +329,7 @@ def ready(engine: Engine, job: Job) -> tuple[Callable[[], Any], dict[str, Any]]:
     run()
     setup_s = time.perf_counter() - start
     error = relative_error(run(), numpy.load(job.files / "expected.npy"))
-    if not error < TOLERANCE:  # NaN, too
+    if not error < TOLERANCES[engine.precision]:  # NaN, too
         raise ValueError(f"wrong by {error:.1e} of the largest float64 value")
     return run, {"setup_s": round(setup_s, 2), "relative_error": error, "rss_mib": resident_mib()}
 

@@ -51,6 +51,8 @@ def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dic
         "ncnn": folder / "ncnn" / "model.ncnn.bin",
         "mnn": batch_folder / "mnn" / "model.mnn",
         "litert": batch_folder / "litert" / "model.tflite",
+        "qdq": batch_folder / "qdq" / "model.onnx",
+        "pt2e": batch_folder / "pt2e" / "model.pt2",
     }
     refusals = {name: path.with_suffix(".failed") for name, path in wanted.items()}
     missing = [n for n in formats if not (wanted[n].exists() or refusals[n].exists())]
@@ -142,11 +144,66 @@ def export_litert(model: torch.nn.Module, input: torch.Tensor, path: Path) -> No
     litert_torch.convert(model, (input,)).export(str(path))
 
 
+def calibration(input: torch.Tensor) -> list[torch.Tensor]:
+    """The input and three like it, for engines that measure the ranges of values."""
+    generator = torch.Generator().manual_seed(0)
+    others = [torch.randn(input.shape, generator=generator) for _ in range(3)]
+    return [input, *(other * input.std() + input.mean() for other in others)]
+
+
+def export_qdq(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    """Quantized by ONNX Runtime's tool: unsigned activations, signed weights by channel."""
+    from onnxruntime import quantization
+
+    class Reader(quantization.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.values = iter([{"input": each.numpy()} for each in calibration(input)])
+
+        def get_next(self) -> dict | None:
+            return next(self.values, None)
+
+    plain = path.with_suffix(".float")
+    torch.onnx.export(
+        model, (input,), plain, dynamo=False, opset_version=ONNX_OPSET, input_names=["input"]
+    )
+    partial = path.with_suffix(".partial")
+    quantization.quantize_static(
+        plain,
+        partial,
+        Reader(),
+        quant_format=quantization.QuantFormat.QDQ,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        per_channel=True,
+    )
+    plain.unlink()
+    partial.rename(path)
+
+
+def export_pt2e(model: torch.nn.Module, input: torch.Tensor, path: Path) -> None:
+    """By torchao's flow with its quantizer for Inductor on x86."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    exported = torch.export.export(model, (input,), strict=True)
+    prepared = prepare_pt2e(exported.module(), quantizer)
+    for each in calibration(input):
+        prepared(each)
+    converted = convert_pt2e(prepared)
+    partial = path.with_suffix(".partial")
+    torch.export.save(torch.export.export(converted, (input,)), partial)
+    partial.rename(path)
+
+
 EXPORTS = {
     "onnx": export_onnx,
     "ncnn": export_ncnn,
     "mnn": export_mnn,
     "litert": export_litert,
+    "qdq": export_qdq,
+    "pt2e": export_pt2e,
 }
 
 if __name__ == "__main__":

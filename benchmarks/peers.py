@@ -24,7 +24,7 @@ from typing import Any
 
 import chart
 from bench_models import MODELS
-from engines import ENGINES, Job, arguments, version
+from engines import ENGINES, TOLERANCES, Job, arguments, version
 from exports import folder_of
 from zoo.timed import TIMED
 
@@ -225,7 +225,8 @@ def ratio(row: Sequence[Record], statistic: str, peers: str = "") -> float | Non
     peers: the beginning of the names of those that count."""
     times = times_of(row, statistic)
     others = [ms for name, ms in times.items() if not ENGINES[name].ours and name.startswith(peers)]
-    return min(others) / times[OURS] if others and OURS in times else None
+    mine = [ms for name, ms in times.items() if name.startswith(OURS)]
+    return min(others) / min(mine) if others and mine else None
 
 
 def render(records: Sequence[Record], statistic: str) -> str:
@@ -268,7 +269,7 @@ def cells(row: Sequence[Record], engines: Sequence[str], statistic: str) -> list
     return texts
 
 
-def context(busy_processes: int) -> dict[str, Any]:
+def context(busy_processes: int, precision: str) -> dict[str, Any]:
     environment = torch_blocked.env()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -276,7 +277,7 @@ def context(busy_processes: int) -> dict[str, Any]:
         "isa": environment["isa"],
         "onednn": environment["onednn"],
         "versions": {name: version(engine.package) for name, engine in ENGINES.items()},
-        "dtype": "float32",
+        "dtype": precision,
         "busy": busy_processes,
     }
 
@@ -292,7 +293,7 @@ def merged(paths: Sequence[Path], records: Sequence[Record]) -> list[Record]:
 
 def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
     if args.json:
-        report = {"context": context(args.busy), "results": records}
+        report = {"context": context(args.busy, args.precision), "results": records}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.svg:
         title = "Speed by model, batch and threads, best peer = 1 (to the right is faster)"
@@ -315,7 +316,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(known))
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
     parser.add_argument("--batch", type=numbers, default=[1], help="default: 1")
-    parser.add_argument("--engines", type=names(ENGINES), default=list(ENGINES), help="a,b,c")
+    parser.add_argument(
+        "--precision",
+        choices=TOLERANCES,
+        default="float32",
+        help="compare the engines that compute in it",
+    )
+    parser.add_argument("--engines", type=names(ENGINES), help="a,b,c instead of all of these")
     parser.add_argument("--skip", type=names(ENGINES), default=[], help="engines to leave out")
     parser.add_argument("--seconds", type=float, default=15, help="of timing for a row")
     parser.add_argument(
@@ -343,7 +350,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    engines = [name for name in args.engines if name not in args.skip]
+    compared = [name for name, each in ENGINES.items() if each.precision == args.precision]
+    engines = [name for name in args.engines or compared if name not in args.skip]
     records: list[Record] = []
     for model in args.models:
         for batch in args.batch:

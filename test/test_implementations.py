@@ -15,7 +15,15 @@ from torch_blocked import _C
 from torch_blocked.bench.convolution import forced
 from torch_blocked.optimized_module import tuning_file
 
-FAMILIES = ("convolution", "linear", "pooling", "reorder", "squeeze_excite", "weight_gradient")
+FAMILIES = (
+    "convolution",
+    "linear",
+    "pooling",
+    "quantized_convolution",
+    "reorder",
+    "squeeze_excite",
+    "weight_gradient",
+)
 
 
 def test_families():

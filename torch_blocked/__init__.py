@@ -1,5 +1,7 @@
 """Blocked (nChw8c, nChw16c) and channels-last CPU tensors for PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from torch_blocked import environment
 
 environment.check()  # imports torch, then the C++ library, or says in one sentence why not
@@ -34,6 +36,24 @@ from torch_blocked.profile import profile  # noqa: E402
 from torch_blocked.strict import strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
 
+if TYPE_CHECKING:
+    from torch_blocked.quantizer import TorchBlockedQuantizer, quantize
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torchao, which nothing else does, is imported when it is asked for."""
+    if name not in ("TorchBlockedQuantizer", "quantize"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from torch_blocked import quantizer
+    except ImportError as error:
+        raise ImportError(
+            f"torch_blocked::{name}: expected torchao to be installed, got {error}; "
+            "pip install torch_blocked[quantize]"
+        ) from error
+    return getattr(quantizer, name)
+
+
 # The one thing added to torch; BlockedTensor brings its own to_dense.
 torch.Tensor.to_blocked = to_blocked  # type: ignore[attr-defined]
 
@@ -43,6 +63,7 @@ __all__ = [
     "BlockedTensor",
     "Descriptor",
     "Explanation",
+    "TorchBlockedQuantizer",
     "canonical_tag",
     "channels_last_losses",
     "clear_packed_weights",
@@ -60,6 +81,7 @@ __all__ = [
     "optimize",
     "physical_shape",
     "profile",
+    "quantize",
     "randn",
     "register",
     "strict",

@@ -99,6 +99,10 @@ class Capture:
             for node in self.nodes
         )
 
+    def is_quantized(self) -> bool:
+        """Whether an op rounds to integers of a scale, as PyTorch's quantizers write them."""
+        return any(node.name.startswith("quantized_decomposed::quantize") for node in self.nodes)
+
     def same_as(self, other: Capture) -> bool:
         """Whether it calls the same ops with the same numbers: parameters and buffers must be the
         same tensors, constants that the forward makes have the same values."""

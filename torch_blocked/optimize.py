@@ -22,7 +22,13 @@ from torch_blocked.capture import CaptureError
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
 from torch_blocked.state import unchanged
-from torch_blocked.verify import TOLERANCE, difference, others_like, tolerance_beside
+from torch_blocked.verify import (
+    QUANTIZED_TOLERANCE,
+    TOLERANCE,
+    difference,
+    others_like,
+    tolerance_beside,
+)
 
 
 def optimize(
@@ -161,7 +167,7 @@ def _compare(
     start = time.perf_counter()
     result = optimized._results(form.captured, run(call.inputs))
     seconds = time.perf_counter() - start
-    tolerance = TOLERANCE
+    tolerance = QUANTIZED_TOLERANCE if form.captured.is_quantized() else TOLERANCE
     if optimized._dtype is not None:
         by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
         tolerance = tolerance_beside(expected, by_ops)

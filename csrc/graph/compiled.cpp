@@ -12,6 +12,7 @@
 
 #include "format/errors.h"
 #include "graph/planner.h"
+#include "graph/rules.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
@@ -35,7 +36,7 @@ void return_idle_memory() {
 Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights)
     : graph_(std::move(graph)), weights_(std::move(weights)), tuner_(std::move(tuner)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  fold_constants(graph_);
+  fold_constants(graph_, makes_numbers);
 }
 
 void Compiled::add_covered(const std::vector<Given>& inputs) {

@@ -128,8 +128,9 @@ void for_values(std::span<const Argument> arguments, F&& f) {
 // a reshape move channels.
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights);
 
-// simplify.cpp: ops on constants alone are run, once and for all sizes.
-void fold_constants(Graph& graph);
+// simplify.cpp: ops on constants alone are run, once and for all sizes, but for those to `keep`.
+void fold_constants(
+    Graph& graph, bool (*keep)(const Node& node) = [](const Node&) { return false; });
 
 // guards.cpp: whether the graph is what the model computes for inputs of these metas.
 bool covers(const Graph& graph, const std::vector<Meta>& inputs);

@@ -46,6 +46,8 @@ struct NodeKind {
   void (*fuse)(Rewrite& rewrite) = [](Rewrite&) {};
   // Whether an op that nobody has taken, with one image as its result, is of this kind as it is.
   bool (*takes)(const Candidate& candidate) = [](const Candidate&) { return false; };
+  // Whether it does so of images of unsigned bytes, too.
+  bool takes_bytes = false;
   // Makes one node of this kind from several, once the kinds of all are known.
   void (*combine)(Rewrite& rewrite) = [](Rewrite&) {};
 

@@ -56,6 +56,14 @@ Planner::Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tu
       }
     }
   }
+  // What reads a value that is blocked in any case begins so, too.
+  for (const Node& node : graph.nodes) {
+    if (node.kind->fixed(node)) continue;
+    for_values(tied_arguments(node), [&](Value value) {
+      const auto& fixed = fixed_[at(value)];
+      if (fixed == blocked_) formats_[at(groups_.of(node.output()))] = blocked_;
+    });
+  }
 }
 
 Plan Planner::plan() {

@@ -11,6 +11,9 @@ using kernels::Activation;
 using kernels::Epilogue;
 using Activated = Activation::Kind;
 
+// nodes/quantized.cpp: whether a node makes numbers of bytes, which layers of bytes read as such.
+bool makes_numbers(const Node& node);
+
 // Who makes and who reads each value.
 struct Uses {
   std::vector<Node*> maker;

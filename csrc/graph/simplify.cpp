@@ -86,7 +86,7 @@ void fold_fills(Rewrite& rewrite) {
 // Why a value is in no other format than plain, whatever makes it; empty: it may be.
 std::string not_an_image(const Meta& meta) {
   const auto& [dims, dtype] = meta;
-  if (dtype != at::kFloat && dtype != at::kBFloat16) {
+  if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kByte) {
     return text("its result is ", c10::toString(dtype),
                 ", and kernels are for float32 and bfloat16; convert it to float32");
   }
@@ -103,8 +103,10 @@ void take(Rewrite& rewrite) {
     if (node.declined.empty()) node.declined = reason;
     if (!reason.empty()) continue;
     const Candidate candidate{rewrite.graph, node, uses, rewrite.metas};
-    const auto found =
-        std::ranges::find_if(kKinds, [&](const NodeKind* kind) { return kind->takes(candidate); });
+    const bool bytes = candidate.result().dtype == at::kByte;
+    const auto found = std::ranges::find_if(kKinds, [&](const NodeKind* kind) {
+      return (kind->takes_bytes || !bytes) && kind->takes(candidate);
+    });
     if (found != kKinds.end()) node.kind = *found;
   }
 }
@@ -203,14 +205,14 @@ bool join_epilogue(const Graph& graph, const Node& reader, Value value,
   return true;
 }
 
-void fold_constants(Graph& graph) {
+void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   for (Node& node : graph.nodes) {
     bool constant = !is_random(node), reads = false;
     for_values(node.arguments, [&](Value value) {
       reads = true;
       constant &= graph.constants.contains(value) && !graph.constants.at(value).is_meta();
     });
-    if (!constant || !reads) continue;
+    if (!constant || !reads || keep(node)) continue;
     const auto results =
         call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
     const bool tensors =
@@ -232,7 +234,11 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   fold_fills(rewrite);
   forget_examples(rewrite);
   recognize_functions(rewrite);
-  for (const NodeKind* kind : kKinds) kind->find(rewrite);
+  for (const NodeKind* kind : kKinds) {
+    kind->find(rewrite);
+    // What layers of bytes leave of their weights, others read as numbers.
+    if (kind == &nodes::quantized_convolution) fold_constants(graph);
+  }
   settle_views(rewrite);
   for (const NodeKind* kind : kKinds) kind->fuse(rewrite);
   take(rewrite);

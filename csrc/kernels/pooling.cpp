@@ -23,17 +23,24 @@ struct Taps {
 };
 
 // The taps along d and h of a row of dst, in the image that they lie in.
+template <typename Number>
 struct Rows {
-  const float* image;
+  const Number* image;
   Taps d, h;
+
+  Rows(const MaximumWindows& w, std::int64_t row)
+      : image(static_cast<const Number*>(w.src) +
+              row / w.out[1] / w.out[0] * w.in[0] * w.in[1] * w.in[2] * w.lanes),
+        d(w, 0, row / w.out[1] % w.out[0]),
+        h(w, 1, row % w.out[1]) {}
 };
 
 // f(the address of the tap's first lane) for all taps of a window.
-template <typename F>
-inline void for_taps(const MaximumWindows& w, const Rows& rows, const Taps& taps, F&& f) {
+template <typename Number, typename F>
+inline void for_taps(const MaximumWindows& w, const Rows<Number>& rows, const Taps& taps, F&& f) {
   for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
     for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
-      const float* line = rows.image + (z * w.in[1] + y) * w.in[2] * w.lanes;
+      const Number* line = rows.image + (z * w.in[1] + y) * w.in[2] * w.lanes;
       for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) f(line + x * w.lanes);
     }
   }
@@ -45,7 +52,8 @@ inline void for_taps(const MaximumWindows& w, const Rows& rows, const Taps& taps
 // 0 * src is summed beside it, which is NaN where src is or is infinite, and only then that one
 // runs.
 template <std::int64_t kPixels>
-inline void greatest(const MaximumWindows& w, const Rows& rows, const Taps& taps, float* dst) {
+inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Taps& taps,
+                     float* dst) {
   const std::int64_t apart = w.stride[2] * w.lanes;
   const Vec least(-std::numeric_limits<float>::infinity()), zero(0.f);
   for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
@@ -71,22 +79,48 @@ inline void greatest(const MaximumWindows& w, const Rows& rows, const Taps& taps
   });
 }
 
+// The greatest of `count` lanes, kCount where that is not 0.
+template <std::int64_t kCount>
+inline void greatest_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
+                           const Taps& taps, std::int64_t lane, std::int64_t count,
+                           std::uint8_t* dst) {
+  std::uint8_t values[16] = {};
+  if (kCount > 0) count = kCount;
+  for_taps(w, rows, taps, [&](const std::uint8_t* src) {
+    for (std::int64_t i = 0; i < count; ++i) values[i] = std::max(values[i], src[lane + i]);
+  });
+  std::copy_n(values, count, dst + lane);
+}
+
 }  // namespace
+
+void maximum_bytes(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kLanes = 16;
+  auto* dst = static_cast<std::uint8_t*>(w.dst) + begin * w.out[2] * w.lanes;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const Rows<std::uint8_t> rows(w, row);
+    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
+      const Taps taps(w, 2, pixel);
+      std::int64_t lane = 0;
+      for (; lane + kLanes <= w.lanes; lane += kLanes) {
+        greatest_bytes<kLanes>(w, rows, taps, lane, kLanes, dst);
+      }
+      if (lane < w.lanes) greatest_bytes<0>(w, rows, taps, lane, w.lanes - lane, dst);
+    }
+  }
+}
 
 void maximum(const MaximumWindows& windows, std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kPixels = 4;
   const MaximumWindows w = windows;
-  const std::int64_t pixels = w.in[0] * w.in[1] * w.in[2];
   // The pixels [inner, outer) have all taps along w in src.
   const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1,
                      room = w.in[2] + w.padding[2] - span;
   const std::int64_t inner = (w.padding[2] + w.stride[2] - 1) / w.stride[2];
   const std::int64_t outer = room < 0 ? 0 : std::min(w.out[2], room / w.stride[2] + 1);
-  float* dst = w.dst + begin * w.out[2] * w.lanes;
+  float* dst = static_cast<float*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
-    const std::int64_t plane = row / w.out[1];
-    const Rows rows{w.src + plane / w.out[0] * pixels * w.lanes, Taps(w, 0, plane % w.out[0]),
-                    Taps(w, 1, row % w.out[1])};
+    const Rows<float> rows(w, row);
     for (std::int64_t pixel = 0; pixel < w.out[2];) {
       const Taps taps(w, 2, pixel);
       if (pixel >= inner && pixel + kPixels <= outer) {

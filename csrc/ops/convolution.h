@@ -128,8 +128,14 @@ std::optional<ConvolutionPlan> plan_direct(const ConvolutionProblem& problem);
 double estimate_direct(const ConvolutionProblem& problem);
 const char* refuses_direct(const ConvolutionProblem& problem);
 
-// The same on input channels that lie in several tensors of the problem's format, in any order. It
-// reads them in place, and gathers_in_place() tells whether it can; run() takes the tensors.
+// convolution_bfloat16.cpp: by dot products of bfloat16.
+std::optional<ConvolutionPlan> plan_dots_bfloat16(const ConvolutionProblem& problem);
+double estimate_dots_bfloat16(const ConvolutionProblem& problem);
+const char* refuses_dots_bfloat16(const ConvolutionProblem& problem);
+
+// Direct convolution of input channels that lie in several tensors of the problem's format, in any
+// order. It reads them in place, and gathers_in_place() tells whether it can; run() takes the
+// tensors.
 struct GatheredConvolutionPlan {
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;

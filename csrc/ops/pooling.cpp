@@ -46,20 +46,21 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   const std::int64_t blocks = p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1;
   const std::int64_t rows = p.src_dims[0] * blocks * windows.out[0] * windows.out[1];
   const std::int64_t taps = c10::multiply_integers(p.kernel);
-  const auto run = [windows, rows, cost = windows.out[2] * windows.lanes * taps](const void* src,
-                                                                                 void* dst) {
+  const auto kernel =
+      p.dtype == at::kByte ? kernels::kernels().maximum_bytes : kernels::kernels().maximum;
+  const auto run = [windows, rows, kernel, cost = windows.out[2] * windows.lanes * taps](
+                       const void* src, void* dst) {
     kernels::MaximumWindows of_tensors = windows;
-    of_tensors.src = static_cast<const float*>(src);
-    of_tensors.dst = static_cast<float*>(dst);
-    parallel_units(rows, cost, [&](std::int64_t begin, std::int64_t end) {
-      kernels::kernels().maximum(of_tensors, begin, end);
-    });
+    of_tensors.src = src;
+    of_tensors.dst = dst;
+    parallel_units(rows, cost,
+                   [&](std::int64_t begin, std::int64_t end) { kernel(of_tensors, begin, end); });
   };
   return PoolingPlan{.run = run, .loops_only = true};
 }
 
 std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
-  if (p.kind == Pooling::kMax) return std::nullopt;
+  if (p.kind == Pooling::kMax || p.dtype != at::kFloat) return std::nullopt;
   const dnnl::algorithm algorithm = p.kind == Pooling::kAverageOfWindow
                                         ? dnnl::algorithm::pooling_avg_include_padding
                                         : dnnl::algorithm::pooling_avg_exclude_padding;

@@ -1,4 +1,5 @@
-// Pooling, float32, in blocked formats and in channels-last: averages by oneDNN.
+// Pooling, float32, and maxima of bytes, in blocked formats and in channels-last: averages by
+// oneDNN.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@ struct PoolingProblem {
   Pooling kind;  // averages divide by the window's size, or by what of it lies in src
   Dims src_dims, dst_dims, kernel, stride, padding, dilation;
   Format format;  // of src and dst: channels-last or blocked
+  at::ScalarType dtype = at::kFloat;
 };
 
 // A problem made ready to run, by one thread at a time.

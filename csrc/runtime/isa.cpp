@@ -37,6 +37,9 @@ bool covers(dnnl::cpu_isa a, dnnl::cpu_isa b) {
   return (bits_a & bits_b) == bits_b;
 }
 
+// Within oneDNN's limit.
+bool allowed(dnnl::cpu_isa isa) { return covers(dnnl::get_effective_cpu_isa(), isa); }
+
 Isa choose() {
   Isa chosen = of_cpu();
   if (const char* limit = std::getenv("TORCH_BLOCKED_MAX_ISA")) {
@@ -72,6 +75,27 @@ const char* isa_name(Isa isa) { return kIsas[static_cast<int>(isa)].name; }
 
 std::vector<std::int64_t> native_blocks() {
   return isa() == Isa::kAvx512 ? std::vector<std::int64_t>{16, 8} : std::vector<std::int64_t>{8};
+}
+
+bool multiplies_bfloats() {
+  return isa() != Isa::kAvx512 ||
+         (__builtin_cpu_supports("avx512bf16") && allowed(dnnl::cpu_isa::avx512_core_bf16));
+}
+
+bool multiplies_bytes() {
+  switch (isa()) {
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512vnni") && allowed(dnnl::cpu_isa::avx512_core_vnni);
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avxvnni") && allowed(dnnl::cpu_isa::avx2_vnni);
+    case Isa::kDefault:
+      return true;
+  }
+  __builtin_unreachable();
+}
+
+bool permutes_bytes() {
+  return multiplies_bytes() && (isa() != Isa::kAvx512 || __builtin_cpu_supports("avx512vbmi"));
 }
 
 }  // namespace torch_blocked

@@ -18,4 +18,12 @@ const char* isa_name(Isa isa);
 // oneDNN runs 16c as `ref` below AVX-512, and 8c with AVX2 kernels on AVX-512.
 std::vector<std::int64_t> native_blocks();
 
+// Whether an instruction sums products of bytes (VNNI) within these limits; the set for CPUs
+// without AVX2 does it in scalar code.
+bool multiplies_bytes();
+// Whether kernels of bfloat16 run: on AVX-512 that takes avx512_bf16, other sets convert.
+bool multiplies_bfloats();
+// Whether, beside sums of bytes, one puts the bytes of a vector into any order.
+bool permutes_bytes();
+
 }  // namespace torch_blocked

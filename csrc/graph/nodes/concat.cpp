@@ -6,14 +6,34 @@
 
 #include "graph/nodes/boxed.h"
 #include "graph/rules.h"
+#include "runtime/isa.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-// Lanes are moved four bytes at a time.
+// Lanes are moved four bytes at a time, so bytes only as whole blocks.
 bool takes(const Candidate& candidate) {
-  return is_concat(candidate.node, 1, candidate.result().dims.size()) &&
-         candidate.result().dtype == at::kFloat && candidate.reads_images();
+  const at::ScalarType dtype = candidate.result().dtype;
+  if (!is_concat(candidate.node, 1, candidate.result().dims.size())) return false;
+  bool whole = true;
+  for_values(candidate.node.arguments, [&](Value value) {
+    whole &= candidate.meta(value).dims[1] % native_blocks()[0] == 0;
+  });
+  return (dtype == at::kFloat || (dtype == at::kByte && whole)) && candidate.reads_images();
+}
+
+// Whole blocks of bytes, one operand after the other in each image.
+Prepared prepare_bytes(const Running& running, const std::vector<Slot>& srcs, Slot dst) {
+  return {[&tensors = running.tensors, srcs, dst] {
+    auto* to = tensors[dst].mutable_data_ptr<std::uint8_t>();
+    const std::int64_t images = tensors[dst].size(0);
+    for (std::int64_t image = 0; image < images; ++image) {
+      for (const Slot src : srcs) {
+        const std::int64_t size = tensors[src].numel() / images;
+        to = std::copy_n(tensors[src].const_data_ptr<std::uint8_t>() + image * size, size, to);
+      }
+    }
+  }};
 }
 
 Prepared prepare(const Step& step, const Running& running) {
@@ -32,6 +52,7 @@ Prepared prepare(const Step& step, const Running& running) {
       at::cat_out(tensors[dst], operands, 1);
     }};
   }
+  if (slot.dtype == at::kByte) return prepare_bytes(running, srcs, dst);
   return {[&tensors = running.tensors, srcs, channels, dst, total = slot.dims[1]] {
             std::vector<Blocked> operands;
             for (std::size_t i = 0; i < srcs.size(); ++i) {
@@ -47,6 +68,7 @@ Prepared prepare(const Step& step, const Running& running) {
 constinit const NodeKind nodes::concat = {
     .name = "concat",
     .takes = takes,
+    .takes_bytes = true,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .joins_channels = true,
     .prepare = prepare,

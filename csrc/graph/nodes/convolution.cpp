@@ -34,7 +34,7 @@ std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* 
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
-  if (!row) return;
+  if (!row || node.held.has_value()) return;  // or one of bytes
   const auto decline = [&](std::string why) { node.declined = std::move(why); };
   if (node.overload == "padding")
     return decline("its padding is given by a word; give it as numbers");

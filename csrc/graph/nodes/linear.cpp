@@ -11,7 +11,7 @@ namespace {
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const Graph& graph = rewrite.graph;
-  if (node.name != "aten::linear") return;
+  if (node.name != "aten::linear" || node.held.has_value()) return;  // or one of bytes
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();

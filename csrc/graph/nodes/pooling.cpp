@@ -199,7 +199,10 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
                                          Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
   const Meta& dst = metas[static_cast<std::size_t>(node.output())];
-  if (src.dtype != at::kFloat || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
+  const bool bytes = src.dtype == at::kByte;
+  if ((src.dtype != at::kFloat && !bytes) || c10::multiply_integers(dst.dims) == 0) {
+    return std::nullopt;
+  }
   PoolingProblem p{.kind = Pooling::kMax,
                    .src_dims = src.dims,
                    .dst_dims = dst.dims,
@@ -207,7 +210,8 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
                    .stride = {},
                    .padding = {},
                    .dilation = {},
-                   .format = format};
+                   .format = format,
+                   .dtype = src.dtype};
   const std::string_view name = node.name;
   if (name.starts_with("aten::adaptive_avg_pool")) return adaptive(std::move(p));
   const PoolingOp* row = pooling_op(name);
@@ -237,7 +241,9 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
 // "aten::max_pool2d" of three dims is that of one image without a batch.
 bool takes(const Candidate& candidate) {
   const std::string& name = candidate.node.name;
-  const bool known = pooling_op(name) || resampler(candidate.node);
+  const PoolingOp* row = pooling_op(name);
+  const bool known = row || resampler(candidate.node);
+  if (candidate.result().dtype == at::kByte && (!row || row->kind != Pooling::kMax)) return false;
   if (!known || !candidate.reads_images()) return false;
   const std::int64_t spatial = name[name.size() - 2] - '0';
   return std::ssize(candidate.result().dims) == spatial + 2;
@@ -310,6 +316,7 @@ constinit const NodeKind nodes::pooling = {
     .name = "pooling",
     .find = find_means,
     .takes = takes,
+    .takes_bytes = true,
     .cost = cost,
     .plan = plan,
     .fills = fills,

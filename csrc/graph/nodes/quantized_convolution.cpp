@@ -1,0 +1,242 @@
+// Convolutions of bytes by int8 weights, with the activations and the sum after them and what makes
+// bytes of the result.
+#include "ops/quantized_convolution.h"
+
+#include <ATen/ops/full.h>
+
+#include "format/errors.h"
+#include "graph/nodes/boxed.h"
+#include "graph/nodes/quantized.h"
+#include "graph/planner.h"
+#include "runtime/isa.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// What a node holds. It reads src as the first value, and a residual, bytes too, as the second.
+struct Convolution8 {
+  at::Tensor weight, scales, bias;  // int8; [OC] float32; the same, or undefined
+  Dims stride, padding, dilation;
+  std::int64_t groups;
+  Epilogue epilogue = {};
+  Quantization src;
+  std::optional<Quantization> residual = {}, dst = {};
+};
+
+const Node* maker_of(const Uses& uses, Value value) {
+  return value == kNone ? nullptr : uses.maker[Uses::at(value)];
+}
+
+void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
+  const ConvolutionOp* row = convolution_op(node.name);
+  if (!row || row->transposed || node.overload == "padding") return;
+  const Node* bytes = maker_of(uses, node.read(0));
+  const Quantization* src = quantization_of(bytes, nodes::dequantize);
+  const auto constant = quantized_constant(rewrite.graph, maker_of(uses, node.read(1)));
+  const at::Tensor* bias = constant_of(rewrite.graph, node.arguments[2]);
+  const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
+  if (!src || !constant || constant->axis > 0 || !groups.is_constant()) return;
+  if (!bias && !is_none(node.arguments[2])) return;
+  const Dims& dims = rewrite.meta(node.read(0)).dims;
+  const at::Tensor& weight = constant->values;
+  const std::int64_t count = groups.constant().toInt();
+  const std::int64_t outputs = weight.size(0);
+  const bool fits = std::ssize(dims) == weight.dim() && weight.dim() >= 3 && weight.dim() <= 5 &&
+                    count > 0 && outputs % count == 0 && weight.size(1) * count == dims[1] &&
+                    (constant->axis < 0 || constant->scales.numel() == outputs);
+  if (!fits || (bias && (bias->scalar_type() != at::kFloat || bias->numel() != outputs))) return;
+  const std::size_t spatial = dims.size() - 2;
+  const auto list = [&](std::int64_t i) {
+    return integers(node.arguments[static_cast<std::size_t>(i)], spatial);
+  };
+  const auto stride = list(row->stride), padding = list(row->padding),
+             dilation = list(row->dilation);
+  if (!stride || !padding || !dilation) return;
+  node.become(nodes::quantized_convolution, {{ValueRef{bytes->read(0)}}},
+              Convolution8{.weight = weight,
+                           .scales = constant->scales.expand({outputs}).contiguous(),
+                           .bias = bias ? *bias : at::Tensor(),
+                           .stride = *stride,
+                           .padding = *padding,
+                           .dilation = *dilation,
+                           .groups = count,
+                           .src = *src});
+}
+
+void find(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, uses, node);
+}
+
+// The bytes that a sum adds as the residual of `value`; none if it is no such sum.
+const Node* residual_of(const Uses& uses, const Node& sum, Value value) {
+  if (sum.name != "aten::add" || sum.overload != "Tensor" || number(sum.arguments[2], 1) != 1) {
+    return nullptr;
+  }
+  const Node* other = maker_of(uses, sum.read(0) == value ? sum.read(1) : sum.read(0));
+  return quantization_of(other, nodes::dequantize) ? other : nullptr;
+}
+
+// Adds the only reader of a convolution to it; false if it cannot. The convolution then runs in the
+// reader's place, where a residual is known, too.
+bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
+  Node* reader = uses.only_reader(node.output());
+  if (!reader) return false;
+  Convolution8 fused = *node.as<Convolution8>();
+  if (fused.dst) return false;
+  std::vector<Argument> reads = node.arguments;
+  Epilogue& epilogue = fused.epilogue;
+  if (const Quantization* dst = quantization_of(reader, nodes::quantize)) {
+    fused.dst = *dst;
+  } else if (const auto activation = find_activation(*reader)) {
+    Activation& place = epilogue.residual ? epilogue.after : epilogue.before;
+    if (place.kind != Activated::kNone) return false;
+    place = *activation;
+  } else if (const Node* bytes = residual_of(uses, *reader, node.output())) {
+    const bool fits = rewrite.meta(bytes->read(0)).dims == rewrite.meta(node.output()).dims;
+    if (!fits || epilogue.residual || fused.weight.size(1) * fused.groups <= 4) return false;
+    epilogue.residual = true;
+    fused.residual = bytes->as<Quantized>()->quantization;
+    reads.push_back({ValueRef{bytes->read(0)}});
+  } else {
+    return false;
+  }
+  reader->name = fused.dst ? node.name : joined_name(node.name, *reader);
+  reader->origin = node.origin;
+  reader->become(nodes::quantized_convolution, std::move(reads), std::move(fused));
+  node.outputs.clear();
+  return true;
+}
+
+void fuse(Rewrite& rewrite) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Uses uses(rewrite.graph);
+    for (auto node = rewrite.graph.nodes.rbegin(); node != rewrite.graph.nodes.rend() && !changed;
+         ++node) {
+      if (node->as<Convolution8>()) changed = fuse_reader(rewrite, *node, uses);
+    }
+    sweep(rewrite.graph);
+  }
+}
+
+// ---- sizes and formats --------------------------------------------------------------------------
+
+std::int64_t inputs_of(const Convolution8& c) { return c.weight.size(1) * c.groups; }
+
+QuantizedConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
+  const Convolution8& c = *node.as<Convolution8>();
+  QuantizedConvolutionProblem problem{
+      .sizes = convolution_problem(metas[Uses::at(node.read(0))].dims, kPlain, c.weight, {},
+                                   c.stride, c.padding, c.dilation, false, {0}, c.groups),
+      .src = c.src,
+      .dst = c.dst,
+      .residual = c.residual};
+  problem.sizes.src_format = quantized_src_format(inputs_of(c));
+  problem.sizes.dst_format = Format::blocked(native_blocks()[0]);
+  problem.sizes.epilogue = c.epilogue;
+  return problem;
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {{problem_of(node, metas).sizes.dst_dims,
+           node.as<Convolution8>()->dst ? at::kByte : at::kFloat}};
+}
+
+std::optional<FixedFormats> fixed(const Node& node) {
+  return FixedFormats{quantized_src_format(inputs_of(*node.as<Convolution8>())),
+                      Format::blocked(native_blocks()[0])};
+}
+
+// The problem and the name of what runs it: the step's choice.
+struct Choice {
+  QuantizedConvolutionProblem problem;
+  const char* implementation;
+};
+
+QuantizedConvolutionImplementations::Named plan_of(const QuantizedConvolutionProblem& problem) {
+  const auto& list = quantized_convolution_implementations();
+  auto named = list.choose(problem, list.forced(), [&] { return text(problem.sizes.src_dims); });
+  if (!named) {
+    fail_not_implemented("optimize", "a convolution of bytes that some kernel takes",
+                         text(problem.sizes.src_dims), "optimize the float32 model");
+  }
+  return std::move(*named);
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  QuantizedConvolutionProblem problem = problem_of(node, planner.metas());
+  const char* name = plan_of(problem).name;
+  step.choice = Choice{std::move(problem), name};
+}
+
+const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
+
+// ---- memory and running -------------------------------------------------------------------------
+
+// A sum is stored over its residual.
+Value stored_over(const Step& step) {
+  const Value residual = step.node->read(1);
+  const bool bytes = choice_of(step).problem.dst.has_value();
+  return bytes && residual != step.node->read(0) ? residual : kNone;
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Convolution8& c = *step.node->as<Convolution8>();
+  const QuantizedConvolutionProblem& problem = choice_of(step).problem;
+  auto plan = plan_of(problem).plan;
+  const QuantizedWeights weights = packed(running, *step.node, plan, c.weight, c.scales, c.bias);
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const Value residual = step.node->read(1);
+  const auto added = residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
+  return {[&tensors = running.tensors, run = std::move(plan.run), weights, src, added, dst] {
+            run(tensors[src].const_data_ptr<std::uint8_t>(), weights,
+                added ? tensors[*added].const_data_ptr<std::uint8_t>() : nullptr,
+                tensors[dst].mutable_data_ptr());
+          },
+          true};
+}
+
+double flops(const Plan&, const Step& step) {
+  const ConvolutionProblem& p = choice_of(step).problem.sizes;
+  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
+         static_cast<double>(c10::multiply_integers(p.dst_dims) / p.dst_dims[1]);
+}
+
+std::string why(const Step& step) {
+  const QuantizedConvolutionProblem& p = choice_of(step).problem;
+  const auto bytes = [](const Quantization& q) {
+    return text("scale ", q.scale, ", zero ", q.zero);
+  };
+  return text("bytes of ", bytes(p.src), " to ", p.dst ? bytes(*p.dst) : "float32");
+}
+
+void own(Node& node, Weights& weights) {
+  auto& c = *node.as<Convolution8>();
+  for (at::Tensor* parameter : {&c.scales, &c.bias}) {
+    if (parameter->defined()) *parameter = weights.own(*parameter);
+  }
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::quantized_convolution = {
+    .name = "quantized_convolution",
+    .find = find,
+    .fuse = fuse,
+    .results = results,
+    .fixed = fixed,
+    .plan = plan,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = stored_over,
+    .prepare = prepare,
+    .flops = flops,
+    .implementation = [](const Plan&, const Step& step) -> std::string {
+      return choice_of(step).implementation;
+    },
+    .why = why,
+    .own = own,
+    .release = [](Node& node) { node.as<Convolution8>()->weight.reset(); },
+};
+
+}  // namespace torch_blocked::graph

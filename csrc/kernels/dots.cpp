@@ -1,0 +1,192 @@
+// Convolution as a product of matrices of short numbers: [pixels, groups] x [groups, output
+// channels], where a group is 32 bits of src: four bytes, two words or two bfloat16.
+//
+// A register tile is kPixels x kVectors sums. Each group costs kVectors loads of weights and
+// kPixels broadcasts for kPixels * kVectors sums of products, of which Zen 4 starts one a cycle.
+#include "kernels/dots.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/dot_ends.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+// Most pixels of a tile with 1, 2 and 4 vectors; registers as in direct.cpp. Four vectors are for
+// few pixels, whose sums alone would wait for each other.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
+#else
+constexpr std::array<int, 5> kTilePixels{0, 10, 5, 0, 2};
+#endif
+
+// Unsigned bytes of src times signed ones of the weights.
+struct Bytes {
+  using Sum = Index;
+  TORCH_BLOCKED_INLINE static Sum start(const DotChannels& c) {
+    return Index::loadu(c.start.data());
+  }
+  TORCH_BLOCKED_INLINE static Sum dot(const Sum& sum, const Index& x, const Index& w) {
+    return dot_bytes(sum, x, w);
+  }
+};
+
+// Bytes that have been widened.
+struct Words {
+  using Sum = Index;
+  TORCH_BLOCKED_INLINE static Sum start(const DotChannels& c) {
+    return Index::loadu(c.start.data());
+  }
+  TORCH_BLOCKED_INLINE static Sum dot(const Sum& sum, const Index& x, const Index& w) {
+    return dot_words(sum, x, w);
+  }
+};
+
+struct Bfloats {
+  using Sum = Vec;
+  TORCH_BLOCKED_INLINE static Sum start(const DotChannels&) { return Vec(0.f); }
+  TORCH_BLOCKED_INLINE static Sum dot(const Sum& sum, const Index& x, const Index& w) {
+    return dot_bfloats(sum, x, w);
+  }
+};
+
+template <typename Dot, int kPixels, int kVectors>
+struct Sums {
+  typename Dot::Sum values[kPixels * kVectors];
+
+  // Never constructed without values: GCC would clear them in memory, and leave them there.
+  template <int... i>
+  TORCH_BLOCKED_INLINE Sums(const DotChannels* channels, std::integer_sequence<int, i...>)
+      : values{Dot::start(channels[i % kVectors])...} {}
+  TORCH_BLOCKED_INLINE explicit Sums(const DotChannels* channels)
+      : Sums(channels, std::make_integer_sequence<int, kPixels * kVectors>()) {}
+};
+
+template <typename Dot, int kPixels, int kVectors>
+TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles& t,
+                                                                  const std::uint8_t* first) {
+  constexpr std::int64_t kBits = 4, kVector = kWidth * kBits;
+  Sums<Dot, kPixels, kVectors> sums(t.channels);
+  const std::uint8_t* weights = t.weights;
+  const DotSegment* end = t.segments + t.count;
+  for (const DotSegment* segment = t.segments; segment < end; ++segment) {
+    const std::uint8_t* src = first + segment->offset;
+    for (const std::uint8_t* src_end = src + segment->groups * kBits; src < src_end; src += kBits) {
+      Index w[kVectors];
+      unrolled<kVectors>([&]<int j>()
+                             TORCH_BLOCKED_INLINE { w[j] = Index::loadu(weights + j * kVector); });
+      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+        const Index x = repeat_bits(src + i * t.src_step);
+        unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+          auto& sum = sums.values[i * kVectors + j];
+          sum = Dot::dot(sum, x, w[j]);
+        });
+      });
+      weights += kVectors * kVector;
+    }
+  }
+  return sums;
+}
+
+template <typename Dot, int kPixels, int kVectors>
+TORCH_BLOCKED_INLINE inline void store_tile(const DotTiles& t, std::int64_t pixel,
+                                            const Sums<Dot, kPixels, kVectors>& sums) {
+  using Number = NumberOf<typename Dot::Sum>;
+  auto* dst = static_cast<Number*>(t.dst);
+  const auto store = [&](auto&& finished) TORCH_BLOCKED_INLINE {
+    unrolled<kPixels * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
+      constexpr int i = n / kVectors, j = n % kVectors;
+      const std::int64_t at = t.dst_offsets[j] + (pixel + i) * t.dst_step;
+      const Vec value = finished(scaled(t.channels[j], sums.values[n]), at);
+      store_numbers(bounded(t.channels[j], value), dst + at);
+    });
+  };
+  if (t.residual) {
+    const auto* residual = static_cast<const Number*>(t.residual);
+    const Vec scale(t.residual_scale);
+    store([&](const Vec& x, std::int64_t at) TORCH_BLOCKED_INLINE {
+      return at::vec::fmadd(load_numbers(residual + at), scale, x);
+    });
+  } else {
+    store([](const Vec& x, std::int64_t) TORCH_BLOCKED_INLINE { return x; });
+  }
+}
+
+// `values` [pixels, vectors, lanes] -> dst, by the general end.
+template <typename Number>
+[[gnu::noinline]] void finish_values(const DotTiles& t, std::int64_t pixel, std::int64_t pixels,
+                                     const float* values) {
+  const std::int64_t size = t.is_float32 ? sizeof(float) : sizeof(Number);
+  const auto* residual = static_cast<const Number*>(t.residual);
+  for (std::int64_t i = 0; i < pixels; ++i) {
+    for (std::int64_t j = 0; j < t.vectors; ++j, values += kWidth) {
+      const std::int64_t at = t.dst_offsets[static_cast<std::size_t>(j)] + (pixel + i) * t.dst_step;
+      finish_vector(*t.end, t.channels[j], Vec::loadu(values), residual ? residual + at : nullptr,
+                    static_cast<char*>(t.dst) + at * size, t.is_float32);
+    }
+  }
+}
+
+template <typename Dot, int kPixels, int kVectors>
+void tiles(const DotTiles& t, std::int64_t pixel, std::int64_t count) {
+  for (; count > 0; --count, pixel += kPixels) {
+    const auto sums = multiply<Dot, kPixels, kVectors>(t, t.src + pixel * t.src_step);
+    if (!t.end) {
+      store_tile<Dot, kPixels, kVectors>(t, pixel, sums);
+      continue;
+    }
+    alignas(64) float values[kPixels * kVectors * kWidth];
+    unrolled<kPixels * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
+      scaled(t.channels[n % kVectors], sums.values[n]).store(values + n * kWidth);
+    });
+    finish_values<NumberOf<typename Dot::Sum>>(t, pixel, kPixels, values);
+  }
+}
+
+using Tiles = void (*)(const DotTiles&, std::int64_t, std::int64_t);
+constexpr std::size_t kMostPixels = *std::ranges::max_element(kTilePixels);
+
+template <typename Dot, int kVectors, int... i>
+constexpr std::array<Tiles, kMostPixels> tiles_of(std::integer_sequence<int, i...>) {
+  return {tiles<Dot, i + 1, kVectors>...};
+}
+
+// [vectors][pixels - 1]
+template <typename Dot>
+constexpr std::array<std::array<Tiles, kMostPixels>, 5> kTiles{
+    std::array<Tiles, kMostPixels>{},
+    tiles_of<Dot, 1>(std::make_integer_sequence<int, kTilePixels[1]>()),
+    tiles_of<Dot, 2>(std::make_integer_sequence<int, kTilePixels[2]>()),
+    std::array<Tiles, kMostPixels>{},
+    tiles_of<Dot, 4>(std::make_integer_sequence<int, kTilePixels[4]>())};
+
+// The pixels in tiles that differ by one pixel at most, so that no small one is left over.
+template <typename Dot>
+void run(const DotTiles& t) {
+  const auto vectors = static_cast<std::size_t>(t.vectors);
+  const std::int64_t most = kTilePixels[vectors];
+  const std::int64_t count = (t.pixels + most - 1) / most;
+  const std::int64_t least = t.pixels / count, larger = t.pixels % count;
+  const auto& row = kTiles<Dot>[vectors];
+  if (larger > 0) row[static_cast<std::size_t>(least)](t, 0, larger);
+  row[static_cast<std::size_t>(least - 1)](t, larger * (least + 1), count - larger);
+}
+
+}  // namespace
+
+extern const DotSizes dot_sizes;
+constinit const DotSizes dot_sizes{
+    .width = kWidth, .pixels = {0, kTilePixels[1], kTilePixels[2], 0, kTilePixels[4]}};
+
+void dot_byte_tiles(const DotTiles& t) { run<Bytes>(t); }
+
+void dot_word_tiles(const DotTiles& t) { run<Words>(t); }
+
+void dot_bfloat_tiles(const DotTiles& t) { run<Bfloats>(t); }
+
+void widen_bytes(const std::uint8_t* src, std::int16_t* dst, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) dst[i] = src[i];
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -1,0 +1,113 @@
+// Depthwise convolution of bytes: the pixels under a row of the kernel, four at a time for each
+// lane, or two as words, meet the weights of that row. One such vector of pixels serves all output
+// rows that see it.
+#include <utility>
+
+#include "kernels/dot_ends.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
+
+struct Quads {
+  static constexpr std::int64_t kPixels = 4;
+  TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) { return pixel_quads(src); }
+  TORCH_BLOCKED_INLINE static Index dot(const Index& sum, const Index& x, const Index& w) {
+    return dot_bytes(sum, x, w);
+  }
+};
+
+struct Pairs {
+  static constexpr std::int64_t kPixels = 2;
+  TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) { return pixel_pairs(src); }
+  TORCH_BLOCKED_INLINE static Index dot(const Index& sum, const Index& x, const Index& w) {
+    return dot_words(sum, x, w);
+  }
+};
+
+constexpr std::int64_t kBits = 4, kVector = kBits * kWidth;
+
+inline void store(const DotDepthwise& d, const Index& sum, std::int64_t at) {
+  const Vec value = scaled(*d.channels, sum);
+  if (!d.end)
+    return store_bytes(bounded(*d.channels, value), static_cast<std::uint8_t*>(d.dst) + at);
+  finish_vector<std::uint8_t>(*d.end, *d.channels, value, nullptr,
+                              static_cast<char*>(d.dst) + at * (d.is_float32 ? 4 : 1),
+                              d.is_float32);
+}
+
+// kRows output rows from `row` on.
+template <typename Dot, int kKernel, int kStride, int kRows>
+void rows(const DotDepthwise& d, std::int64_t row) {
+  constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels;
+  Index w[kKernel * kParts];
+  unrolled<kKernel * kParts>(
+      [&]<int i>() TORCH_BLOCKED_INLINE { w[i] = Index::loadu(d.weights + i * kVector); });
+  const Index start = Index::loadu(d.channels->start.data());
+  const std::uint8_t* src = d.src + row * kStride * d.src_row;
+  std::int64_t to = row * d.dst_row;
+  for (std::int64_t x = 0; x < d.columns; ++x, src += kStride * kWidth, to += kWidth) {
+    Index sums[kRows];
+    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { sums[o] = start; });
+    unrolled<(kRows - 1) * kStride + kKernel>([&]<int r>() TORCH_BLOCKED_INLINE {
+      unrolled<kParts>([&]<int q>() TORCH_BLOCKED_INLINE {
+        const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
+        unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
+          constexpr int tap = r - o * kStride;
+          if constexpr (tap >= 0 && tap < kKernel) {
+            sums[o] = Dot::dot(sums[o], pixels, w[tap * kParts + q]);
+          }
+        });
+      });
+    });
+    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { store(d, sums[o], to + o * d.dst_row); });
+  }
+}
+
+template <typename Dot, int kKernel, int kStride>
+void all_rows(const DotDepthwise& d) {
+  constexpr int kRows = kKernel > 5 ? 2 : 4;
+  std::int64_t row = 0;
+  for (; row + kRows <= d.rows; row += kRows) rows<Dot, kKernel, kStride, kRows>(d, row);
+  for (; row < d.rows; ++row) rows<Dot, kKernel, kStride, 1>(d, row);
+}
+
+// Any kernel and stride.
+template <typename Dot>
+void any_rows(const DotDepthwise& d) {
+  const std::int64_t parts = (d.kernel[1] + Dot::kPixels - 1) / Dot::kPixels;
+  for (std::int64_t row = 0; row < d.rows; ++row) {
+    for (std::int64_t x = 0; x < d.columns; ++x) {
+      Index sum = Index::loadu(d.channels->start.data());
+      const std::uint8_t* weights = d.weights;
+      for (std::int64_t kh = 0; kh < d.kernel[0]; ++kh) {
+        const std::uint8_t* src =
+            d.src + (row * d.stride[0] + kh) * d.src_row + x * d.stride[1] * kWidth;
+        for (std::int64_t q = 0; q < parts; ++q, weights += kVector) {
+          sum = Dot::dot(sum, Dot::pixels(src + q * Dot::kPixels * kWidth), Index::loadu(weights));
+        }
+      }
+      store(d, sum, row * d.dst_row + x * kWidth);
+    }
+  }
+}
+
+template <typename Dot>
+void depthwise(const DotDepthwise& d) {
+  const auto is = [&](std::int64_t kernel, std::int64_t stride) {
+    return d.kernel == std::array{kernel, kernel} && d.stride == std::array{stride, stride};
+  };
+  if (is(3, 1)) return all_rows<Dot, 3, 1>(d);
+  if (is(3, 2)) return all_rows<Dot, 3, 2>(d);
+  if (is(5, 1)) return all_rows<Dot, 5, 1>(d);
+  if (is(5, 2)) return all_rows<Dot, 5, 2>(d);
+  if (is(7, 1)) return all_rows<Dot, 7, 1>(d);
+  any_rows<Dot>(d);
+}
+
+}  // namespace
+
+void dot_byte_depthwise(const DotDepthwise& d) { depthwise<Quads>(d); }
+
+void dot_word_depthwise(const DotDepthwise& d) { depthwise<Pairs>(d); }
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -1,0 +1,191 @@
+// Vectors of 32 bits that hold short numbers: four bytes, two words or two bfloat16. As of lanes.h,
+// what at::vec lacks is in intrinsics here, and in instructions where the sources are not compiled
+// for CPUs that all have them.
+#pragma once
+
+#include <array>
+
+#include "kernels/lanes.h"
+
+namespace torch_blocked::kernels::CPU_CAPABILITY {
+
+// 32 bits in all lanes.
+inline Index repeat_bits(const void* src) {
+  std::int32_t bits;
+  std::memcpy(&bits, src, sizeof bits);
+  return Index(bits);
+}
+
+inline Vec to_floats(const Index& x) { return at::vec::convert_to_fp_of_same_size<float>(x); }
+
+// sum + the products of four unsigned and four signed bytes in each lane, exactly: needs VNNI, but
+// in the default set.
+inline Index dot_bytes(const Index& sum, const Index& unsigned_bytes, const Index& signed_bytes) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512i result = sum;
+  asm("vpdpbusd %2, %1, %0"
+      : "+v"(result)
+      : "v"(static_cast<__m512i>(unsigned_bytes)), "v"(static_cast<__m512i>(signed_bytes)));
+  return result;
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256i result = sum;
+  asm("%{vex%} vpdpbusd %2, %1, %0"
+      : "+x"(result)
+      : "x"(static_cast<__m256i>(unsigned_bytes)), "x"(static_cast<__m256i>(signed_bytes)));
+  return result;
+#else
+  std::int32_t sums[kWidth];
+  std::uint8_t a[4 * kWidth];
+  std::int8_t b[4 * kWidth];
+  sum.store(sums);
+  unsigned_bytes.store(a);
+  signed_bytes.store(b);
+  for (std::int64_t i = 0; i < 4 * kWidth; ++i) sums[i / 4] += a[i] * b[i];
+  return Index::loadu(sums);
+#endif
+}
+
+// sum + the products of two signed words in each lane, which must not overflow.
+inline Index dot_words(const Index& sum, const Index& x, const Index& y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+#else
+  std::int32_t sums[kWidth];
+  std::int16_t a[2 * kWidth], b[2 * kWidth];
+  sum.store(sums);
+  x.store(a);
+  y.store(b);
+  for (std::int64_t i = 0; i < 2 * kWidth; ++i) sums[i / 2] += a[i] * b[i];
+  return Index::loadu(sums);
+#endif
+}
+
+// The upper halves of 32 bits, and the lower, as the float32 that bfloat16 are the upper halves of.
+inline Vec upper_bfloats(const Index& x) {
+  return at::vec::cast<float>(x & Index(static_cast<std::int32_t>(0xffff0000u)));
+}
+inline Vec lower_bfloats(const Index& x) { return at::vec::cast<float>(x << Index(16)); }
+
+// sum + the products of two bfloat16 in each lane; on AVX-512 it needs avx512_bf16, which counts
+// denormals as 0.
+inline Vec dot_bfloats(const Vec& sum, const Index& x, const Index& y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 result = sum;
+  asm("vdpbf16ps %2, %1, %0"
+      : "+v"(result)
+      : "v"(static_cast<__m512i>(x)), "vm"(static_cast<__m512i>(y)));
+  return result;
+#else
+  return at::vec::fmadd(upper_bfloats(x), upper_bfloats(y),
+                        at::vec::fmadd(lower_bfloats(x), lower_bfloats(y), sum));
+#endif
+}
+
+// The nearest bfloat16, ties to even.
+inline void store_bfloats(const Vec& x, std::uint16_t* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m256i result;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(static_cast<__m512>(x)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), result);
+#else
+  alignas(64) float values[kWidth];
+  x.store(values);
+  for (std::int64_t i = 0; i < kWidth; ++i) dst[i] = c10::BFloat16(values[i]).x;
+#endif
+}
+
+inline Vec load_bfloats(const std::uint16_t* src) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+#else
+  float values[kWidth];
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    values[i] = c10::BFloat16(src[i], c10::BFloat16::from_bits());
+  }
+  return Vec::loadu(values);
+#endif
+}
+
+// Four pixels of kWidth bytes that follow each other, as four bytes for each lane: needs VBMI on
+// AVX-512.
+inline Index pixel_quads(const std::uint8_t* src) {
+#if defined(CPU_CAPABILITY_AVX512)
+  alignas(64) static constexpr auto kOrder = [] {
+    std::array<std::uint8_t, 64> order{};
+    for (std::size_t i = 0; i < 64; ++i) order[i] = static_cast<std::uint8_t>(i % 4 * 16 + i / 4);
+    return order;
+  }();
+  __m512i result;
+  asm("vpermb %2, %1, %0"
+      : "=v"(result)
+      : "v"(_mm512_load_si512(kOrder.data())), "m"(*reinterpret_cast<const __m512i_u*>(src)));
+  return result;
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i pixels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+  const __m128i pair = _mm256_castsi256_si128(pixels), next = _mm256_extracti128_si256(pixels, 1);
+  const __m128i low = _mm_unpacklo_epi8(pair, _mm_srli_si128(pair, 8)),
+                high = _mm_unpacklo_epi8(next, _mm_srli_si128(next, 8));
+  return _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high));
+#else
+  std::uint8_t bytes[4 * kWidth];
+  for (std::int64_t i = 0; i < 4 * kWidth; ++i) bytes[i] = src[i % 4 * kWidth + i / 4];
+  return Index::loadu(bytes);
+#endif
+}
+
+// Two pixels of kWidth bytes that follow each other, as two words for each lane.
+inline Index pixel_pairs(const std::uint8_t* src) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const auto* pixels = reinterpret_cast<const __m128i*>(src);
+  const __m128i first = _mm_loadu_si128(pixels), second = _mm_loadu_si128(pixels + 1);
+  return _mm512_cvtepu8_epi16(
+      _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
+  return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(pair, _mm_srli_si128(pair, 8)));
+#else
+  std::int16_t words[2 * kWidth];
+  for (std::int64_t i = 0; i < 2 * kWidth; ++i) words[i] = src[i % 2 * kWidth + i / 2];
+  return Index::loadu(words);
+#endif
+}
+
+// The nearest integers, ties to even, of values in [0, 255].
+inline void store_bytes(const Vec& x, std::uint8_t* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i nearest = _mm256_cvtps_epi32(x);
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(nearest), _mm256_extracti128_si256(nearest, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(dst), _mm_packus_epi16(words, words));
+#else
+  float values[kWidth];
+  x.store(values);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    dst[i] = static_cast<std::uint8_t>(std::nearbyint(values[i]));
+  }
+#endif
+}
+
+inline Vec load_bytes(const std::uint8_t* src) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src))));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(src))));
+#else
+  float values[kWidth];
+  for (std::int64_t i = 0; i < kWidth; ++i) values[i] = static_cast<float>(src[i]);
+  return Vec::loadu(values);
+#endif
+}
+
+}  // namespace torch_blocked::kernels::CPU_CAPABILITY

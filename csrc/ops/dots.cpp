@@ -1,0 +1,273 @@
+// A group of output vectors meets the blocks of src that its channels see, and at each tap the
+// 32-bit groups of a block; where groups of channels are smaller than a vector, weights between
+// channels that do not meet are 0. Src is read in place where nothing is padded or widened; else it
+// is copied, row by row and with padding around it, to a band of a thread's own.
+#include "ops/dots.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "format/errors.h"
+#include "format/sizes.h"
+#include "kernels/kernels.h"
+#include "ops/byte_rows.h"
+#include "runtime/trace.h"
+#include "runtime/workspace.h"
+
+namespace torch_blocked {
+namespace {
+
+// Of a band: it stays in L2 beside the weights.
+constexpr std::int64_t kBandBytes = 192 << 10;
+
+constexpr std::int64_t kBits = 4;  // bytes of a group
+
+}  // namespace
+
+Dots::Dots(const ConvolutionProblem& sizes, DotNumbers numbers, std::uint8_t padding)
+    : s_(spatial_sizes(sizes)),
+      n_(sizes.src_dims[0]),
+      ic_(sizes.src_dims[1]),
+      oc_(sizes.dst_dims[1]),
+      conv_groups_(sizes.groups),
+      width_(kernels::kernels().width),
+      src_block_(sizes.src_format.block),
+      src_blocks_(ceil_div(ic_, src_block_)),
+      numbers_(numbers),
+      per_group_(numbers == DotNumbers::kBytes ? 4 : 2),
+      element_(numbers == DotNumbers::kBfloats ? 2 : 1),
+      padding_(padding),
+      in_place_(!words()) {
+  for (std::size_t i = 0; i < 3; ++i) {
+    in_place_ &= s_.padding[i] == 0 && reach(i, s_.out[i]) <= s_.in[i];
+  }
+  groups_ = make_groups();
+}
+
+// The 32-bit groups of src channels that a vector of output channels sees.
+Range Dots::seen_by(std::int64_t vector) const {
+  const std::int64_t inputs = ic_ / conv_groups_, outputs = oc_ / conv_groups_;
+  const std::int64_t first = vector * width_ / outputs,
+                     last = (std::min((vector + 1) * width_, oc_) - 1) / outputs;
+  return {first * inputs / per_group_, ceil_div((last + 1) * inputs, per_group_)};
+}
+
+// With few pixels in a row more vectors at a time keep the multipliers busy.
+std::vector<Dots::Group> Dots::make_groups() const {
+  const std::int64_t vectors = ceil_div(oc_, width_);
+  const std::int64_t row = taps() > 1 ? s_.out[2] : s_.out[1] * s_.out[2];
+  const bool few = row <= kernels::kernels().dot_sizes->pixels[4];
+  std::vector<Group> groups;
+  std::int64_t weights = 0;
+  for (std::int64_t v = 0; v < vectors;) {
+    const Range seen = seen_by(v);
+    std::int64_t count = 1;
+    for (const std::int64_t more : {2, 4}) {
+      if ((more == 4 && !few) || v + more > vectors) break;
+      const Range last = seen_by(v + more - 1);
+      if (last.begin == seen.begin && last.end == seen.end) count = more;
+    }
+    groups.push_back({v, count, seen.begin, seen.end, weights});
+    weights += (seen.end - seen.begin) * taps() * count * width_ * kBits;
+    v += count;
+  }
+  return groups;
+}
+
+std::int64_t Dots::packed_bytes() const {
+  const Group& last = groups_.back();
+  return last.weights + (last.end - last.begin) * taps() * last.vectors * width_ * kBits;
+}
+
+std::string Dots::weights_format() const {
+  static constexpr std::array kNames{"bytes", "words", "bfloat16"};
+  return text("dots of ", kNames[static_cast<std::size_t>(numbers_)], " in ", width_, ", ",
+              groups_[0].vectors, " vectors, src in ", src_block_);
+}
+
+// f(the first 32-bit group, groups, tap) for the parts of blocks that a group of vectors sees, in
+// the order of the weights.
+template <typename F>
+void Dots::for_segments(const Group& group, F&& f) const {
+  const std::int64_t size = groups_of_block();
+  for (std::int64_t first = group.begin; first < group.end;) {
+    const std::int64_t count = std::min((first / size + 1) * size, group.end) - first;
+    for (std::int64_t tap = 0; tap < taps(); ++tap) f(first, count, tap);
+    first += count;
+  }
+}
+
+template <typename From, typename To>
+void Dots::pack_group(const Group& group, const From* weight, std::uint8_t* packed) const {
+  const std::int64_t inputs = ic_ / conv_groups_, outputs = oc_ / conv_groups_;
+  auto* to = reinterpret_cast<To*>(packed + group.weights);
+  const auto of = [&](std::int64_t oc, std::int64_t ic, std::int64_t tap) -> To {
+    if (oc >= oc_ || ic >= ic_ || ic / inputs != oc / outputs) return 0;
+    return static_cast<To>(weight[(oc * inputs + ic % inputs) * taps() + tap]);
+  };
+  for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
+    for (std::int64_t g = first; g < first + count; ++g) {
+      for (std::int64_t lane = 0; lane < group.vectors * width_; ++lane) {
+        for (std::int64_t i = 0; i < per_group_; ++i) {
+          *to++ = of(group.first * width_ + lane, g * per_group_ + i, tap);
+        }
+      }
+    }
+  });
+}
+
+at::Tensor Dots::pack(const at::Tensor& weight) const {
+  const at::Tensor dense = weight.contiguous(),
+                   packed = at::empty({packed_bytes()}, at::TensorOptions().dtype(at::kByte));
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+  auto* to = packed.mutable_data_ptr<std::uint8_t>();
+  const void* from = dense.const_data_ptr();
+  parallel_units(std::ssize(groups_), kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Group& group = groups_[static_cast<std::size_t>(i)];
+      switch (numbers_) {
+        case DotNumbers::kBytes:
+          pack_group<std::int8_t, std::int8_t>(group, static_cast<const std::int8_t*>(from), to);
+          break;
+        case DotNumbers::kWords:
+          pack_group<std::int8_t, std::int16_t>(group, static_cast<const std::int8_t*>(from), to);
+          break;
+        case DotNumbers::kBfloats:  // their bits
+          pack_group<std::uint16_t, std::uint16_t>(group, static_cast<const std::uint16_t*>(from),
+                                                   to);
+          break;
+      }
+    }
+  });
+  return packed;
+}
+
+Dots::Cut Dots::cut() const {
+  const std::int64_t row_bytes = src_blocks_ * s_.kernel[0] * reach(2, s_.out[2]) * pixel_bytes() *
+                                 (words() ? 2 : 1) * s_.stride[1];
+  const std::int64_t wanted = 3 * threads(), planes = n_ * s_.out[0];
+  const std::int64_t cached = std::max<std::int64_t>(kBandBytes / row_bytes, 1);
+  const std::int64_t shared = std::max<std::int64_t>(planes * s_.out[1] / wanted, 4);
+  const std::int64_t most = std::min({cached, shared, s_.out[1]});
+  const std::int64_t rows = ceil_div(s_.out[1], ceil_div(s_.out[1], most));
+  const std::int64_t bands = ceil_div(s_.out[1], rows);
+  return {rows, bands,
+          std::clamp<std::int64_t>(ceil_div(wanted, planes * bands), 1, std::ssize(groups_))};
+}
+
+// [blocks, planes of taps, rows, columns, block], with padding around the image.
+Dots::Source Dots::fill_band(const Band& band, const std::uint8_t* src, std::uint8_t* to) const {
+  const std::int64_t rows = reach(1, band.rows);
+  const ByteRows filled{.columns = reach(2, s_.out[2]),
+                        .before = s_.padding[2],
+                        .src_columns = s_.in[2],
+                        .pixel_bytes = pixel_bytes(),
+                        .zero = padding_,
+                        .words = words()};
+  Source source{.first = to, .block = 0, .plane = 0, .row = 0, .pixel = 0};
+  source.pixel = pixel_bytes() * (words() ? 2 : 1);
+  source.row = filled.row_bytes();
+  source.plane = rows * source.row;
+  source.block = s_.kernel[0] * source.plane;
+  for (std::int64_t block = 0; block < src_blocks_; ++block) {
+    for (std::int64_t kd = 0; kd < s_.kernel[0]; ++kd) {
+      const std::int64_t z = band.plane * s_.stride[0] - s_.padding[0] + kd * s_.dilation[0];
+      for (std::int64_t r = 0; r < rows; ++r, to += source.row) {
+        const std::int64_t y = band.row * s_.stride[1] - s_.padding[1] + r;
+        const bool inside = z >= 0 && z < s_.in[0] && y >= 0 && y < s_.in[1];
+        const std::int64_t at = (block * s_.in[0] + z) * s_.in[1] + y;
+        filled.fill(inside ? src + at * s_.in[2] * pixel_bytes() : nullptr, to);
+      }
+    }
+  }
+  return source;
+}
+
+Dots::Source Dots::in_place(const Band& band, const std::uint8_t* src) const {
+  const std::int64_t row = s_.in[2] * pixel_bytes(), plane = s_.in[1] * row;
+  const std::uint8_t* first =
+      src + band.plane * s_.stride[0] * plane + band.row * s_.stride[1] * row;
+  return {first, s_.in[0] * plane, s_.dilation[0] * plane, row, pixel_bytes()};
+}
+
+void Dots::run_group(const Band& band, const Source& source, const Group& group,
+                     const Operands& operands, std::vector<kernels::DotSegment>& segments) const {
+  segments.clear();
+  for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
+    const std::int64_t kw = tap % s_.kernel[2], kh = tap / s_.kernel[2] % s_.kernel[1],
+                       kd = tap / s_.kernel[2] / s_.kernel[1];
+    segments.push_back({first / groups_of_block() * source.block + kd * source.plane +
+                            kh * s_.dilation[1] * source.row + kw * s_.dilation[2] * source.pixel +
+                            first % groups_of_block() * kBits,
+                        count});
+  });
+  // Rows that follow each other without a gap run as one.
+  const bool merges = s_.kernel[1] == 1 && s_.stride[1] == 1 &&
+                      source.row == s_.out[2] * s_.stride[2] * source.pixel;
+  const std::int64_t plane = s_.out[0] * s_.out[1] * s_.out[2] * width_;  // elements of a block
+  kernels::DotTiles tiles{
+      .src = nullptr,
+      .src_step = s_.stride[2] * source.pixel,
+      .segments = segments.data(),
+      .count = std::ssize(segments),
+      .weights = static_cast<const std::uint8_t*>(operands.weights) + group.weights,
+      .pixels = merges ? band.rows * s_.out[2] : s_.out[2],
+      .vectors = group.vectors,
+      .channels = operands.channels + group.first,
+      .residual = nullptr,
+      .residual_scale = operands.residual_scale,
+      .end = operands.end,
+      .dst = nullptr,
+      .dst_step = width_,
+      .dst_offsets = {0, plane, 2 * plane, 3 * plane},
+      .is_float32 = operands.is_float32};
+  const kernels::Kernels& table = kernels::kernels();
+  const std::array run{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles};
+  const std::int64_t first = (band.image * ceil_div(oc_, width_) + group.first) * plane +
+                             (band.plane * s_.out[1] + band.row) * s_.out[2] * width_;
+  for (std::int64_t row = 0; row < (merges ? 1 : band.rows); ++row) {
+    const std::int64_t at = first + row * s_.out[2] * width_;
+    tiles.src = source.first + row * s_.stride[1] * source.row;
+    tiles.residual =
+        operands.residual ? static_cast<const char*>(operands.residual) + at * element_ : nullptr;
+    tiles.dst = static_cast<char*>(operands.dst) + at * (operands.is_float32 ? 4 : element_);
+    run[static_cast<std::size_t>(numbers_)](tiles);
+  }
+}
+
+void Dots::run(const Operands& operands) const {
+  const Cut cut = this->cut();
+  const std::int64_t image = src_blocks_ * s_.in[0] * s_.in[1] * s_.in[2] * pixel_bytes();
+  const std::int64_t groups = std::ssize(groups_);
+  share_units(n_ * s_.out[0] * cut.bands * cut.chunks, kLargeUnit, [&](Pieces& pieces) {
+    std::int64_t filled = -1;
+    Source source{};
+    std::vector<kernels::DotSegment> segments;
+    for (Range piece; pieces.next(piece);) {
+      for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
+        const std::int64_t i = unit / cut.chunks, chunk = unit % cut.chunks;
+        const std::int64_t row = i % cut.bands * cut.rows, plane = i / cut.bands;
+        const Band band{plane / s_.out[0], plane % s_.out[0], row,
+                        std::min(cut.rows, s_.out[1] - row)};
+        if (filled != i) {
+          const auto* src = static_cast<const std::uint8_t*>(operands.src) + band.image * image;
+          const std::int64_t bytes = src_blocks_ * s_.kernel[0] * reach(1, band.rows) *
+                                     reach(2, s_.out[2]) * pixel_bytes() * (words() ? 2 : 1);
+          source = in_place_
+                       ? in_place(band, src)
+                       : fill_band(band, src,
+                                   reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4))));
+          filled = i;
+        }
+        const std::int64_t end = (chunk + 1) * groups / cut.chunks;
+        for (std::int64_t g = chunk * groups / cut.chunks; g < end; ++g) {
+          run_group(band, source, groups_[static_cast<std::size_t>(g)], operands, segments);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,51 @@
+// Convolutions of bytes by tiles of dot products.
+#include "format/errors.h"
+#include "kernels/kernels.h"
+#include "ops/convolution_time.h"
+#include "ops/dots.h"
+#include "ops/quantized_convolution.h"
+#include "runtime/isa.h"
+
+namespace torch_blocked {
+
+using Problem = QuantizedConvolutionProblem;
+
+const char* refuses_dots(const Problem& p) {
+  if (p.sizes.transposed) return "is for convolutions that are not transposed";
+  if (p.sizes.dst_format.block != kernels::kernels().width) return "makes the CPU's own blocks";
+  return nullptr;
+}
+
+double estimate_dots(const Problem& p) { return direct_microseconds(p.sizes) / 4; }
+
+std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
+  if (refuses_dots(p)) return std::nullopt;
+  const auto dots = std::make_shared<const Dots>(
+      p.sizes, multiplies_bytes() ? DotNumbers::kBytes : DotNumbers::kWords,
+      static_cast<std::uint8_t>(p.src.zero));
+  const auto end = dot_end(p);
+  const float residual_scale =
+      p.dst && p.residual ? static_cast<float>(p.residual->scale / p.dst->scale) : 0.f;
+  return QuantizedConvolutionPlan{
+      .weights_format = dots->weights_format(),
+      .channels_format = dot_channels_format(p),
+      .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
+      .channels = [p](const at::Tensor& weight, const at::Tensor& scales,
+                      const at::Tensor& bias) { return dot_channels(p, weight, scales, bias); },
+      .run =
+          [dots, end, residual_scale, is_float32 = !p.dst](
+              const std::uint8_t* src, const QuantizedWeights& weights,
+              const std::uint8_t* residual, void* dst) {
+            dots->run({.src = src,
+                       .weights = weights.packed.const_data_ptr(),
+                       .channels = static_cast<const kernels::DotChannels*>(
+                           weights.channels.const_data_ptr()),
+                       .end = end ? &*end : nullptr,
+                       .residual = residual,
+                       .residual_scale = residual_scale,
+                       .dst = dst,
+                       .is_float32 = is_float32});
+          }};
+}
+
+}  // namespace torch_blocked
