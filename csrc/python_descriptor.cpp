@@ -36,22 +36,59 @@ std::vector<InnerBlock> make_inner_blocks(const Dims& sizes, const std::vector<i
 Descriptor make_descriptor(const Dims& dims, const std::string& data_type,
                            const std::optional<std::string>& tag,
                            const std::optional<Dims>& strides, const Dims& inner_blks,
-                           const std::vector<int>& inner_idxs, bool allow_empty) {
+                           const std::vector<int>& inner_idxs, const Dims& padded_dims,
+                           const Dims& inner_strides, bool allow_empty) {
   if (tag.has_value() == strides.has_value())
     fail_type("Descriptor", "either a tag or strides", tag ? "both" : "neither",
               "pass tag=\"nChw16c\" or strides=(...)");
   const std::vector<InnerBlock> inner = make_inner_blocks(inner_blks, inner_idxs);
-  if (tag && !inner.empty())
-    fail_type("Descriptor", "inner blocks only beside strides", text("tag ", *tag),
-              "name the blocks in the tag");
+  if (tag && !(inner.empty() && padded_dims.empty() && inner_strides.empty()))
+    fail_type("Descriptor", "inner blocks and padded dims only beside strides", text("tag ", *tag),
+              "name the blocks in the tag, which pads to them");
   const DataType type = parse_data_type(data_type);
   if (tag) return Descriptor::with_tag(dims, type, parse_tag(*tag), allow_empty);
-  return Descriptor::with_strides(dims, type, *strides, inner, allow_empty);
+  const Blocking blocking{.strides = *strides,
+                          .inner_blocks = inner,
+                          .padded_dims = padded_dims,
+                          .inner_strides = inner_strides};
+  return Descriptor::with_blocking(dims, type, blocking, allow_empty);
 }
 
 std::string format_kind_name(FormatKind kind) {
   constexpr const char* names[] = {"undef", "any", "blocked"};
   return names[static_cast<int>(kind)];
+}
+
+Dims inner_blks(const Descriptor& d) {
+  Dims sizes;
+  for (const InnerBlock& inner : d.inner_blocks()) sizes.push_back(inner.size);
+  return sizes;
+}
+
+std::vector<int> inner_idxs(const Descriptor& d) {
+  std::vector<int> dims;
+  for (const InnerBlock& inner : d.inner_blocks()) dims.push_back(inner.dim);
+  return dims;
+}
+
+// All fields of a descriptor, for pickle: by name, and only what Python has itself.
+py::tuple to_state(const Descriptor& d) {
+  return py::make_tuple(d.dims(), std::string(data_type_name(d.data_type())),
+                        format_kind_name(d.format_kind()), d.strides(), inner_blks(d),
+                        inner_idxs(d), d.padded_dims(), d.submemory_offset());
+}
+
+Descriptor from_state(const Dims& dims, const std::string& data_type, const std::string& kind,
+                      const Dims& strides, const Dims& inner_blks,
+                      const std::vector<int>& inner_idxs, const Dims& padded_dims,
+                      std::int64_t submemory_offset) {
+  const DataType type = parse_data_type(data_type);
+  if (kind != "blocked") return Descriptor::with_tag(dims, type, parse_tag(kind));
+  const Blocking blocking{.strides = strides,
+                          .inner_blocks = make_inner_blocks(inner_blks, inner_idxs),
+                          .padded_dims = padded_dims,
+                          .submemory_offset = submemory_offset};
+  return Descriptor::with_blocking(dims, type, blocking);
 }
 
 void bind_tags(py::module_& m) {
@@ -101,7 +138,9 @@ void bind_descriptor(py::module_& m) {
   py::class_<Descriptor>(m, "Descriptor")
       .def(py::init<>())
       .def(py::init(&make_descriptor), "dims"_a, "data_type"_a, "tag"_a, "strides"_a,
-           "inner_blks"_a, "inner_idxs"_a, "allow_empty"_a)
+           "inner_blks"_a, "inner_idxs"_a, "padded_dims"_a, "inner_strides"_a, "allow_empty"_a)
+      .def("state", &to_state)
+      .def_static("from_state", &from_state)
       .def("ndims", &Descriptor::ndims)
       .def("dims", [](const Descriptor& d) { return to_tuple(d.dims()); })
       .def("data_type",
@@ -111,18 +150,13 @@ void bind_descriptor(py::module_& m) {
       .def("padded_dims", [](const Descriptor& d) { return to_tuple(d.padded_dims()); })
       .def("padded_offsets", [](const Descriptor& d) { return to_tuple(d.padded_offsets()); })
       .def("submemory_offset", &Descriptor::submemory_offset)
-      .def("inner_blks",
-           [](const Descriptor& d) {
-             Dims sizes;
-             for (const InnerBlock& inner : d.inner_blocks()) sizes.push_back(inner.size);
-             return to_tuple(sizes);
-           })
+      .def("inner_blks", [](const Descriptor& d) { return to_tuple(inner_blks(d)); })
       .def("inner_idxs",
            [](const Descriptor& d) {
-             Dims dims;
-             for (const InnerBlock& inner : d.inner_blocks()) dims.push_back(inner.dim);
-             return to_tuple(dims);
+             const std::vector<int> idxs = inner_idxs(d);
+             return to_tuple({idxs.begin(), idxs.end()});
            })
+      .def("inner_strides", [](const Descriptor& d) { return to_tuple(d.inner_strides()); })
       .def("get_size", &Descriptor::size_bytes)
       .def("is_zero", &Descriptor::is_zero)
       .def("offset", &Descriptor::offset, "index"_a, "padded"_a)

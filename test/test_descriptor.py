@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import re
 
 import numpy as np
@@ -275,10 +276,47 @@ def test_impossible_inner_blocks(arguments):
         Descriptor((2, 8, 5, 4), "f32", **arguments)
 
 
+def test_padding_and_inner_strides_by_hand():
+    """All that the structure of MKL-DNN 0.95 had; oneDNN itself describes dense blocks only."""
+    blocks = {"strides": (480, 160, 32, 8), "inner_blks": (8,), "inner_idxs": (1,)}
+    whole = {**blocks, "padded_dims": (2, 24, 5, 4), "inner_strides": (1,)}
+    assert Descriptor((2, 17, 5, 4), "f32", **whole) == Descriptor((2, 17, 5, 4), "f32", "nChw8c")
+    more = Descriptor((2, 17, 5, 4), "f32", strides=(640, 160, 32, 8), inner_blks=(8,),
+                      inner_idxs=(1,), padded_dims=(2, 32, 5, 4))  # fmt: skip
+    assert more.padded_dims() == (2, 32, 5, 4) and more.get_size() == 4 * 2 * 640
+    plain = Descriptor((3, 5), "f32", strides=(8, 1), padded_dims=(3, 8))
+    assert plain.padded_dims() == (3, 8) and plain.offset((2, 7), padded=True) == 23
+    assert Descriptor((1,) * 4, "f32", "OIhw4i16o4i").inner_strides() == (64, 4, 1)
+    assert Descriptor((2, 3), "f32", "ab").inner_strides() == ()
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (
+            {"padded_dims": (2, 17, 5, 4)},
+            ValueError,
+            "whole blocks of 8 and at least 17 along dim 1",
+        ),
+        ({"padded_dims": (2, 16, 5, 4)}, ValueError, "along dim 1, got 16; round up to 24"),
+        ({"padded_dims": (1, 24, 5, 4)}, ValueError, "at least 2 along dim 0, got 1"),
+        ({"padded_dims": (2, 24)}, ValueError, "expected 4 padded_dims"),
+        ({"padded_dims": (2, 2**62, 5, 4)}, ValueError, "fits 64 bits"),
+        ({"inner_strides": (2,)}, NotImplementedError, "oneDNN describes dense blocks only"),
+        ({"inner_strides": (1, 1)}, ValueError, "expected 1 inner_strides"),
+    ],
+)
+def test_impossible_padding_and_inner_strides(arguments, error, words):
+    with pytest.raises(error, match=f"^torch_blocked::Descriptor: .*{words}"):
+        Descriptor((2, 17, 5, 4), "f32", strides=(480, 160, 32, 8), inner_blks=(8,),
+                   inner_idxs=(1,), **arguments)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {},
+        {"tag": "ab", "padded_dims": (2, 8)},
         {"tag": "ab", "strides": (3, 1)},
         {"tag": "ab", "inner_blks": (8,), "inner_idxs": (1,)},
         {"tag": (3, 1)},
@@ -515,3 +553,31 @@ def test_repr():
 def test_a_descriptor_cannot_be_changed():
     with pytest.raises(AttributeError):
         Descriptor((2, 3), "f32", "ab").name = "weights"
+
+
+def test_copies_and_pickles():
+    desc = Descriptor((2, 17, 5, 4), "bf16", "nChw8c")
+    region = desc.submemory_desc((2, 3, 5, 4), (0, 8, 0, 0))
+    for each in (
+        Descriptor(),
+        Descriptor((2, 3), "s8", "any"),
+        desc,
+        region,
+        desc.submemory_desc((1, 9, 2, 2), (1, 8, 3, 1)),
+        Descriptor((0, 17), "f32", "aB8b"),
+        Descriptor((3, 5), "f64", strides=(0, 1)),
+        Descriptor((32, 32, 3, 3), "f32", "OIhw4i16o4i").permute_axes((1, 0, 3, 2)),
+    ):
+        for copied in (
+            pickle.loads(pickle.dumps(each)),
+            copy.copy(each),
+            copy.deepcopy([each])[0],
+        ):
+            assert copied == each and hash(copied) == hash(each) and repr(copied) == repr(each)
+    assert pickle.loads(pickle.dumps(region)).offset((0, 2, 0, 0)) == region.offset((0, 2, 0, 0))
+
+
+def test_a_tensor_is_no_dims():
+    with pytest.raises(TypeError, match=r"got a tensor \(64, 64\); Descriptor.of\(tensor\)") as e:
+        Descriptor(torch.zeros(64, 64))
+    assert len(str(e.value)) < 200

@@ -39,6 +39,11 @@ def _dtype_name(dtype: torch.dtype | str) -> str:
 
 
 def _ints(what: str, values: Sequence[int]) -> list[int]:
+    if isinstance(values, Tensor):
+        raise TypeError(
+            f"torch_blocked::Descriptor: expected {what} to be a sequence of integers, got a "
+            f"tensor {tuple(values.shape)}; Descriptor.of(tensor) describes a tensor's memory"
+        )
     try:
         result = [operator.index(value) for value in values]
     except TypeError:
@@ -106,12 +111,16 @@ class Descriptor:
 
     Descriptor(dims, dtype, tag)       dense memory in the order of a format tag
     Descriptor(dims, dtype, strides=)  one stride for each dim, 0 to broadcast
-    Descriptor(dims, dtype, strides=, inner_blks=, inner_idxs=)  strides between blocks, and blocks
+    Descriptor(dims, dtype, strides=, inner_blks=, inner_idxs=, padded_dims=, inner_strides=)
+                                       strides between blocks, and blocks, filled in by hand
     Descriptor()                       the zero descriptor, which stands for an absent argument
     Descriptor.of(tensor)              that of a tensor's memory
 
     dtype is a torch.dtype (float16, bfloat16, float32, int32, int8, uint8, float64) or oneDNN's
     name ("f32"). `tag` may be "any" (format left open) or "undef" (gives the zero descriptor).
+    padded_dims are whole blocks and at least dims; left out, dims rounded up to their blocks.
+    inner_strides has one stride for each inner block; oneDNN describes dense blocks only, so other
+    strides raise NotImplementedError, and it may be left out.
     At most 12 dims, each at least 0. Where a call has `allow_empty`, True makes it return the zero
     descriptor instead of raising when the described memory is impossible or unsupported; an
     unknown name or an argument of the wrong kind raises all the same.
@@ -134,6 +143,8 @@ class Descriptor:
         strides: Sequence[int] | None = None,
         inner_blks: Sequence[int] | None = None,
         inner_idxs: Sequence[int] | None = None,
+        padded_dims: Sequence[int] | None = None,
+        inner_strides: Sequence[int] | None = None,
         allow_empty: bool = False,
     ) -> None:
         dims = _ints("dims", dims)
@@ -147,6 +158,8 @@ class Descriptor:
             None if strides is None else _ints("strides", strides),
             _ints("inner_blks", inner_blks or ()),
             _ints("inner_idxs", inner_idxs or ()),
+            _ints("padded_dims", padded_dims or ()),
+            _ints("inner_strides", inner_strides or ()),
             allow_empty,
         )
 
@@ -235,6 +248,11 @@ class Descriptor:
         """Logical dim of each inner block, counted from 0."""
         return self._desc.inner_idxs()
 
+    def inner_strides(self) -> tuple[int, ...]:
+        """Elements between neighbours in each inner block, outer-most first: `OIhw4i16o4i` has
+        (64, 4, 1). The `strides[1]` of MKL-DNN 0.95, by block and not by dim."""
+        return self._desc.inner_strides()
+
     def get_size(self) -> int:
         """Bytes that a buffer for this memory must have, padding included.
 
@@ -322,3 +340,10 @@ class Descriptor:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Descriptor:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Descriptor._of_state, self._desc.state()
+
+    @classmethod
+    def _of_state(cls, *state: Any) -> Descriptor:
+        return cls._wrap(_C.Descriptor.from_state(*state))

@@ -123,7 +123,7 @@ def _asking(tensor: BlockedTensor, requires_grad: bool) -> BlockedTensor:
 
 @known_when_traced
 def _name_of(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    desc = _C.Descriptor(sizes, "u8", None, strides, [], [], True)  # a type of any size will do
+    desc = _C.Descriptor(sizes, "u8", None, strides, [], [], [], [], True)  # any type will do
     return desc.activation_name() or "strided"
 
 

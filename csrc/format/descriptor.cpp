@@ -171,16 +171,28 @@ Descriptor Descriptor::with_tag(const Dims& dims, DataType data_type, const Form
 
 Descriptor Descriptor::with_strides(const Dims& dims, DataType data_type, const Dims& strides,
                                     const std::vector<InnerBlock>& inner_blocks, bool allow_empty) {
+  return with_blocking(dims, data_type, {.strides = strides, .inner_blocks = inner_blocks},
+                       allow_empty);
+}
+
+Descriptor Descriptor::with_blocking(const Dims& dims, DataType data_type, const Blocking& blocking,
+                                     bool allow_empty) {
   return make_or_empty(allow_empty, [&] {
-    if (strides.size() != dims.size())
-      fail_value(op_create, text(dims.size(), " strides for dims ", dims), text(strides),
+    if (blocking.strides.size() != dims.size())
+      fail_value(op_create, text(dims.size(), " strides for dims ", dims), text(blocking.strides),
                  "give one stride for each logical dim");
     if (dims.empty()) return Descriptor();
     Descriptor desc(dims, data_type, FormatKind::blocked);
-    check_inner_blocks(inner_blocks, desc.ndims());
-    desc.inner_blocks_ = inner_blocks;
+    check_inner_blocks(blocking.inner_blocks, desc.ndims());
+    desc.inner_blocks_ = blocking.inner_blocks;
+    desc.check_inner_strides(blocking.inner_strides);
     desc.pad_to_blocks();
-    desc.strides_ = strides;
+    desc.set_padded_dims(blocking.padded_dims);
+    desc.strides_ = blocking.strides;
+    if (blocking.submemory_offset < 0)
+      fail_value(op_create, "a submemory offset of at least 0", text(blocking.submemory_offset),
+                 "count it from the start of the whole memory");
+    desc.offset0_ = blocking.submemory_offset;
     desc.check_strides();
     desc.check_size();
     return desc;
@@ -241,6 +253,44 @@ void Descriptor::pad_to_blocks() {
     padded_dims_[dim] = checked_mul(ceil_div(dims_[dim], block_of(dim)), block_of(dim));
 }
 
+// Dims that are given replace those that pad_to_blocks() has found.
+void Descriptor::set_padded_dims(const Dims& padded_dims) {
+  if (padded_dims.empty()) return;
+  if (padded_dims.size() != dims_.size())
+    fail_value(op_create, text(dims_.size(), " padded_dims for dims ", dims_), text(padded_dims),
+               "give one for each logical dim");
+  for (int dim = 0; dim < ndims(); ++dim) {
+    const std::int64_t padded = padded_dims[dim], block = block_of(dim);
+    const bool narrow = padded == dims_[dim] && padded < block;
+    if (padded < dims_[dim] || (padded % block != 0 && !narrow))
+      fail_value(op_create,
+                 text("padded_dims of whole blocks of ", block, " and at least ", dims_[dim],
+                      " along dim ", dim),
+                 text(padded), text("round up to ", padded_dims_[dim], " or leave them out"));
+  }
+  padded_dims_ = padded_dims;
+}
+
+Dims Descriptor::inner_strides() const {
+  Dims strides(inner_blocks_.size());
+  std::int64_t stride = 1;
+  for (std::size_t i = inner_blocks_.size(); i-- > 0; stride *= inner_blocks_[i].size)
+    strides[i] = stride;
+  return strides;
+}
+
+void Descriptor::check_inner_strides(const Dims& inner_strides) const {
+  if (inner_strides.empty()) return;
+  if (inner_strides.size() != inner_blocks_.size())
+    fail_value(op_create, text(inner_blocks_.size(), " inner_strides, one for each inner block"),
+               text(inner_strides), "leave them out for dense blocks");
+  if (inner_strides != this->inner_strides())
+    fail_not_implemented(op_create, text("inner_strides ", this->inner_strides()),
+                         text(inner_strides),
+                         "oneDNN describes dense blocks only; gaps go into the strides between "
+                         "blocks");
+}
+
 void Descriptor::fill_dense_strides(const std::vector<int>& outer_order) {
   strides_.resize(dims_.size());
   std::int64_t stride = inner_size();
@@ -268,7 +318,7 @@ void Descriptor::check_strides() const {
 // After this no size or offset of the descriptor can overflow.
 void Descriptor::check_size() const {
   if (has_zero_dim()) return;
-  std::int64_t last = inner_size();
+  std::int64_t last = checked_add(offset0_, inner_size());
   std::int64_t extent = last;
   for (int dim = 0; dim < ndims(); ++dim) {
     if (padded_dims_[dim] == 1) continue;
@@ -280,15 +330,20 @@ void Descriptor::check_size() const {
 
 std::int64_t Descriptor::size_bytes() const {
   if (format_kind_ != FormatKind::blocked || has_zero_dim()) return 0;
-  std::int64_t extent = inner_size();
-  std::int64_t end = offset0_ + inner_size();
-  for (int dim = 0; dim < ndims(); ++dim) {
-    if (padded_dims_[dim] == 1) continue;
-    extent = std::max(extent, outer_size(dim) * strides_[dim]);
-    end += (outer_size(dim) - 1) * strides_[dim];
-  }
   // A submemory ends with its last element: full rows could reach beyond the memory it lies in.
-  return (offset0_ == 0 ? extent : end) * data_type_size_bytes(data_type_);
+  if (offset0_ != 0) return end_bytes();
+  std::int64_t extent = inner_size();
+  for (int dim = 0; dim < ndims(); ++dim)
+    if (padded_dims_[dim] != 1) extent = std::max(extent, outer_size(dim) * strides_[dim]);
+  return extent * data_type_size_bytes(data_type_);
+}
+
+std::int64_t Descriptor::end_bytes() const {
+  if (format_kind_ != FormatKind::blocked || has_zero_dim()) return 0;
+  std::int64_t end = offset0_ + inner_size();
+  for (int dim = 0; dim < ndims(); ++dim)
+    if (padded_dims_[dim] != 1) end += (outer_size(dim) - 1) * strides_[dim];
+  return end * data_type_size_bytes(data_type_);
 }
 
 void Descriptor::require_defined(std::string_view op) const {

@@ -25,6 +25,15 @@ TORCH_BLOCKED_API DataType parse_data_type(std::string_view name);
 TORCH_BLOCKED_API std::string_view data_type_name(DataType data_type);
 TORCH_BLOCKED_API std::int64_t data_type_size_bytes(DataType data_type);  // 0 for undef
 
+// How memory is filled, as the structure that MKL-DNN 0.95 let be filled by hand had it.
+struct Blocking {
+  Dims strides;                               // one for each logical dim, between blocks
+  std::vector<InnerBlock> inner_blocks = {};  // outer-most first
+  Dims padded_dims = {};                      // empty: dims rounded up to their blocks
+  Dims inner_strides = {};                    // one for each inner block; empty: dense blocks
+  std::int64_t submemory_offset = 0;
+};
+
 class TORCH_BLOCKED_API Descriptor {
  public:
   // The zero descriptor, which stands for an absent argument.
@@ -43,6 +52,12 @@ class TORCH_BLOCKED_API Descriptor {
                                  const std::vector<InnerBlock>& inner_blocks = {},
                                  bool allow_empty = false);
 
+  // The same, with all there is to say. A padded dim is at least the dim and whole blocks, or the
+  // dim itself where that is less than a block, as in a narrow region of blocked memory. Blocks are
+  // dense: oneDNN describes no other inner strides, and NotImplementedError is raised for them.
+  static Descriptor with_blocking(const Dims& dims, DataType data_type, const Blocking& blocking,
+                                  bool allow_empty = false);
+
   int ndims() const { return static_cast<int>(dims_.size()); }
   const Dims& dims() const { return dims_; }
   DataType data_type() const { return data_type_; }
@@ -51,6 +66,10 @@ class TORCH_BLOCKED_API Descriptor {
   // Empty unless format_kind() is blocked.
   const Dims& strides() const { return strides_; }
   const std::vector<InnerBlock>& inner_blocks() const { return inner_blocks_; }
+  // Elements between two neighbours in each inner block: the sizes of those inside it, multiplied.
+  Dims inner_strides() const;
+  std::int64_t block_of(int dim) const;    // its inner blocks multiplied; 1 where not blocked
+  std::int64_t outer_size(int dim) const;  // number of blocks along a dim
 
   // Dims rounded up to their blocks.
   const Dims& padded_dims() const { return padded_dims_; }
@@ -65,6 +84,9 @@ class TORCH_BLOCKED_API Descriptor {
   // Bytes a buffer must have, padding included and counted from the start of the whole memory; 0
   // for the zero descriptor, for tag any and for zero volume.
   std::int64_t size_bytes() const;
+  // Bytes up to the end of the last block, which is what is read or written: less than
+  // size_bytes() where the last row of a dim with gaps is not as long as its stride.
+  std::int64_t end_bytes() const;
 
   // Offset of a logical index; with `padded`, of an index into padded_dims. Raises ValueError for
   // an index out of range and where there is no data (zero descriptor, tag any, zero volume).
@@ -100,14 +122,14 @@ class TORCH_BLOCKED_API Descriptor {
   // Checks dims and data type; the caller fills in the format.
   Descriptor(const Dims& dims, DataType data_type, FormatKind format_kind);
 
-  std::int64_t block_of(int dim) const;
-  std::int64_t outer_size(int dim) const;  // number of blocks along a dim
-  std::int64_t inner_size() const;         // elements in one block
-  bool is_free_unit(int dim) const;        // size 1, neither padded nor blocked
+  std::int64_t inner_size() const;   // elements in one block
+  bool is_free_unit(int dim) const;  // size 1, neither padded nor blocked
   // Dims [begin, end) are dense, in order, not padded and not blocked.
   bool is_dense_range(int begin, int end) const;
   std::vector<int> memory_order() const;  // logical dims from outer-most to inner-most
   void pad_to_blocks();
+  void set_padded_dims(const Dims& padded_dims);
+  void check_inner_strides(const Dims& inner_strides) const;
   void fill_dense_strides(const std::vector<int>& outer_order);
   void check_strides() const;
   void check_size() const;
