@@ -37,6 +37,7 @@ void bind_errors(py::module_& m);      // python_errors.cpp
 void bind_wrapper(py::module_& m);     // python_wrapper.cpp
 void bind_descriptor(py::module_& m);  // python_descriptor.cpp
 void bind_graph(py::module_& m);       // python_graph.cpp
+void bind_memory(py::module_& m);      // python_memory.cpp
 
 namespace {
 
@@ -185,6 +186,7 @@ PYBIND11_MODULE(_C, m) {
   bind_errors(m);
   bind_descriptor(m);
   bind_graph(m);
+  bind_memory(m);
   bind_trace(m);
   bind_wrapper(m);
   m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2 or avx512");

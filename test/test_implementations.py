@@ -18,6 +18,7 @@ from torch_blocked.optimized_module import tuning_file
 FAMILIES = (
     "convolution",
     "linear",
+    "memory_reorder",
     "pooling",
     "quantized_convolution",
     "reorder",

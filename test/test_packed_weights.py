@@ -88,6 +88,23 @@ def test_weights_are_packed_once():
     assert p.packs == 0, p.table()
 
 
+def test_prepacked_weights_are_packed_before_the_first_call():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(17, 24, 3), nn.BatchNorm2d(24), nn.Dropout(), nn.Conv2d(24, 8, 1)
+    )
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    x = random_dense(2, 17, 7, 7).to_blocked(TAG)
+    assert torch_blocked.prepack(model, x) is model and model[1].training
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    with torch_blocked.profile() as p, torch.no_grad():
+        model.eval()(x)
+    assert p.packs == 0, p.table()
+    with pytest.raises(ValueError, match=r"expected a blocked example input, got \['Tensor'\]"):
+        torch_blocked.prepack(model, x.to_dense())
+
+
 def test_views_of_one_storage_are_told_apart():
     both = random_dense(48, 17, 3, 3)
     x = random_dense(2, 17, 7, 7)

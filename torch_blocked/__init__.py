@@ -1,5 +1,6 @@
 """Blocked (nChw8c, nChw16c) and channels-last CPU tensors for PyTorch."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch_blocked import environment
@@ -28,13 +29,16 @@ from torch_blocked.formats import (  # noqa: E402
     to_format,
     zeros,
 )
+from torch_blocked.memory import Memory  # noqa: E402
 from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
 from torch_blocked.ops.register import register  # noqa: E402
 from torch_blocked.optimize import optimize  # noqa: E402
 from torch_blocked.optimized_module import load  # noqa: E402
+from torch_blocked.prepack import prepack  # noqa: E402
 from torch_blocked.profile import profile  # noqa: E402
 from torch_blocked.strict import strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
+from torch_blocked.wanted_formats import WantedFormats, wanted_formats  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_blocked.quantizer import TorchBlockedQuantizer, quantize
@@ -45,7 +49,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("TorchBlockedQuantizer", "quantize"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from torch_blocked import quantizer
+        quantizer = importlib.import_module("torch_blocked.quantizer")
     except ImportError as error:
         raise ImportError(
             f"torch_blocked::{name}: expected torchao to be installed, got {error}; "
@@ -63,7 +67,9 @@ __all__ = [
     "BlockedTensor",
     "Descriptor",
     "Explanation",
+    "Memory",
     "TorchBlockedQuantizer",
+    "WantedFormats",
     "canonical_tag",
     "channels_last_losses",
     "clear_packed_weights",
@@ -80,6 +86,7 @@ __all__ = [
     "ones",
     "optimize",
     "physical_shape",
+    "prepack",
     "profile",
     "quantize",
     "randn",
@@ -89,5 +96,6 @@ __all__ = [
     "to_channels_last_1d",
     "to_dense",
     "to_format",
+    "wanted_formats",
     "zeros",
 ]

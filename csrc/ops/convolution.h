@@ -51,6 +51,9 @@ struct ConvolutionPlan {
   std::function<void(const ConvolutionBuffers& buffers)> run;
   // All that run() does is in loops of share_units: threads may go through it together.
   bool loops_only = false;
+  // What pack() makes, with oneDNN's dims (G,) O, I, *kernel; nothing where no descriptor can say
+  // it.
+  std::optional<Descriptor> weights_desc = {};
 };
 
 // Checks these arguments and makes a problem of them, with src and dst in one format. What ATen

@@ -8,9 +8,12 @@
 #include <cstring>
 #include <memory>
 
+#include "format/errors.h"
 #include "ops/convolution_time.h"
+#include "ops/descriptor_md.h"
 #include "ops/post_ops.h"
 #include "ops/reorder.h"
+#include "ops/wanted_formats.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
@@ -89,16 +92,20 @@ Problem with_one_name(Problem p) {
   return p;
 }
 
+struct Sides {
+  dnnl::memory::desc src, weights, dst;
+};
+
+dnnl::memory::desc bias_md_of(const Problem& p) {
+  return p.has_bias ? dnnl::memory::desc({p.dst_dims[1]}, onednn_type(p.dtype),
+                                         dnnl::memory::format_tag::a)
+                    : dnnl::memory::desc();
+}
+
+// Empty where oneDNN has no kernel.
 template <typename Forward>
-std::shared_ptr<Convolution> make(const Problem& p) {
-  const dnnl::memory::data_type type = onednn_type(p.dtype);
-  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_format, p.dtype),
-                           dst_md = activation_md(p.dst_dims, p.dst_format, p.dtype);
-  // `any` for the weights only: oneDNN would pick nhwc for activations.
-  const dnnl::memory::desc weights_md(onednn_weight_dims(p), type, dnnl::memory::format_tag::any);
-  const dnnl::memory::desc bias_md =
-      p.has_bias ? dnnl::memory::desc({p.dst_dims[1]}, type, dnnl::memory::format_tag::a)
-                 : dnnl::memory::desc();
+typename Forward::primitive_desc describe(const Problem& p, const Sides& sides,
+                                          const dnnl::primitive_attr& attr) {
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
   Dims padding_end = p.padding;  // what dst has beyond the symmetric padding
@@ -106,12 +113,34 @@ std::shared_ptr<Convolution> make(const Problem& p) {
     padding_end[i] =
         std::max(p.padding[i], p.window(i).padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]));
   }
-  Arguments rest;
-  const typename Forward::primitive_desc pd(
-      engine(), dnnl::prop_kind::forward_inference,
+  return {
+      engine(),
+      dnnl::prop_kind::forward_inference,
       p.transposed ? dnnl::algorithm::deconvolution_direct : dnnl::algorithm::convolution_direct,
-      src_md, weights_md, bias_md, dst_md, p.stride, dilates, p.padding, padding_end,
-      attributes(p.epilogue, dst_md, rest), /*allow_empty=*/true);
+      sides.src,
+      sides.weights,
+      bias_md_of(p),
+      sides.dst,
+      p.stride,
+      dilates,
+      p.padding,
+      padding_end,
+      attr,
+      /*allow_empty=*/true};
+}
+
+dnnl::memory::desc any_md(const Dims& dims, at::ScalarType dtype) {
+  return {dims, onednn_type(dtype), dnnl::memory::format_tag::any};
+}
+
+template <typename Forward>
+std::shared_ptr<Convolution> make(const Problem& p) {
+  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_format, p.dtype),
+                           dst_md = activation_md(p.dst_dims, p.dst_format, p.dtype);
+  Arguments rest;
+  // `any` for the weights only: oneDNN would pick nhwc for activations.
+  const auto pd = describe<Forward>(p, {src_md, any_md(onednn_weight_dims(p), p.dtype), dst_md},
+                                    attributes(p.epilogue, dst_md, rest));
   if (!pd) return nullptr;
   if (is_ref(pd.impl_info_str())) {
     trace::record({trace::Kind::kRef, "convolution", pd.impl_info_str()});
@@ -119,11 +148,27 @@ std::shared_ptr<Convolution> make(const Problem& p) {
   }
   Arguments arguments{
       {DNNL_ARG_SRC, src_md}, {DNNL_ARG_WEIGHTS, pd.weights_desc()}, {DNNL_ARG_DST, dst_md}};
-  if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, bias_md});
+  if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, bias_md_of(p)});
   arguments.insert(arguments.end(), rest.begin(), rest.end());
   return std::make_shared<Convolution>(
       Convolution{Primitive(Forward(pd), arguments, pd.scratchpad_desc()), pd.weights_desc(),
                   name_of(pd.weights_desc(), p.transposed)});
+}
+
+template <typename Forward>
+WantedFormats asked(const Problem& p) {
+  const auto pd =
+      describe<Forward>(p,
+                        {any_md(p.src_dims, p.dtype), any_md(onednn_weight_dims(p), p.dtype),
+                         any_md(p.dst_dims, p.dtype)},
+                        user_scratchpad());
+  if (!pd)
+    fail_not_implemented(
+        "wanted_formats", "a convolution that oneDNN takes",
+        text("weight ", p.weight_dims, " on ", p.src_dims, ", ", c10::toString(p.dtype)),
+        "ask without an implementation");
+  return {pd.impl_info_str(), descriptor_of(pd.src_desc()).value(),
+          descriptor_of(pd.weights_desc()), descriptor_of(pd.dst_desc()).value()};
 }
 
 std::shared_ptr<Convolution> make(const Problem& problem) {
@@ -201,6 +246,14 @@ Problem as_2d(Problem p) {
   return p;
 }
 
+// What pack() makes for a problem that as_2d() may have lifted.
+std::optional<Descriptor> weights_desc(const Problem& problem, const Convolution& convolution) {
+  const auto desc = descriptor_of(convolution.weights_md);
+  if (!desc) return std::nullopt;
+  const Descriptor dropped = desc->reshape(onednn_weight_dims(problem), /*allow_empty=*/true);
+  return dropped.is_zero() ? std::nullopt : std::optional(dropped);
+}
+
 // A clamp of float32 runs in a pass of its own, where it keeps NaN: 1 % of most models, 3 % of
 // mobilenet_v2. There is no such pass for bfloat16 and float16.
 bool takes_epilogue(const Problem& p) {
@@ -237,7 +290,8 @@ std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
                              [p, convolution](const ConvolutionBuffers& buffers) {
                                execute(p, *convolution, buffers);
                                clear_tail(p, buffers.dst);
-                             }};
+                             },
+                         .weights_desc = weights_desc(problem, *convolution)};
 }
 
 double estimate_onednn_blocked(const Problem& p) {
@@ -268,7 +322,15 @@ std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem)
   return ConvolutionPlan{
       .weights_format = convolution->weights_format,
       .pack = [p, convolution](const at::Tensor& weight) { return pack(p, weight, *convolution); },
-      .run = run};
+      .run = run,
+      .weights_desc = weights_desc(problem, *convolution)};
+}
+
+WantedFormats formats_wanted_by_onednn(const Problem& p) {
+  if (!has_onednn_type(p.dtype))
+    fail_type("wanted_formats", "a dtype that oneDNN has kernels for on this CPU",
+              c10::toString(p.dtype), "use float32");
+  return p.transposed ? asked<dnnl::deconvolution_forward>(p) : asked<dnnl::convolution_forward>(p);
 }
 
 }  // namespace torch_blocked

@@ -8,6 +8,7 @@
 #include "format/sizes.h"
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
+#include "ops/descriptor_md.h"
 #include "ops/implementations.h"
 #include "ops/post_ops.h"
 #include "runtime/engine.h"
@@ -101,7 +102,8 @@ LinearPlan plan_on(const Md& packed_md) {
   key.add(packed_md.get_padded_dims()).add(packed_md.get_strides()).add(packed_md.get_inner_blks());
   return {.weights_format = std::move(key.add(packed_md.get_inner_idxs())).text(),
           .pack = [packed_md](const at::Tensor& weight) { return pack(weight, packed_md); },
-          .run = {}};
+          .run = {},
+          .weights_desc = descriptor_of(packed_md)};
 }
 
 std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/epilogue.h"
+#include "torch_blocked/descriptor.h"
 
 namespace torch_blocked {
 
@@ -26,6 +27,8 @@ struct LinearPlan {
   std::function<at::Tensor(const at::Tensor& weight)> pack;
   std::function<void(const float* src, const void* weights, const float* bias, float* dst)> run;
   bool loops_only = false;  // of run(): threads may go through it together
+  // What pack() makes of [outputs, inputs]; nothing where no descriptor can say it.
+  std::optional<Descriptor> weights_desc = {};
 };
 
 // By the tiles of direct convolution.

@@ -181,19 +181,19 @@ std::string described(const Reorder& reorder) {
               reorder.dims);
 }
 
-void run(const char* op, const Reorder& reorder) {
+void run_uncounted(const Reorder& reorder) {
   if (reorder.dst.tensor.numel() == 0) return;
-  if (trace::reorder_watcher()) trace::reorder_watcher()(op, described(reorder));
-  trace::Timed timed(
-      trace::Kind::kReorder, op,
-      static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()));
-  if (trace::recording()) {
-    timed.describe(described(reorder));
-  }
   const auto named = kImplementations.choose(reorder, kImplementations.forced(),
                                              [&] { return described(reorder); });
   kImplementations.set_last(named->name);
   named->plan();
+}
+
+void run(const char* op, const Reorder& reorder) {
+  if (reorder.dst.tensor.numel() == 0) return;
+  counted_reorder(
+      op, static_cast<std::int64_t>(reorder.src.tensor.nbytes() + reorder.dst.tensor.nbytes()),
+      [&] { return described(reorder); }, [&] { run_uncounted(reorder); });
 }
 
 void check_dense(const char* op, const at::Tensor& input) {
@@ -229,6 +229,18 @@ ReorderSide reorder_side(const void* data, at::IntArrayRef dims, Format format,
 
 void reorder(const char* op, at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst) {
   run(op, {dims.vec(), src, dst});
+}
+
+void reorder_uncounted(at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst) {
+  run_uncounted({dims.vec(), src, dst});
+}
+
+void counted_reorder(const char* op, std::int64_t bytes, c10::function_ref<std::string()> describe,
+                     c10::function_ref<void()> run) {
+  if (trace::reorder_watcher()) trace::reorder_watcher()(op, describe());
+  trace::Timed timed(trace::Kind::kReorder, op, bytes);
+  if (trace::recording()) timed.describe(describe());
+  run();
 }
 
 Blocked reorder_to_blocked(const char* op, const at::Tensor& src, std::int64_t block,

@@ -1,7 +1,10 @@
 // Reorders between dense, channels-last and blocked activations. Each is counted.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <optional>
+#include <string>
 
 #include "ops/blocked.h"
 
@@ -22,6 +25,14 @@ ReorderSide reorder_side(const void* data, at::IntArrayRef dims, Format format,
 
 // src -> dst, both [N, C, *spatial] = dims.
 void reorder(const char* op, at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst);
+
+// The same, within a reorder that is counted already.
+void reorder_uncounted(at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst);
+
+// Runs what reorders `bytes`, read and written together, as one reorder of the trace. `describe`
+// says from what to what; it is called where somebody listens.
+void counted_reorder(const char* op, std::int64_t bytes, c10::function_ref<std::string()> describe,
+                     c10::function_ref<void()> run);
 
 // [N, C, *spatial] with any strides -> nC*<block>c. `op` names who asked, for the trace.
 Blocked reorder_to_blocked(const char* op, const at::Tensor& src, std::int64_t block,

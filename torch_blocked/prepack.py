@@ -1,0 +1,43 @@
+"""Weights reordered ahead of the first call."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from torch_blocked.tensor import BlockedTensor
+
+__all__ = ["prepack"]
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def prepack(model: _Module, example_input: Tensor | tuple[Any, ...]) -> _Module:
+    """`model`, whose weights are packed now, so that the first call on a blocked input need not.
+
+    In eager mode a convolution reorders its weights at its first call, into the format of the
+    kernel that is chosen for the sizes, and keeps them while they do not change. This runs the
+    model once, in eval mode and without a graph; parameters, buffers, modes and the random state
+    stay as they were. `optimize` packs by itself.
+
+    example_input: blocked, or a tuple of positional arguments with a blocked tensor among them, of
+        the sizes, dtype and format that calls will have; other sizes may take another kernel.
+    Raises ValueError where no tensor is blocked: dense inputs have no use for packed weights; and
+    what the model raises."""
+    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
+    if not any(isinstance(argument, BlockedTensor) for argument in arguments):
+        raise ValueError(
+            "torch_blocked::prepack: expected a blocked example input, got "
+            f"{[type(argument).__name__ for argument in arguments]}; pass x.to_blocked()"
+        )
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(*arguments)
+    finally:
+        for module in training:
+            module.training = True
+    return model
