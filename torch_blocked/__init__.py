@@ -20,15 +20,22 @@ from torch_blocked.cpp import cmake_prefix  # noqa: E402
 from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
 from torch_blocked.environment import env  # noqa: E402
 from torch_blocked.explain import Explanation, explain  # noqa: E402
-from torch_blocked.formats import (  # noqa: E402
+from torch_blocked.factories import (  # noqa: E402
     empty,
-    format_of,
-    is_blocked,
+    empty_like,
+    full,
+    full_like,
     ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
     randn,
-    to_format,
+    randn_like,
     zeros,
+    zeros_like,
 )
+from torch_blocked.formats import format_of, is_blocked, to_format  # noqa: E402
 from torch_blocked.memory import Memory  # noqa: E402
 from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
 from torch_blocked.ops.register import register  # noqa: E402
@@ -75,21 +82,29 @@ __all__ = [
     "clear_packed_weights",
     "cmake_prefix",
     "empty",
+    "empty_like",
     "env",
     "explain",
     "format_of",
+    "full",
+    "full_like",
     "is_blocked",
     "is_contiguous_channels_last_1d",
     "load",
     "local_response_norm",
     "native_blocks",
     "ones",
+    "ones_like",
     "optimize",
     "physical_shape",
     "prepack",
     "profile",
     "quantize",
+    "rand",
+    "rand_like",
+    "randint",
     "randn",
+    "randn_like",
     "register",
     "strict",
     "to_blocked",
@@ -98,4 +113,5 @@ __all__ = [
     "to_format",
     "wanted_formats",
     "zeros",
+    "zeros_like",
 ]

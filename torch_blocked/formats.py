@@ -1,23 +1,12 @@
-"""Plain and blocked formats by their tags, what format a tensor has, and blocked factories."""
+"""Plain and blocked formats by their tags, and what format a tensor has."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from torch_blocked import _C
-from torch_blocked.descriptor import blocked_dims, checked_tag
-from torch_blocked.tensor import (
-    BlockedTensor,
-    ToDense,
-    block_of,
-    default_block,
-    known_when_traced,
-    to_blocked,
-    wrapper_class,
-)
+from torch_blocked.descriptor import checked_tag
+from torch_blocked.tensor import BlockedTensor, ToDense, known_when_traced, to_blocked
 
 # Plain tags by number of dims: contiguous and channels-last.
 CONTIGUOUS = {ndim: _C.Format.PLAIN.name(ndim) for ndim in (3, 4, 5)}
@@ -63,64 +52,6 @@ def format_of(tensor: Tensor) -> str:
     return _name_of(tuple(tensor.shape), tensor.stride())
 
 
-def empty(
-    *size: Any,
-    format: str | None = None,
-    dtype: torch.dtype | None = None,
-    requires_grad: bool = False,
-) -> BlockedTensor:
-    """Like torch.empty, blocked: `empty(8, 64, 56, 56, format="nChw16c")`. The values are zeros.
-
-    size: the logical dims [N, C, *spatial], one by one or as a sequence, 3 to 5 of them.
-    format: a tag blocked over the channels; None takes the block that is fastest on this CPU.
-    dtype: of the result; None takes torch's default.
-    requires_grad: as torch.empty has it.
-    Raises ValueError for other numbers of dims, and for a tag that is not blocked over the channels
-    or has another rank."""
-    return zeros(*size, format=format, dtype=dtype, requires_grad=requires_grad)
-
-
-def zeros(
-    *size: Any,
-    format: str | None = None,
-    dtype: torch.dtype | None = None,
-    requires_grad: bool = False,
-) -> BlockedTensor:
-    """Like torch.zeros, blocked. Arguments and errors are those of `empty`."""
-    dims = _dims(size)
-    block = default_block() if format is None else block_of(format, len(dims))
-    physical = torch.zeros(blocked_dims(dims, block), dtype=dtype)
-    return _asking(wrapper_class()(physical, dims[1]), requires_grad)
-
-
-def ones(
-    *size: Any,
-    format: str | None = None,
-    dtype: torch.dtype | None = None,
-    requires_grad: bool = False,
-) -> BlockedTensor:
-    """Like torch.ones, blocked; the tail is zero. Arguments and errors are those of `empty`."""
-    dense = torch.ones(*_dims(size), dtype=dtype)
-    return _asking(to_blocked(dense, format), requires_grad)
-
-
-def randn(
-    *size: Any,
-    format: str | None = None,
-    dtype: torch.dtype | None = None,
-    requires_grad: bool = False,
-) -> BlockedTensor:
-    """Like torch.randn, blocked; the same seed gives the same values. Arguments and errors are
-    those of `empty`."""
-    dense = torch.randn(*_dims(size), dtype=dtype)
-    return _asking(to_blocked(dense, format), requires_grad)
-
-
-def _asking(tensor: BlockedTensor, requires_grad: bool) -> BlockedTensor:
-    tensor.requires_grad_(requires_grad)
-    return tensor
-
-
 @known_when_traced
 def _name_of(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
     desc = _C.Descriptor(sizes, "u8", None, strides, [], [], [], [], True)  # any type will do
@@ -148,13 +79,3 @@ def _in_order(input: Tensor, order: tuple[int, ...]) -> Tensor:
     if ordered.is_contiguous():
         return input
     return ordered.contiguous().permute([order.index(dim) for dim in range(len(order))])
-
-
-def _dims(size: tuple[Any, ...]) -> tuple[int, ...]:
-    dims = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
-    if len(dims) not in CONTIGUOUS:
-        raise ValueError(
-            f"torch_blocked::empty: expected 3 to 5 dims [N, C, *spatial], got {dims}; "
-            "use torch's own factories for other ranks"
-        )
-    return dims

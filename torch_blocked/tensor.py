@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
-from torch_blocked.descriptor import blocks_of, checked_tag
+from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
 from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
 
@@ -129,8 +129,29 @@ class BlockedTensor(Tensor):
         Raises ValueError for a memory format of another number of dims."""
         return to_dense(self, dtype, memory_format=memory_format)
 
-    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-        """`self` where the same view of a dense tensor is contiguous, else a copy."""
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As Tensor.to; `memory_format` may be a tag, too: `x.to(memory_format="nChw16c")`."""
+        if not isinstance(kwargs.get("memory_format"), str):
+            return super().to(*args, **kwargs)
+        tag = kwargs.pop("memory_format")
+        return _in_format(super().to(*args, **kwargs) if args or kwargs else self, tag)
+
+    def is_contiguous(
+        self, memory_format: torch.memory_format | str = torch.contiguous_format
+    ) -> bool:
+        """As Tensor.is_contiguous of the dense tensor; of a tag, whether that is its format."""
+        if not isinstance(memory_format, str):
+            return super().is_contiguous(memory_format=memory_format)
+        same = canonical_tag(memory_format) == canonical_tag(self.format)
+        return same and self._physical.is_contiguous()
+
+    def contiguous(
+        self, memory_format: torch.memory_format | str = torch.contiguous_format
+    ) -> Tensor:
+        """`self` where the same view of a dense tensor is contiguous, else a copy. Of a tag: in
+        that format."""
+        if isinstance(memory_format, str):
+            return _in_format(self, memory_format)
         if memory_format is torch.contiguous_format and type(self._physical) is Tensor:
             if not self._physical.is_contiguous() or self._dense_strides():
                 copy: Any = self.clone()
@@ -366,6 +387,12 @@ def is_contiguous(shape: torch.Size, strides: list[int]) -> bool:
 
 def format_name(ndim: int, block: int) -> str:
     return f"{_PREFIXES[ndim]}{block}c"
+
+
+def _in_format(tensor: Tensor, tag: str) -> Tensor:
+    from torch_blocked.formats import to_format  # which is made of this module
+
+    return to_format(tensor, tag)
 
 
 def _values_text(tensor: BlockedTensor) -> str:

@@ -1,0 +1,197 @@
+"""Factories of blocked tensors: torch's, with `format=`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from torch_blocked.descriptor import blocked_dims
+from torch_blocked.tensor import (
+    BlockedTensor,
+    block_of,
+    default_block,
+    to_blocked,
+    wrapper_class,
+)
+
+# Their values: torch's factory, which gives a dense tensor. `empty` is zeros, as its tail must be.
+_VALUES: dict[str, Callable[..., Tensor]] = {
+    "empty": torch.zeros,
+    "zeros": torch.zeros,
+    "ones": torch.ones,
+    "rand": torch.rand,
+    "randn": torch.randn,
+}
+_NOTES = {"empty": " The values are zeros."} | dict.fromkeys(
+    ("rand", "randn"), " The same seed gives the same values."
+)
+
+_OPTIONS = """
+    format: a tag blocked over the channels, such as "nChw16c"; None takes {format}.
+    dtype: of the result; None takes {dtype}.
+    requires_grad: as in torch.
+    Raises ValueError for other numbers of dims, and for a tag that is not blocked over the channels
+    or has another rank."""
+_FASTEST = "the block that is fastest on this CPU"
+_OF_SIZE = "\n    size: the logical dims [N, C, *spatial], 3 to 5 of them." + _OPTIONS.format(
+    format=_FASTEST, dtype="torch's default"
+)
+_OF_INPUT = "\n    input: dense or blocked [N, C, *spatial], of 3 to 5 dims." + _OPTIONS.format(
+    format=f"that of a blocked `input`, or {_FASTEST}", dtype="`input`'s"
+)
+
+
+_Factory = TypeVar("_Factory", bound=Callable[..., BlockedTensor])
+
+
+class OfSize(Protocol):
+    """A factory of tensors of a size."""
+
+    def __call__(
+        self,
+        *size: Any,
+        format: str | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> BlockedTensor: ...
+
+
+class OfInput(Protocol):
+    """A factory of tensors as large as another."""
+
+    def __call__(
+        self,
+        input: Tensor,
+        *,
+        format: str | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> BlockedTensor: ...
+
+
+def _of_size(name: str) -> OfSize:
+    def factory(
+        *size: Any,
+        format: str | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> BlockedTensor:
+        dims = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        return _made(name, _VALUES[name], dims, format, dtype, requires_grad)
+
+    return _named(factory, name, f"Like torch.{name}, blocked.{_NOTES.get(name, '')}\n{_OF_SIZE}")
+
+
+def _of_input(name: str) -> OfInput:
+    def factory(
+        input: Tensor,
+        *,
+        format: str | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> BlockedTensor:
+        return _made(
+            f"{name}_like",
+            _VALUES[name],
+            input.shape,
+            format or _format(input),
+            dtype or input.dtype,
+            requires_grad,
+        )
+
+    note = _NOTES.get(name, "")
+    return _named(factory, f"{name}_like", f"Like torch.{name}_like, blocked.{note}\n{_OF_INPUT}")
+
+
+def _named(function: _Factory, name: str, doc: str) -> _Factory:
+    function.__name__ = function.__qualname__ = name  # type: ignore[attr-defined]
+    function.__doc__ = doc
+    return function
+
+
+empty, zeros, ones, rand, randn = (_of_size(name) for name in _VALUES)
+empty_like, zeros_like, ones_like, rand_like, randn_like = (_of_input(name) for name in _VALUES)
+
+
+def full(
+    size: Sequence[int],
+    fill_value: Any,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
+    def values(dims: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        return torch.full(tuple(dims), fill_value, dtype=dtype)
+
+    return _made("full", values, size, format, dtype, requires_grad)
+
+
+def full_like(
+    input: Tensor,
+    fill_value: Any,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
+    return full(
+        input.shape,
+        fill_value,
+        format=format or _format(input),
+        dtype=dtype or input.dtype,
+        requires_grad=requires_grad,
+    )
+
+
+def randint(
+    low: int,
+    high: int,
+    size: Sequence[int],
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
+    def values(dims: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        return torch.randint(low, high, tuple(dims), dtype=dtype)
+
+    return _made("randint", values, size, format, dtype, requires_grad)
+
+
+full.__doc__ = f"Like torch.full, blocked; the tail is zero.\n{_OF_SIZE}"
+full_like.__doc__ = f"Like torch.full_like, blocked; the tail is zero.\n{_OF_INPUT}"
+randint.__doc__ = (
+    "Like torch.randint, blocked: integers from `low` to `high` - 1, int64 unless dtype says "
+    f"otherwise.\n{_OF_SIZE}"
+)
+
+
+def _format(input: Tensor) -> str | None:
+    return input.format if isinstance(input, BlockedTensor) else None
+
+
+def _made(
+    name: str,
+    values: Callable[..., Tensor],
+    size: Sequence[int],
+    format: str | None,
+    dtype: torch.dtype | None,
+    requires_grad: bool,
+) -> BlockedTensor:
+    dims = tuple(size)
+    if not 3 <= len(dims) <= 5:
+        raise ValueError(
+            f"torch_blocked::{name}: expected 3 to 5 dims [N, C, *spatial], got {dims}; "
+            "use torch's own factories for other ranks"
+        )
+    if values is torch.zeros:  # nothing to reorder
+        block = default_block() if format is None else block_of(format, len(dims))
+        blocked = wrapper_class()(torch.zeros(blocked_dims(dims, block), dtype=dtype), dims[1])
+    else:
+        blocked = to_blocked(values(dims, dtype=dtype), format)
+    blocked.requires_grad_(requires_grad)
+    return blocked
