@@ -71,8 +71,8 @@ def rank(tag):
 
 
 @st.composite
-def agnostic_tags(draw):
-    letters = "abcdefghijkl"[: draw(st.integers(1, 6))]
+def agnostic_tags(draw, ndims=None):
+    letters = "abcdefghijkl"[: ndims or draw(st.integers(1, 6))]
     inner = draw(st.lists(st.tuples(st.sampled_from([2, 3, 4, 8, 16]), st.sampled_from(letters)),
                           max_size=3))  # fmt: skip
     blocked = {letter for _, letter in inner}

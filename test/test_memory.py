@@ -2,12 +2,16 @@
 
 import ctypes
 import itertools
+import math
 import re
 
 import numpy as np
 import onednn_oracle as oracle
 import pytest
 import torch
+from descriptor_cases import SETTINGS, agnostic_tags, indices, tagged
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import torch_blocked as tb
 from torch_blocked import _C, Descriptor, Memory
@@ -53,13 +57,29 @@ def test_new_memory_is_zero_and_as_large_as_the_descriptor_says():
 
 def test_a_tensor_of_a_memory_shares_it():
     x = torch.randn(DIMS)
-    for tensor in (x, x.to_blocked("nChw16c"), tb.to_format(x, "chwn"), x[:, 1::2, :, 1:]):
+    for tensor in (
+        x,
+        x.to_blocked("nChw16c"),
+        x.to_blocked("nChw8c")[:, 8:16],
+        tb.to_format(x, "chwn"),
+        x[:, 1::2, :, 1:],
+    ):
         memory = Memory.of(tensor)
         assert memory.descriptor == Descriptor.of(tensor)
         same = memory.tensor()
         assert type(same) is type(tensor) and torch.equal(same, tensor)
         same[0, 0, 0, 0] = 7
         assert tensor[0, 0, 0, 0] == 7
+
+
+def test_writes_to_weights_are_seen():
+    conv, x = torch.nn.Conv2d(16, 16, 3), torch.randn(1, 16, 5, 5)
+    with torch.no_grad():
+        conv(x.to_blocked("nChw8c"))
+        Memory.of(torch.ones(16, 16, 3, 3)).reorder_into(Memory.of(conv.weight))
+        torch.testing.assert_close(
+            conv(x.to_blocked("nChw8c")).to_dense(), conv(x), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ("address", "bytearray", "array", "tensor", "blocked"))
@@ -172,14 +192,30 @@ def test_reorders(dims, source, target, dtype):
 
 
 @pytest.mark.parametrize("dims, source, target", PAIRS[:7])
-def test_reorders_are_onednns(dims, source, target):
+def test_what_is_not_onednns_does_as_it_does(dims, source, target):
     memory, _ = filled(Descriptor(dims, "f32", source))
-    result = memory.reorder_to(Descriptor(dims, "f32", target))
+    with forced("aten", "memory_reorder"):
+        result = memory.reorder_to(Descriptor(dims, "f32", target))
     theirs = oracle.reorder(
         memory._bytes.view(torch.float32).numpy(),
         *(oracle.OracleDescriptor.with_tag(dims, "f32", tag) for tag in (source, target)),
     )
     assert np.array_equal(result._bytes.view(torch.float32).numpy(), theirs)
+
+
+@settings(SETTINGS, max_examples=60)
+@given(st.data(), st.sampled_from(["f32", "bf16", "s8", "f64"]))
+def test_reorders_between_random_formats(data, dtype):
+    dims, tag = data.draw(tagged(largest=3))
+    other = data.draw(agnostic_tags(ndims=len(dims)))
+    dense = torch.arange(1, math.prod(dims) + 1).remainder(100).add(1).reshape(dims)
+    source = Memory(Descriptor(dims, dtype, "abcdef"[: len(dims)]))
+    source.tensor().copy_(dense)
+    for to in (tag, other, "abcdef"[: len(dims)]):
+        source = source.reorder_to(Descriptor(dims, dtype, to))
+        line = source._bytes.view(source.descriptor.data_type())
+        at = [source.descriptor.offset(index) for index in indices(dims)]
+        assert line[at].tolist() == dense.flatten().tolist() and line.count_nonzero() == len(at)
 
 
 def test_no_reorder_is_by_a_ref_kernel():
@@ -268,4 +304,4 @@ def test_a_reorder_is_counted():
             Descriptor(WEIGHTS, "f32", "OIhw16i16o")
         )
     assert p.reorders == 1
-    assert [event.detail for event in p.events] == ["abcd f32 -> ABcd16b16a f32 [33, 17, 3, 3]"]
+    assert [event.detail for event in p.events] == ["nchw f32 -> ABcd16b16a f32 [33, 17, 3, 3]"]

@@ -453,7 +453,7 @@ RANK = (
         ),
         (
             lambda: torch_blocked.zeros(2, 9),
-            "torch_blocked::empty: expected 3 to 5 dims [N, C, *spatial], got (2, 9); use torch's "
+            "torch_blocked::zeros: expected 3 to 5 dims [N, C, *spatial], got (2, 9); use torch's "
             "own factories for other ranks",
         ),
     ),

@@ -107,7 +107,7 @@ def _of_input(name: str) -> OfInput:
 
 
 def _named(function: _Factory, name: str, doc: str) -> _Factory:
-    function.__name__ = function.__qualname__ = name  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
 
