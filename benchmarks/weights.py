@@ -1,0 +1,69 @@
+"""What a reorder of weights costs beside the convolution that wants it, at batch 1 and at batch N.
+
+    python benchmarks/weights.py [--threads 1] [--batches 1,16] [--rounds 15]
+
+A call on blocked tensors packs its weights if they are new; later calls find them packed, and
+`torch_blocked.prepack` does it ahead. Here each pack is provoked, and timed apart from the
+convolution."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+from torch import Tensor, nn
+
+import torch_blocked as tb
+from torch_blocked import _C
+from torch_blocked.bench.measure import on_threads, time_interleaved
+from torch_blocked.bench.report import circumstances, describe
+from torch_blocked.text_table import markdown
+
+# Channels in and out, map and kernel.
+LAYERS = {
+    "1x1, 10-20@32": (10, 20, 32, 1),
+    "3x3, 64-64@56": (64, 64, 56, 3),
+    "3x3, 512-512@7": (512, 512, 7, 3),
+}
+HEADER = ("layer", "by", "batch", "ms", "pack ms", "pack / ms")
+
+
+def pack_ms(conv: nn.Module, x: Tensor, rounds: int) -> float:
+    """The median of what packing takes in a call that finds nothing packed."""
+    times = []
+    for _ in range(rounds):
+        tb.clear_packed_weights()
+        with tb.profile() as profile:
+            conv(x)
+        times.append(sum(e.time_ns for e in profile.events if e.kind.name == "pack") / 1e6)
+    return statistics.median(times)
+
+
+def row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
+    inputs, outputs, size, kernel = LAYERS[name]
+    conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2).eval()
+    x = torch.randn(batch, inputs, size, size).to_blocked()
+    with torch.no_grad():
+        packing = pack_ms(conv, x, rounds)
+        tb.prepack(conv, x)
+        ms = time_interleaved({name: lambda: conv(x)}, rounds, what=name)[name].median_ms
+    by = _C.last_implementation("convolution")
+    return name, by, str(batch), f"{ms:.3f}", f"{packing:.3f}", f"{packing / ms:.0%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    batches = [int(batch) for batch in arguments.batches.split(",")]
+    with on_threads(arguments.threads):
+        table = [row(name, batch, arguments.rounds) for name in LAYERS for batch in batches]
+        print(describe(circumstances(), "float32"))
+        print(markdown(HEADER, table, text_columns=2))
+
+
+if __name__ == "__main__":
+    main()
