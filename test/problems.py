@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_blocked.bench.convolution import FUNCTIONS
-from torch_blocked.formats import to_blocked
 from torch_blocked.ops.local_response_norm import local_response_norm
 from torch_blocked.profile import profile
-from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
+from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero, to_blocked
 
 Dims = tuple[int, ...]
 

@@ -35,7 +35,7 @@ from torch_blocked.factories import (  # noqa: E402
     zeros,
     zeros_like,
 )
-from torch_blocked.formats import format_of, is_blocked, to_format  # noqa: E402
+from torch_blocked.formats import format_of, is_blocked  # noqa: E402
 from torch_blocked.memory import Memory  # noqa: E402
 from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
 from torch_blocked.ops.register import register  # noqa: E402
@@ -44,7 +44,7 @@ from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.prepack import prepack  # noqa: E402
 from torch_blocked.profile import profile  # noqa: E402
 from torch_blocked.strict import strict  # noqa: E402
-from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense  # noqa: E402
+from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense, to_format  # noqa: E402
 from torch_blocked.wanted_formats import WantedFormats, wanted_formats  # noqa: E402
 
 if TYPE_CHECKING:

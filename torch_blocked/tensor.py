@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from torch_blocked import _C
 from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
 from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
+from torch_blocked.order import in_order, known_when_traced, memory_order
 
 _ops = torch.ops.torch_blocked
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _DATA: Any = Tensor.data  # the descriptor
 
 _BLOCKS = _C.Format.BLOCKS
@@ -134,7 +134,7 @@ class BlockedTensor(Tensor):
         if not isinstance(kwargs.get("memory_format"), str):
             return super().to(*args, **kwargs)
         tag = kwargs.pop("memory_format")
-        return _in_format(super().to(*args, **kwargs) if args or kwargs else self, tag)
+        return to_format(super().to(*args, **kwargs) if args or kwargs else self, tag)
 
     def is_contiguous(
         self, memory_format: torch.memory_format | str = torch.contiguous_format
@@ -151,7 +151,7 @@ class BlockedTensor(Tensor):
         """`self` where the same view of a dense tensor is contiguous, else a copy. Of a tag: in
         that format."""
         if isinstance(memory_format, str):
-            return _in_format(self, memory_format)
+            return to_format(self, memory_format)
         if memory_format is torch.contiguous_format and type(self._physical) is Tensor:
             if not self._physical.is_contiguous() or self._dense_strides():
                 copy: Any = self.clone()
@@ -389,12 +389,6 @@ def format_name(ndim: int, block: int) -> str:
     return f"{_PREFIXES[ndim]}{block}c"
 
 
-def _in_format(tensor: Tensor, tag: str) -> Tensor:
-    from torch_blocked.formats import to_format  # which is made of this module
-
-    return to_format(tensor, tag)
-
-
 def _values_text(tensor: BlockedTensor) -> str:
     with torch.no_grad():
         dense = _ops.to_dense(tensor._read(), tensor._channels)
@@ -407,14 +401,6 @@ def _values_text(tensor: BlockedTensor) -> str:
 def tail_is_zero(tensor: BlockedTensor) -> bool:
     """Whether the lanes beyond C are all 0, as they must be."""
     return bool(_ops.tail_is_zero(tensor._physical, tensor._channels))
-
-
-def known_when_traced(function: _Function) -> _Function:
-    """Tells torch.compile to take the result, which depends on constants only, as a constant.
-
-    It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 @known_when_traced
@@ -465,6 +451,24 @@ def to_blocked(
         )
     blocked: BlockedTensor = ToBlocked.apply(input, block, dtype)  # type: ignore[no-untyped-call]
     return blocked
+
+
+def to_format(input: Tensor, tag: str) -> Tensor:
+    """`input` in the format `tag`. Differentiable.
+
+    tag: the dims in the order in which memory has them ("nhwc", "chwn", "ba", ...; 1 to 12 dims),
+        which gives a strided tensor, or blocks of channels ("nChw16c"), a blocked one.
+    Returns `input` itself if it has the format, else a copy with its dims and dtype.
+    Raises ValueError for other tags and for those of another rank than `input`'s."""
+    order = memory_order(checked_tag(tag), input.dim())
+    if order is None:
+        return to_blocked(input, tag)
+    if isinstance(input, BlockedTensor):
+        channels_last = input.dim() in _PREFIXES and order[-1] == 1
+        input = ToDense.apply(  # type: ignore[no-untyped-call]
+            input, channels_last, input.dtype
+        )
+    return in_order(input, order)
 
 
 def to_dense(
