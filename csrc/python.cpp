@@ -66,7 +66,8 @@ void bind_trace(py::module_& m) {
       .def_readonly("src", &trace::Event::src)
       .def_readonly("dst", &trace::Event::dst)
       .def_readonly("implementation", &trace::Event::implementation)
-      .def_readonly("flops", &trace::Event::flops);
+      .def_readonly("flops", &trace::Event::flops)
+      .def_readonly("recording_ns", &trace::Event::recording_ns);
   m.def("trace_start", &trace::start);
   m.def("trace_stop", &trace::stop);
   m.def("trace_totals", &trace::totals, "events since import: reorder, pack, fallback, ref");
@@ -77,14 +78,16 @@ void bind_trace(py::module_& m) {
   });
   m.def(
       "trace_enter",
-      [](std::string name, std::string path) {
+      [](std::string name, std::string path, std::int64_t since) {
         if (!trace::recording()) return std::numeric_limits<std::size_t>::max();
         trace::Event event{trace::Kind::kModule, std::move(name), {}};
         event.module = std::move(path);
-        return trace::open(std::move(event));
+        return trace::open(std::move(event), since);
       },
-      "begins a module's forward in this thread; trace_leave takes what it returns");
-  m.def("trace_leave", &trace::close);
+      py::arg("name"), py::arg("path"), py::arg("since") = 0,
+      "begins a module's forward in this thread; trace_leave takes what it returns. since: when\n"
+      "time.perf_counter_ns() was what the work for that began");
+  m.def("trace_leave", &trace::close, py::arg("place"), py::arg("at") = 0);
   m.def("trace_thread", &trace::this_thread, "as in events of this thread");
   m.def("is_recording", &trace::recording);
   m.def(

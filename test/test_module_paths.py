@@ -3,6 +3,7 @@
 import inspect
 import os
 import threading
+import warnings
 
 import pytest
 import torch
@@ -74,6 +75,23 @@ def test_nothing_is_installed_when_nobody_asks(net):
     assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks
     net(IMAGE)
     assert module_paths.current() == ""
+
+
+@pytest.mark.parametrize("users_own", [False, True])
+def test_compiled_modules_are_warned_of_the_users_hooks_only(net, users_own):
+    compiled = torch.compile(net, backend="eager")
+    with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        own = [hooks.register_module_forward_hook(lambda *_: None)] if users_own else []
+        try:
+            with module_paths.known():
+                compiled(IMAGE)
+        finally:
+            for each in own:
+                each.remove()
+        assert warnings.filters == before
+    assert any("global hooks" in str(each.message) for each in told) == users_own
 
 
 def test_a_forward_that_raises_leaves_its_modules(net):

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import threading
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -12,8 +13,8 @@ from torch import nn
 from torch.autograd import profiler
 
 import torch_blocked
-from torch_blocked import _C
-from torch_blocked.profile_rows import BETWEEN, OUTSIDE, torch_reorder
+from torch_blocked import _C, module_paths
+from torch_blocked.profile_rows import BETWEEN, OUTSIDE, RECORDING, torch_reorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch_blocked")
 
@@ -78,6 +79,22 @@ def test_rows_sum_to_the_time_of_the_block(case):
     between = {row.module for row in p.rows if row.op == BETWEEN}
     assert {OUTSIDE, ""} <= between
     assert case == "optimized" or "blocks.0" in between
+
+
+def test_what_recording_takes_has_a_row_of_its_own(monkeypatch):
+    push, wait = module_paths._push, 0.01
+
+    def slow(module):
+        time.sleep(wait)
+        push(module)
+
+    monkeypatch.setattr(module_paths, "_push", slow)
+    with torch_blocked.profile(torch_reorders=False) as p:
+        run(Net().eval(), image())
+    # The model, which has seven modules in it, was entered in none.
+    assert p.recording_ms > 1e3 * 7 * wait
+    [row] = (row for row in p.rows if row.op == RECORDING)
+    assert row.ms == p.recording_ms and RECORDING in p.table()
 
 
 def row_of(p, module, op):

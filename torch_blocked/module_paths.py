@@ -11,9 +11,11 @@ import os
 import re
 import sys
 import threading
+import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -53,7 +55,11 @@ class _Running(threading.local):
 _running = _Running()
 _lock = threading.Lock()
 _askers = 0
-_handles: list[Any] = []
+_installed = ExitStack()
+
+# What torch.compile's wrapper of a module says when it is called and there are hooks for all
+# modules. Ours count the wrapper as the module in it (_path_of), so nobody need know.
+_ABOUT_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 @contextmanager
@@ -75,15 +81,31 @@ def known() -> Iterator[None]:
     with _lock:
         _askers += 1
         if _askers == 1:
-            _handles.append(hooks.register_module_forward_pre_hook(_enter))
-            _handles.append(hooks.register_module_forward_hook(_leave, always_call=True))
+            if not hooks._has_any_global_hook():
+                _ignore_while_installed(_ABOUT_HOOKS)
+            for handle in (
+                hooks.register_module_forward_pre_hook(_enter),
+                hooks.register_module_forward_hook(_leave, always_call=True),
+            ):
+                _installed.callback(handle.remove)
     try:
         yield
     finally:
         with _lock:
             _askers -= 1
-            while not _askers and _handles:
-                _handles.pop().remove()
+            if not _askers:
+                _installed.close()
+
+
+def _ignore_while_installed(message: str) -> None:
+    warnings.filterwarnings("ignore", message)
+    added = warnings.filters[0]
+
+    def remove() -> None:
+        with suppress(ValueError):  # it is gone if catch_warnings() ended meanwhile
+            warnings.filters.remove(added)  # type: ignore[attr-defined]
+
+    _installed.callback(remove)
 
 
 def current() -> str:
@@ -167,9 +189,10 @@ def line_of_node(trace: str | None) -> str:
 def _enter(module: nn.Module, _inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return  # it is traced, not run; the nodes of the trace know their modules
+    since = time.perf_counter_ns()
     _push(module)
     shown = _running.modules[-1][2]
-    _running.places.append(_C.trace_enter(type(module).__name__, shown))
+    _running.places.append(_C.trace_enter(type(module).__name__, shown, since))
 
 
 def _push(module: nn.Module) -> None:
@@ -189,13 +212,14 @@ def _push(module: nn.Module) -> None:
 def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
     if torch.compiler.is_compiling():
         return
+    at = time.perf_counter_ns()
     stack, places = _running.modules, _running.places
     # One that entered before known() began is not here, and those above it never left: a hook
     # raised.
     if any(each is module for each, _, _ in stack):
         while stack.pop()[0] is not module:
             places.pop()
-        _C.trace_leave(places.pop())
+        _C.trace_leave(places.pop(), at)
 
 
 def _path_of(module: nn.Module) -> str | None:

@@ -102,6 +102,11 @@ class profile:
         """The time of the whole block."""
         return self._recorded.wall_ms
 
+    @property
+    def recording_ms(self) -> float:
+        """What of `wall_ms` the profile itself took, as far as it can time that."""
+        return sum(row.ms for row in self.rows if row.kind == "recording")
+
     def table(self) -> str:
         """What took time, as aligned text: a row for each module, op, dims, formats and
         implementation, in the order in which they first ran; then the fallbacks."""

@@ -15,6 +15,7 @@ _COLOURS = {
     "torch reorder": "#f58518",
     "pack": "#b279a2",
     "between": "#9d9d9d",
+    "recording": "#54a24b",
 }
 _NAMES = {
     "op": "ops",
@@ -22,6 +23,7 @@ _NAMES = {
     "torch reorder": "reorders of torch's oneDNN",
     "pack": "weight packs",
     "between": "Python and dispatch",
+    "recording": "the profile itself",
 }
 
 _STYLE = """

@@ -2,7 +2,8 @@
 
 Each event lies in the one that was open when it happened: an op in its module, a reorder in its op.
 A row has the time of its events less that of what lies in them, so that the rows of a thread sum to
-what it took. What is left of a module when its ops are taken out is Python and dispatch."""
+what it took. What is left of a module when its ops are taken out is Python and dispatch; what the
+profile's own work took of any of them is a row, too."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from torch_blocked import _C
 # A row of what no op accounts for.
 BETWEEN = "(Python, dispatch)"
 OUTSIDE = "(outside of modules)"
+RECORDING = "(the profile itself)"
 
 _COUNTED = (_C.Kind.reorder, _C.Kind.pack, _C.Kind.fallback, _C.Kind.ref)
 _TIMED = (_C.Kind.reorder, _C.Kind.pack, _C.Kind.module, _C.Kind.operator, _C.Kind.onednn)
@@ -27,7 +29,7 @@ _SIDE = re.compile(r"(src|dst)[:_](\w+):\w*:\w*:(\w*)")
 @dataclass
 class Row:
     """What is the same in all calls, and their sums. kind: "op", "reorder", "torch reorder",
-    "pack" or "between"."""
+    "pack", "between" or "recording"."""
 
     kind: str
     module: str
@@ -116,12 +118,13 @@ def rows_of(events: Iterable[_C.Event], span: Span) -> list[Row]:
     timed = [each for each in events if each.kind in _TIMED]
     own = _own_times(timed)
     rows: dict[tuple[object, ...], Row] = {}
-    top = 0.0
+    top = recording = 0.0
     ids = {each.id for each in timed}
     for event in timed:
         in_thread = event.thread == span.thread
         if in_thread and event.parent not in ids and event.kind != _C.Kind.onednn:
             top += event.time_ns / 1e6
+        recording += in_thread * event.recording_ns / 1e6
         found = _row(event)
         if found is None:
             continue
@@ -136,11 +139,12 @@ def rows_of(events: Iterable[_C.Event], span: Span) -> list[Row]:
     wall = (span.end_ns - span.begin_ns) / 1e6
     result = sorted(rows.values(), key=lambda row: row.first_ns)
     result.append(Row("between", OUTSIDE, BETWEEN, calls=1, ms=wall - top))
+    result.append(Row("recording", OUTSIDE, RECORDING, calls=len(timed), ms=recording))
     return result
 
 
 def _own_times(events: list[_C.Event]) -> dict[int, float]:
-    """Milliseconds of each event less those of what lies in it."""
+    """Milliseconds of each event less those of what lies in it, and of recording that."""
     own = {}
     for event in events:
         reorder = torch_reorder(event.detail) if event.kind == _C.Kind.onednn else None
@@ -149,6 +153,7 @@ def _own_times(events: list[_C.Event]) -> dict[int, float]:
     for event in events:
         if event.parent in own:
             own[event.parent] -= total[event.id]
+        own[event.id] -= event.recording_ns / 1e6
     return own
 
 

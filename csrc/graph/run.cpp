@@ -98,6 +98,7 @@ void Run::run_observed() {
       run_steps(i, i + 1);
       continue;
     }
+    const std::int64_t since = trace::now_ns();
     trace::Event event{trace::Kind::kOp, step.op, step.why};
     const trace::Event* around = trace::innermost();
     event.module = joined(around ? around->module : "", step.origin.module);
@@ -107,7 +108,7 @@ void Run::run_observed() {
     event.implementation = std::move(step.implementation);
     event.flops = step.flops;
     event.bytes = static_cast<std::int64_t>(step.bytes);
-    const std::size_t place = trace::open(std::move(event));
+    const std::size_t place = trace::open(std::move(event), since);
     run_steps(i, i + 1);
     trace::close(place);
   }

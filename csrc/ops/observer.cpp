@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <span>
@@ -168,10 +167,6 @@ struct Running {
 };
 thread_local Running running;
 
-std::int64_t now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 struct Context : at::ObserverContext {
   enum What { kRange, kOp, kInside } what;
   std::size_t place;
@@ -180,11 +175,12 @@ struct Context : at::ObserverContext {
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
   if (!trace::recording()) return nullptr;
+  const std::int64_t since = trace::now_ns();
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     trace::Event event{trace::Kind::kModule, function.name(), {}};
     event.module = module_of(function);
     event.is_backward = true;
-    return std::make_unique<Context>(Context::kRange, trace::open(std::move(event)));
+    return std::make_unique<Context>(Context::kRange, trace::open(std::move(event), since));
   }
   note_module(function);
   if (!function.operator_name()) return nullptr;
@@ -192,19 +188,21 @@ std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function
   const at::Tensor* input = first_tensor(function.inputs());
   if (around && around->kind != trace::Kind::kModule) {
     if (input) name_block(around->src, *input);
-    running.inner.push_back({now_ns(), 0});
+    const std::int64_t start = trace::now_ns();
+    around->recording_ns += start - since;
+    running.inner.push_back({start, 0});
     return std::make_unique<Context>(Context::kInside, running.inner.size() - 1);
   }
   trace::Event event{trace::Kind::kOp, function.name(), {}, bytes_of(function.inputs())};
   if (input) event.src = described(*input, event.op);
   running = {products_of(event.op, function.inputs()), {}, {}};
-  return std::make_unique<Context>(Context::kOp, trace::open(std::move(event)));
+  return std::make_unique<Context>(Context::kOp, trace::open(std::move(event), since));
 }
 
-void leave_inner(const at::RecordFunction& function, std::size_t place) {
+void leave_inner(const at::RecordFunction& function, std::size_t place, std::int64_t at) {
   std::vector<Inner>& inner = running.inner;
   if (inner.size() <= place) return;
-  const std::int64_t time = now_ns() - inner[place].start_ns;
+  const std::int64_t time = at - inner[place].start_ns;
   const std::int64_t own = time - inner[place].inside_ns;
   inner.resize(place);
   if (place > 0) inner[place - 1].inside_ns += time;
@@ -213,14 +211,16 @@ void leave_inner(const at::RecordFunction& function, std::size_t place) {
     running.slowest_ns = own;
   }
   trace::Event* op = trace::innermost();
+  if (!op) return;
   const at::Tensor* output = first_tensor(function.outputs());
-  if (op && op->kind == trace::Kind::kOp && output) {
+  if (op->kind == trace::Kind::kOp && output) {
     if (op->dst.empty()) op->dst = "blocked ";
     name_block(op->dst, *output);
   }
+  op->recording_ns += trace::now_ns() - at;
 }
 
-void leave_op(const at::RecordFunction& function) {
+void leave_op(const at::RecordFunction& function, std::int64_t at) {
   trace::Event& op = *trace::innermost();
   op.bytes += bytes_of(function.outputs());
   const std::string inside = op.dst;  // as an op on physical tensors has shown it
@@ -232,7 +232,7 @@ void leave_op(const at::RecordFunction& function) {
       op.dst = text(inside.substr(0, inside.find(' ')), " ", output->sizes());
     }
   }
-  if (op.implementation.empty() && 2 * running.slowest_ns > now_ns() - op.start_ns) {
+  if (op.implementation.empty() && 2 * running.slowest_ns > at - op.start_ns) {
     op.implementation = running.slowest;
   }
   if (verbose_stream::is_open()) {
@@ -245,16 +245,17 @@ void leave_op(const at::RecordFunction& function) {
 // An observer must not throw; an op whose tensors cannot be asked is kept without words.
 void on_leave(const at::RecordFunction& function, at::ObserverContext* context) {
   if (!context) return;
+  const std::int64_t at = trace::now_ns();
   const auto& [what, place] = *static_cast<const Context*>(context);
-  if (what == Context::kInside) return leave_inner(function, place);
+  if (what == Context::kInside) return leave_inner(function, place, at);
   if (what == Context::kOp && trace::innermost()) {
     try {
-      leave_op(function);
+      leave_op(function, at);
     } catch (const std::exception& error) {
       trace::innermost()->detail = error.what();
     }
   }
-  trace::close(place);
+  trace::close(place, at);
 }
 
 std::mutex observers_mutex;

@@ -17,10 +17,6 @@ std::vector<Event> log;
 thread_local std::vector<Event> opened;
 thread_local OnReorder on_reorder;
 
-std::int64_t now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Where and in what the event happens.
 void place(Event& event) {
   event.id = ++last_id;
@@ -42,7 +38,15 @@ void keep(Event event) {
   log.push_back(std::move(event));
 }
 
+void note_recording(std::int64_t ns) {
+  if (Event* around = innermost()) around->recording_ns += ns;
+}
+
 }  // namespace
+
+std::int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::int64_t this_thread() {
   thread_local const std::int64_t id = ++last_thread;
@@ -59,21 +63,23 @@ void record(Event event) {
   keep(std::move(event));
 }
 
-std::size_t open(Event event) {
+std::size_t open(Event event, std::int64_t since) {
   place(event);
   event.start_ns = now_ns();
+  if (since > 0) note_recording(event.start_ns - since);
   opened.push_back(std::move(event));
   return opened.size() - 1;
 }
 
-void close(std::size_t place) {
-  const std::int64_t now = now_ns();
+void close(std::size_t place, std::int64_t at) {
+  const std::int64_t end = at > 0 ? at : now_ns();
   while (opened.size() > place) {
     Event event = std::move(opened.back());
     opened.pop_back();
-    event.time_ns = now - event.start_ns;
+    event.time_ns = end - event.start_ns;
     if (recording()) keep(std::move(event));
   }
+  note_recording(now_ns() - end);
 }
 
 void watch_reorders(OnReorder watcher) { on_reorder = std::move(watcher); }

@@ -35,6 +35,8 @@ struct Event {
   std::string dst = {};       // likewise
   std::string implementation = {};
   double flops = 0;  // of an op's products
+  // Of time_ns, what recording itself took: between the events in it, not in them.
+  std::int64_t recording_ns = 0;
 };
 
 // Counts the event; keeps it whole while someone records.
@@ -52,9 +54,12 @@ std::array<std::int64_t, kCounted> totals();
 
 // Begins something in which others happen, in this thread; returns its place for close(), which
 // keeps it, and closes what was left open inside. Its module is that of what it happens in, if it
-// names none. To be called while recording() only; close() also after that.
-std::size_t open(Event event);
-void close(std::size_t place);
+// names none. To be called while recording() only; close() also after that. since, at: times of the
+// steady clock between which and the call nothing but recording was done, so that it is no part of
+// the event's time, but of the recording_ns of what it happens in; 0: none.
+std::size_t open(Event event, std::int64_t since = 0);
+void close(std::size_t place, std::int64_t at = 0);
+std::int64_t now_ns();
 // The number of this thread, as in events.
 std::int64_t this_thread();
 // The innermost that this thread has open; null if there is none.
