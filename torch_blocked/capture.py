@@ -99,9 +99,9 @@ class Capture:
             for node in self.nodes
         )
 
-    def is_quantized(self) -> bool:
-        """Whether an op rounds to integers of a scale, as PyTorch's quantizers write them."""
-        return any(node.name.startswith("quantized_decomposed::quantize") for node in self.nodes)
+    def rounds(self) -> bool:
+        """Whether an op rounds to steps that are further apart than floats."""
+        return any(node.name == "aten::round" or "quantize_" in node.name for node in self.nodes)
 
     def same_as(self, other: Capture) -> bool:
         """Whether it calls the same ops with the same numbers: parameters and buffers must be the

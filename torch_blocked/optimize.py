@@ -23,8 +23,8 @@ from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
 from torch_blocked.state import unchanged
 from torch_blocked.verify import (
-    QUANTIZED_TOLERANCE,
     TOLERANCE,
+    TOLERANCE_IN_STEPS,
     difference,
     others_like,
     tolerance_beside,
@@ -167,7 +167,7 @@ def _compare(
     start = time.perf_counter()
     result = optimized._results(form.captured, run(call.inputs))
     seconds = time.perf_counter() - start
-    tolerance = QUANTIZED_TOLERANCE if form.captured.is_quantized() else TOLERANCE
+    tolerance = TOLERANCE_IN_STEPS if form.captured.rounds() else TOLERANCE
     if optimized._dtype is not None:
         by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
         tolerance = tolerance_beside(expected, by_ops)

@@ -179,8 +179,8 @@ class OptimizedModule(nn.Module):
         if captured.notice:
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
         for form in self._forms:
-            if form.signature == call.signature and captured.same_as(form.captured):
-                form.compiled.add_covered(call.inputs)
+            same = form.signature == call.signature and captured.same_as(form.captured)
+            if same and form.compiled.add_covered(call.inputs):
                 form.captured.also.append(captured.input_metas)
                 return form
         return self._add(call.signature, captured)

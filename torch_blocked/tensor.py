@@ -431,14 +431,14 @@ def to_blocked(
 ) -> BlockedTensor:
     """`input` [N, C, *spatial] in a blocked format. Differentiable.
 
-    input: dense with any strides, or blocked; 3 to 5 dims; any dtype.
+    input: dense with any strides, or blocked; 3 to 5 dims; any dtype but quantized ones.
     format: a tag such as "nChw16c" or "aBcd8b" (blocks of 4, 8, 16 or 32); None takes the block
         that is fastest on this CPU, 16 with AVX-512 and else 8.
     dtype: of the result; conversion follows `Tensor.to`.
     Returns a BlockedTensor of physical shape [N, ceil(C/b), *spatial, b], or `input` itself if it
     has that format and dtype already.
     Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
-    for a sparse or mkldnn tensor.
+    for a sparse, mkldnn or quantized tensor.
     Source: oneDNN, "Understanding Memory Formats"."""
     block = default_block() if format is None else block_of(format, input.dim())
     dtype = dtype or input.dtype
@@ -448,6 +448,11 @@ def to_blocked(
         raise TypeError(
             f"torch_blocked::to_blocked: expected a strided tensor, got layout {input.layout}; "
             "call .to_dense() first"
+        )
+    if input.is_quantized:
+        raise TypeError(
+            f"torch_blocked::to_blocked: expected numbers as they are, got {input.dtype} with a "
+            "scale and a zero point; call .dequantize() or .int_repr() first"
         )
     blocked: BlockedTensor = ToBlocked.apply(input, block, dtype)  # type: ignore[no-untyped-call]
     return blocked

@@ -16,9 +16,9 @@ from torch_blocked.tensor import BlockedTensor, to_blocked
 # Of the largest value of a result. Rounding differs between two right forms by 1e-5 at most on the
 # networks of the benchmark; a wrong one is off by 1e-2 and more.
 TOLERANCE = 2e-3
-# Where values are rounded to bytes: one that lies in the middle between two may become either, and
-# what follows it differs by a unit, too.
-QUANTIZED_TOLERANCE = 0.15
+# Where the model rounds to steps, a value between two goes either way, by a whole step, and the
+# layers behind it make more of that: 7 % on a MobileNetV2 of bytes with random weights.
+TOLERANCE_IN_STEPS = 0.15
 # In bfloat16: so many times the error that ATen's own ops make in it, within these bounds.
 _LEAST, _TIMES, _MOST = 0.05, 4, 0.5
 
@@ -63,6 +63,8 @@ def _of_tensors(a: Tensor, b: Tensor, tolerance: float) -> str:
         return f"{b.dtype} {list(b.shape)} instead of {a.dtype} {list(a.shape)}"
     if not a.numel():
         return ""
+    if a.is_quantized:
+        a, b = a.dequantize(), b.dequantize()
     if not a.is_floating_point() and not a.is_complex():
         share = (a != b).double().mean().item()
         return f"{share:.0%} of the elements" if share > _UNDECIDED else ""

@@ -39,9 +39,16 @@ Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights)
   fold_constants(graph_, makes_numbers);
 }
 
-void Compiled::add_covered(const std::vector<Given>& inputs) {
+bool Compiled::add_covered(const std::vector<Given>& inputs) {
   const std::lock_guard lock(mutex_);
-  graph_.also.push_back(metas_of(inputs));
+  std::vector<Meta> metas = metas_of(inputs);
+  try {
+    infer(graph_, metas);
+  } catch (const std::exception&) {  // an op tells the sizes of its results in a run only
+    return false;
+  }
+  graph_.also.push_back(std::move(metas));
+  return true;
 }
 
 void Compiled::check_sizes() const { infer(graph_, graph_.input_metas); }

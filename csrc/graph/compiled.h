@@ -24,8 +24,9 @@ class Compiled {
   void check_sizes() const;
   // Whether the graph is what the model computes for inputs of these sizes.
   bool covers(const std::vector<Given>& inputs);
-  // Notes that another run of the model, for these inputs, has recorded the same graph.
-  void add_covered(const std::vector<Given>& inputs);
+  // Notes that another run of the model, for these inputs, has recorded the same graph; false if it
+  // cannot be planned for them, because an op tells the sizes of its results in a run only.
+  bool add_covered(const std::vector<Given>& inputs);
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);

@@ -489,6 +489,19 @@ Metas split_with_sizes(const Call& call) {
   return result;
 }
 
+// ---- quantized tensors --------------------------------------------------------------------------
+
+// There are no quantized meta tensors: those kernels raise errors, or give floats.
+template <std::size_t dtype>
+Metas quantize(const Call& call) {
+  return {{call.floating(0).dims, static_cast<at::ScalarType>(call.integer(dtype))}};
+}
+
+Metas dequantize(const Call& call) {
+  require(c10::isQIntType(call.tensor(0).dtype));
+  return {{call.tensor(0).dims, at::kFloat}};
+}
+
 // ---- the table ----------------------------------------------------------------------------------
 
 using Rule = Metas (*)(const Call& call);
@@ -544,6 +557,10 @@ const std::vector<Row>& rows() {
       {chunk, {"chunk."}},
       {split, {"split.Tensor"}},
       {split_with_sizes, {"split_with_sizes."}},
+      {quantize<1>, {"quantize_per_tensor_dynamic."}},
+      {quantize<3>, {"quantize_per_tensor.", "quantize_per_tensor.tensor_qparams"}},
+      {quantize<4>, {"quantize_per_channel."}},
+      {dequantize, {"dequantize.self"}},
   };
   return rows;
 }
