@@ -80,6 +80,23 @@ def test_what_an_accessor_refuses(library, physical, channels, rule):
         torch.ops.custom_kernel.star_relu_blocked(physical, channels, parameters, parameters)
 
 
+def test_find_package_takes_its_own_minor_version_only(tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text("""
+        cmake_minimum_required(VERSION 3.24)
+        project(versions LANGUAGES NONE)
+        foreach(wanted 0.0 0.2 1.0)
+          find_package(torch_blocked ${wanted} CONFIG QUIET)
+          message(STATUS "${wanted}: ${torch_blocked_FOUND} ${torch_blocked_CONSIDERED_VERSIONS}")
+        endforeach()
+    """)
+    prefix = f"-DCMAKE_PREFIX_PATH={torch_blocked.cmake_prefix()}"
+    ninja = f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}"
+    out = run(TOOLS / "cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path, ninja, prefix)
+    version = torch_blocked.__version__
+    for wanted in ("0.0", "0.2", "1.0"):
+        assert f"{wanted}: 0 {version}" in out
+
+
 @pytest.fixture(scope="module")
 def api(tmp_path_factory):
     """cpp/public_api.cpp, compiled with the public headers and c10's, and no others of ours."""

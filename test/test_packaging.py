@@ -75,6 +75,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
         for pattern in ("include/**/*.h", "share/**/*.cmake")
         for path in (ROOT / "torch_blocked").glob(pattern)
     }
+    data.add("torch_blocked/share/cmake/torch_blocked/torch_blocked-config-version.cmake")  # built
     assert len(data) > 3 and package == sources | {extension} | data
     assert "Requires-Dist: torch==2.13.*\n" in metadata
     assert "Requires-Dist: onednn-cpu-gomp==2023.2.0\n" in metadata
@@ -102,7 +103,7 @@ def test_cmake_finds_the_installed_package(installed, tmp_path):
     (tmp_path / "CMakeLists.txt").write_text("""
         cmake_minimum_required(VERSION 3.24)
         project(finds LANGUAGES CXX)
-        find_package(torch_blocked CONFIG REQUIRED)
+        find_package(torch_blocked 0.1 CONFIG REQUIRED)
         get_target_property(location torch_blocked::torch_blocked IMPORTED_LOCATION)
         get_target_property(include torch_blocked::torch_blocked INTERFACE_INCLUDE_DIRECTORIES)
         file(WRITE ${CMAKE_BINARY_DIR}/found "${location}\\n${include}\\n${TORCH_INSTALL_PREFIX}")
