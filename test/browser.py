@@ -10,10 +10,21 @@ from pathlib import Path
 
 WIDTH = 1200
 
-# Texts that overlap, and what is outside of the page, as JSON in an element of its own.
-_CHECK = """
+# A script in the page gives tell() what it finds, which puts it into an element of its own.
+_SCRIPT = """
 <script>
-addEventListener("load", () => {
+const tell = found => {
+  const told = document.createElement("pre");
+  told.id = "told";
+  told.textContent = JSON.stringify(found);
+  document.body.append(told);
+};
+addEventListener("load", () => { %s });
+</script>
+"""
+
+# Texts that overlap, and what is outside of the page.
+_CHECK = """
   const boxes = [...document.querySelectorAll("svg text, h1, h2, p, th, td, label")]
     .filter(each => each.textContent.trim())
     .map(each => [each.textContent.slice(0, 40), each.getBoundingClientRect()])
@@ -29,15 +40,11 @@ addEventListener("load", () => {
     return [...group.querySelectorAll("text")].some(text =>
       text.getBoundingClientRect().right > box.right || text.getBoundingClientRect().left < box.left);
   }).map(group => group.textContent);
-  const told = document.createElement("pre");
-  told.id = "told";
-  told.textContent = JSON.stringify({
+  tell({
     overlaps, cut, texts: boxes.length, boxes: document.querySelectorAll("svg g").length,
+    widths: [...document.querySelectorAll("svg g > rect")].map(each => Number(each.getAttribute("width"))),
     width: document.documentElement.scrollWidth, background: getComputedStyle(document.body).backgroundColor,
     outside: boxes.filter(([, box]) => box.left < 0 || box.right > innerWidth).map(([name]) => name) });
-  document.body.append(told);
-});
-</script>
 """  # noqa: E501
 
 
@@ -81,9 +88,14 @@ def screenshot(path: Path, png: Path, *, dark=False, which="optimized", height=1
     )
 
 
-def laid_out(path: Path, *, dark=False, which="optimized"):
-    """What the check finds in the page: overlaps, outside, texts, boxes, width, background."""
+def told_by(path: Path, script: str, *, dark=False, which="optimized"):
+    """What `script` gives tell() when the page is loaded."""
     checked = path.with_suffix(f".{which}.html")
-    checked.write_text(path.read_text().replace("</body>", _CHECK + "</body>"))
+    checked.write_text(path.read_text().replace("</body>", _SCRIPT % script + "</body>"))
     html = _run(f"{checked.as_uri()}#{which}", dark, f"--window-size={WIDTH},1600", "--dump-dom")
     return json.loads(unescape(re.search(r'<pre id="told">(.*?)</pre>', html, re.DOTALL)[1]))
+
+
+def laid_out(path: Path, *, dark=False, which="optimized"):
+    """What the check finds in the page: overlaps, outside, texts, boxes, width, background."""
+    return told_by(path, _CHECK, dark=dark, which=which)

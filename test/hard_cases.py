@@ -106,6 +106,13 @@ def int8():
     return Between(Function(through_int8))
 
 
+def quantized():
+    def through_qint8(x):
+        return torch.relu(torch.quantize_per_tensor(x, 0.05, 0, torch.qint8)).dequantize()
+
+    return Between(Function(through_qint8))
+
+
 def image(n=1, channels=16):
     return torch.randn(n, channels, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -127,4 +134,5 @@ CASES = {
     "channels_last": (dilated, image().to(memory_format=torch.channels_last)),
     "sliced": (sliced, image()),
     "int8": (int8, image()),
+    "quantized": (quantized, image()),
 }

@@ -7,7 +7,7 @@ import warnings
 import hard_cases
 import pytest
 import torch
-from browser import WIDTH, laid_out, screenshot
+from browser import WIDTH, laid_out, screenshot, told_by
 
 import torch_blocked
 from torch_blocked.__main__ import main
@@ -47,6 +47,12 @@ REASONS = {
     "channels_last": [("optimized", "conv2d", BLOCKED), ("eager", "convolution", BLOCKED)],
     "sliced": [("optimized", "slice", BLOCKED), ("eager", "slice", BLOCKED)],
     "int8": [("optimized", "to", "its result is Char"), ("eager", "_to_copy", BLOCKED)],
+    "quantized": [
+        ("optimized", "quantize_per_tensor", "its result is QInt8"),
+        ("optimized", "dequantize", NO_KERNEL),
+        ("eager", "quantize_per_tensor", NO_OP),
+        ("eager", "relu", f"{DENSE}, from quantize_per_tensor of layer"),
+    ],
 }
 
 
@@ -122,6 +128,37 @@ def test_measured_alternatives_and_costs():
     assert [each["op"] for each in runs["optimized"]["layers"]] == [e.op for e in found.layers]
 
 
+class Head(torch.nn.Module):
+    """Layers that have lists of implementations besides convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.linear = torch.nn.MaxPool2d(2), torch.nn.Linear(16 * 36, 40)
+        self.eval()
+
+    def forward(self, x):
+        return self.linear(self.pool(x).flatten(1))
+
+
+def test_measured_alternatives_of_linear_layers_and_poolings():
+    found = torch_blocked.explain(Head(), hard_cases.image(100))
+    layers = {each.module: each for each in found.layers if each.kind == "layer"}
+    timed = {
+        name: {each.implementation for each in layer.alternatives if each.microseconds}
+        for name, layer in layers.items()
+    }
+    assert timed["linear"] >= {"direct", "onednn"} and "maximum" in timed["pool"]
+    refused = {
+        each.implementation: each.refusal
+        for name in ("linear", "pool")
+        for each in layers[name].alternatives
+        if each.refusal
+    }
+    assert refused == {"few_rows": "is for few rows", "onednn": "is for averages"}
+    assert re.fullmatch(r"(direct|onednn): [\d.]+ ms alone", layers["linear"].next_best)
+    assert re.fullmatch(r"maximum in n\S+: [\d.]+ ms alone", layers["pool"].next_best)
+
+
 def test_reorders_are_counted_next_to_layers():
     found = explained("custom_op")
     [layer] = [each for each in found.layers if each.op == "torch_blocked_test::halved"]
@@ -167,6 +204,45 @@ def test_the_page_has_no_overlap(page, tmp_path, dark, which):
     png = tmp_path / "page.png"
     screenshot(page, png, dark=dark, which=which)
     assert png.stat().st_size > 20_000
+
+
+ACTIONS = """
+  const boxes = () => document.querySelectorAll("svg g").length;
+  const text = id => document.getElementById(id).textContent;
+  const fire = (element, event) => element.dispatchEvent(event);
+  const click = element => fire(element, new MouseEvent("click", { bubbles: true }));
+  const slide = (id, value) => {
+    const slider = document.getElementById(id);
+    slider.value = value;
+    fire(slider, new Event("input"));
+  };
+  const found = { folded: boxes() };
+  click(document.querySelector("svg .many"));
+  found.opened = boxes();
+  click(document.querySelector("svg g:not(:has(.many))"));
+  found.closed = boxes();
+  fire(document.querySelector("svg g"), new MouseEvent("mousemove"));
+  found.hover = text("hover");
+  slide("detail", 9);
+  found.all = boxes();
+  slide("which", 0);
+  found.summary = text("summary");
+  tell(found);
+"""
+
+
+def test_the_pages_clicks_and_sliders(page):
+    found = told_by(page, ACTIONS)
+    assert found["opened"] == found["folded"] + 19  # a box of 20 layers became 20
+    assert found["closed"] == found["folded"]
+    assert "with_a_long_name_a: 20 layers" in found["hover"]
+    assert found["all"] == 85  # 80 convolutions, 4 ops of nobody's, and a concat
+    assert found["summary"].startswith("eager: ")
+
+
+def test_boxes_are_as_wide_as_their_time(page):
+    widths = laid_out(page)["widths"]
+    assert min(widths) >= 140 and max(widths) > 1.2 * min(widths)
 
 
 def test_command_line(tmp_path, capsys):

@@ -61,7 +61,7 @@ class _Ops(TorchDispatchMode):
         operands = [each for each in pytree.arg_tree_leaves(*args, **kwargs) if _is_value(each)]
         read = [each for each in operands if not isinstance(each, nn.Parameter)]
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        if not results:
+        if not results or (not read and not results[0].numel()):  # what some op returns unused
             return
         place, line = module_paths.place()
         reorders = [each for each in events if each.kind == _C.Kind.reorder]

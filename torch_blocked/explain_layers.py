@@ -67,8 +67,9 @@ class Layer:
         ]
         if timed:
             best = min(timed, key=lambda each: each.microseconds)
-            return f"{best.implementation} in {best.format}: {best.microseconds / 1e3:.3f} ms alone"
-        whole = [each for each in self.alternatives if each.whole and each.microseconds > 0]
+            where = f" in {best.format}" if best.format else ""
+            return f"{best.implementation}{where}: {best.microseconds / 1e3:.3f} ms alone"
+        whole = [each for each in self.alternatives if each.whole and _costs(each)]
         if not whole:
             return ""
         best = min(whole, key=lambda each: each.microseconds)
@@ -150,6 +151,11 @@ class Run:
 def is_blocked_tag(tag: str) -> bool:
     """Whether a tag such as "nChw16c" is a blocked one: no other has a number."""
     return bool(re.search(r"\d", tag))
+
+
+def _costs(each: Alternative) -> bool:
+    """Whether it would take longer, and not forever, as what no kernel does."""
+    return 0 < each.microseconds < float("inf")
 
 
 def _between(before: str, after: str) -> str:

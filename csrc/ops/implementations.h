@@ -25,6 +25,11 @@ struct Traits {
 // The estimate of an implementation that runs only if it is forced or was measured to be fastest.
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// An implementation that does not take a problem, and why, in words.
+struct Refusal {
+  const char *implementation, *why;
+};
+
 template <typename Problem, typename Plan>
 struct Implementation {
   const char* name;
@@ -86,6 +91,16 @@ class Implementations : public Family {
   const std::vector<Row>& rows() const { return rows_; }
   // Raises ValueError for an unknown name.
   const Row& row(const std::string& name) const { return rows_[place(this->name(), name)]; }
+  // Those that have no plan for a problem.
+  std::vector<Refusal> refusals(const Problem& problem) const {
+    std::vector<Refusal> all;
+    for (const Row& row : rows_) {
+      if (row.plan(problem)) continue;
+      const char* why = row.refuses ? row.refuses(problem) : nullptr;
+      all.push_back({row.name, why ? why : "has no kernel for it"});
+    }
+    return all;
+  }
   // What force() left; null: all.
   const Row* forced() const {
     const int place = forced_place();

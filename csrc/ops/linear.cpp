@@ -9,7 +9,6 @@
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
 #include "ops/descriptor_md.h"
-#include "ops/implementations.h"
 #include "ops/post_ops.h"
 #include "runtime/engine.h"
 #include "runtime/memory_pool.h"
@@ -176,9 +175,17 @@ double estimate_onednn(const LinearProblem& p) {
                   2 * static_cast<double>(p.rows * p.inputs * p.outputs) / kFlops);
 }
 
+const char* refuses_few_rows(const LinearProblem& p) {
+  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
+}
+
+const char* refuses_direct(const LinearProblem& p) {
+  return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
+}
+
 const Implementations<LinearProblem, LinearPlan> kImplementations(
-    "linear", {{"few_rows", plan_few_rows, estimate_few_rows},
-               {"direct", plan_linear_direct, estimate_linear_direct},
+    "linear", {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
+               {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_direct},
                {"onednn", plan_onednn, estimate_onednn}});
 
 }  // namespace
@@ -198,6 +205,10 @@ std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
 LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {
   kImplementations.set_last(implementation);
   return kImplementations.row(implementation).plan(p).value();
+}
+
+std::vector<Refusal> linear_refusals(const LinearProblem& p) {
+  return kImplementations.refusals(p);
 }
 
 }  // namespace torch_blocked

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/epilogue.h"
+#include "ops/implementations.h"
 #include "torch_blocked/descriptor.h"
 
 namespace torch_blocked {
@@ -40,5 +41,8 @@ double estimate_linear_direct(const LinearProblem& problem);
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);
 // The plan by one of these.
 LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
+
+// The implementations that do not take a problem.
+std::vector<Refusal> linear_refusals(const LinearProblem& problem);
 
 }  // namespace torch_blocked

@@ -6,7 +6,6 @@
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "kernels/pooling.h"
-#include "ops/implementations.h"
 #include "ops/reorder.h"
 #include "ops/window.h"
 #include "runtime/engine.h"
@@ -90,9 +89,17 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
       .run = [primitive](const void* src, void* dst) { primitive->execute({src, dst}); }};
 }
 
-const Implementations<PoolingProblem, PoolingPlan> kImplementations("pooling",
-                                                                    {{"maximum", plan_maximum},
-                                                                     {"onednn", plan_onednn}});
+const char* refuses_maximum(const PoolingProblem& p) {
+  return p.kind != Pooling::kMax ? "is for maxima" : "takes no windows beyond the input";
+}
+
+const char* refuses_onednn(const PoolingProblem& p) {
+  return p.kind == Pooling::kMax ? "is for averages" : "has only a `ref` kernel for it, or none";
+}
+
+const Implementations<PoolingProblem, PoolingPlan> kImplementations(
+    "pooling", {{"maximum", plan_maximum, nullptr, {}, refuses_maximum},
+                {"onednn", plan_onednn, nullptr, {}, refuses_onednn}});
 
 }  // namespace
 
@@ -106,6 +113,10 @@ const char* choose_pooling(const PoolingProblem& p) {
 PoolingPlan plan_pooling(const PoolingProblem& p, const char* implementation) {
   kImplementations.set_last(implementation);
   return kImplementations.row(implementation).plan(p).value();
+}
+
+std::vector<Refusal> pooling_refusals(const PoolingProblem& p) {
+  return kImplementations.refusals(p);
 }
 
 }  // namespace torch_blocked

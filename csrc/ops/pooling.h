@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "ops/blocked.h"
+#include "ops/implementations.h"
 
 namespace torch_blocked {
 
@@ -29,5 +31,8 @@ struct PoolingPlan {
 const char* choose_pooling(const PoolingProblem& problem);
 // The plan by that implementation, which takes the problem.
 PoolingPlan plan_pooling(const PoolingProblem& problem, const char* implementation);
+
+// The implementations that do not take a problem.
+std::vector<Refusal> pooling_refusals(const PoolingProblem& problem);
 
 }  // namespace torch_blocked

@@ -4,6 +4,7 @@
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
+#include "graph/report.h"
 #include "graph/run.h"
 
 namespace torch_blocked::graph {
@@ -86,22 +87,30 @@ struct Probe {
 // the first layer of VGG-16's head took 3 s.
 constexpr std::int64_t kMostTimedWeights = 8'000'000;
 
+bool is_timed(const Tuner& tuner, const LinearProblem& p) {
+  return tuner.enabled() && p.inputs * p.outputs <= kMostTimedWeights;
+}
+
+// `names`: of the implementations that take the problem.
+Contest contest_of(const LinearProblem& p, const std::vector<const char*>& names,
+                   std::optional<Probe>& probe) {
+  const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
+  return {.name = text(words, p.has_bias ? " bias" : "", " e",
+                       static_cast<std::int64_t>(p.activation.kind)),
+          .words = words,
+          .implementations = names,
+          .estimated = [&] { return names[0]; },
+          .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
+            if (!probe) probe.emplace(p);
+            return probe->entry(plan_linear(p, name));
+          }};
+}
+
 Choice choose(Tuner& tuner, const LinearProblem& p) {
   const std::vector<const char*> names = linear_implementations_for(p);
-  const bool is_timed = tuner.enabled() && p.inputs * p.outputs <= kMostTimedWeights;
-  if (names.size() == 1 || !is_timed) return {p, names[0]};
-  const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
+  if (names.size() == 1 || !is_timed(tuner, p)) return {p, names[0]};
   std::optional<Probe> probe;
-  const auto best =
-      tuner.best({.name = text(words, p.has_bias ? " bias" : "", " e",
-                               static_cast<std::int64_t>(p.activation.kind)),
-                  .words = words,
-                  .implementations = names,
-                  .estimated = [&] { return names[0]; },
-                  .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
-                    if (!probe) probe.emplace(p);
-                    return probe->entry(plan_linear(p, name));
-                  }});
+  const auto best = tuner.best(contest_of(p, names, probe));
   const auto is_best = [&](const char* name) { return best->implementation == name; };
   return {p, *std::ranges::find_if(names, is_best), best->microseconds};
 }
@@ -148,6 +157,22 @@ std::string why(const Step& step) {
   return microseconds > 0 ? text("fastest alone: ", microseconds, " us") : "";
 }
 
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  const LinearProblem& p = choice_of(step).problem;
+  const Meta& dst = planner.metas()[Uses::at(step.node->output())];
+  const std::string format = format_name({dst, kPlain});
+  std::vector<Rival> all;
+  if (is_timed(planner.tuner(), p)) {
+    const std::vector<const char*> names = linear_implementations_for(p);
+    std::optional<Probe> probe;
+    for (const auto& [name, microseconds] : planner.tuner().all(contest_of(p, names, probe))) {
+      all.push_back({name, format, microseconds, ""});
+    }
+  }
+  for (const auto& [name, why] : linear_refusals(p)) all.push_back({name, format, 0, why});
+  return all;
+}
+
 void own(Node& node, Weights& weights) {
   at::Tensor& bias = node.as<Linear>()->bias;
   if (bias.defined()) bias = weights.own(bias);
@@ -167,6 +192,7 @@ constinit const NodeKind nodes::linear = {
     .flops = flops,
     .implementation = implementation,
     .why = why,
+    .rivals = rivals,
     .own = own,
     .release = [](Node& node) { node.as<Linear>()->weight.reset(); },
 };

@@ -4,6 +4,7 @@
 #include "ops/pooling.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/upsample_bicubic2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -13,6 +14,7 @@
 #include <array>
 #include <numeric>
 
+#include "format/errors.h"
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
@@ -305,6 +307,43 @@ Prepared prepare(const Step& step, const Running& running) {
                       {.argument = as_images, .result = result, .is_physical = false});
 }
 
+// The implementations on memory of a format, ready to be timed.
+Contest contest_of(const PoolingProblem& p, const char* implementation) {
+  const auto filled = [&](const Dims& dims) {
+    return at::full(p.format.physical_shape(dims), 0.01, at::kFloat);
+  };
+  const auto entry = [&p, filled](const char* name, bool) -> std::optional<Contest::Entry> {
+    PoolingPlan plan = plan_pooling(p, name);
+    const auto run = [run = std::move(plan.run), src = filled(p.src_dims),
+                      dst = filled(p.dst_dims)] {
+      run(src.const_data_ptr(), dst.mutable_data_ptr());
+    };
+    return Contest::Entry{run, at::full({0}, 0, at::kFloat), plan.loops_only};
+  };
+  return {.name = text("pooling ", static_cast<int>(p.kind), p.src_dims, p.dst_dims, p.kernel,
+                       p.stride, p.padding, p.dilation, p.format.name(p.src_dims.size())),
+          .words = text("pooling ", p.src_dims, " -> ", p.dst_dims),
+          .implementations = {implementation},
+          .estimated = [implementation] { return implementation; },
+          .entry = entry};
+}
+
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  std::vector<Rival> all;
+  for (const Format format : {planner.blocked(), kChannelsLast}) {
+    const auto problem = problem_of(*step.node, planner.metas(), format);
+    if (!problem) return all;
+    const std::string name(format.name(problem->dst_dims.size()));
+    if (const char* taken = choose_pooling(*problem)) {
+      for (const auto& [each, microseconds] : planner.tuner().all(contest_of(*problem, taken))) {
+        all.push_back({each, name, microseconds, ""});
+      }
+    }
+    for (const auto& [each, why] : pooling_refusals(*problem)) all.push_back({each, name, 0, why});
+  }
+  return all;
+}
+
 std::string implementation(const Plan&, const Step& step) {
   const auto* choice = std::any_cast<Choice>(&step.choice);
   return choice ? choice->implementation : "aten";
@@ -322,6 +361,7 @@ constinit const NodeKind nodes::pooling = {
     .fills = fills,
     .prepare = prepare,
     .implementation = implementation,
+    .rivals = rivals,
 };
 
 }  // namespace torch_blocked::graph
