@@ -24,7 +24,7 @@ import hard_cases  # noqa: E402
 PICTURES = {
     "light": ("custom_op", {"height": 1330}),
     "dark": ("custom_op", {"height": 1330, "dark": True}),
-    "eager": ("custom_op", {"height": 1060, "which": "eager"}),
+    "eager": ("custom_op", {"height": 1250, "which": "eager"}),
     "shufflenet": ("shufflenet_v2", {"height": 1500}),
 }
 
