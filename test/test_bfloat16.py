@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_blocked
+from torch_blocked import _C
+from torch_blocked.optimized_module import has_bfloat16
 
 CASES = {
     "1x1": ((2, 33, 9, 8), (17, 33, 1, 1), {}),
@@ -78,3 +80,35 @@ def step(norm, input):
     output.backward(weights.to_blocked() if torch_blocked.is_blocked(output) else weights)
     values = (output.detach(), input.grad, norm.weight.grad, norm.bias.grad, *norm.buffers())
     return [v.to_dense() if torch_blocked.is_blocked(v) else v for v in values]
+
+
+GEOMETRY = [
+    {},
+    {"kernel_size": 1},
+    {"kernel_size": 5, "stride": 2, "padding": 1},
+    {"groups": 4},
+    {"dilation": 2, "padding": (1, 2)},
+    {"bias": False, "groups": 8},
+]
+
+
+@pytest.mark.parametrize("channels", [8, 24, 40])
+@pytest.mark.parametrize("geometry", GEOMETRY)
+def test_bfloat16_by_dot_products(channels, geometry):
+    """Within the rounding of its result of the same numbers summed in float64."""
+    x = torch.randn(2, channels, 13, 15).bfloat16()
+    conv = nn.Conv2d(channels, 24, **{"kernel_size": 3, "padding": 1} | geometry).bfloat16()
+    _C.force_implementation("convolution", "dots_bfloat16")
+    try:
+        with torch.no_grad():
+            if _C.isa() == "avx512" and not has_bfloat16():
+                with pytest.raises(NotImplementedError, match="dots_bfloat16"):
+                    conv(x.to_blocked())
+                return
+            y = conv(x.to_blocked())
+    finally:
+        _C.force_implementation("convolution", "")
+    exact = conv.double()(x.double())
+    assert y.dtype == torch.bfloat16 and torch.ops.torch_blocked.tail_is_zero(y._physical, 24)
+    error = (y.to_dense().double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + 1e-3).all()

@@ -207,3 +207,73 @@ def test_other_sizes_files_and_verification(tmp_path):
     again = tb.load(tmp_path / "model.pt")
     assert torch.equal(again(x), fast(x))
     assert "scale 0.02, zero 0" in blocked(model, x).plan()
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3, stride=2, padding=1),
+        nn.BatchNorm2d(24),
+        nn.Hardswish(),
+        nn.Conv2d(24, 24, 5, padding=2, groups=24),
+        nn.ReLU6(),
+        nn.MaxPool2d(2),
+        Residual(24),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 10),
+    ).eval()
+
+
+class Residual(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        return F.relu(x + self.conv(x))
+
+
+def by_x86(model, calibration):
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(torch.export.export(model, (calibration[0],)).module(), quantizer)
+    for each in calibration:
+        prepared(each)
+    return convert_pt2e(prepared)
+
+
+@pytest.mark.parametrize("quantize", [tb.quantize, by_x86])
+@torch.no_grad()
+def test_the_flow_of_pytorch(network, quantize):
+    calibration = [torch.randn(1, 3, 32, 32) for _ in range(4)]
+    quantized = quantize(network, calibration)
+    fast = tb.optimize(quantized, calibration[0])
+    assert fast.choice != "model"
+    fast.choice = "blocked"
+    for x in calibration:
+        torch.testing.assert_close(fast(x), quantized(x), rtol=0, atol=0.02)
+        torch.testing.assert_close(fast(x), network(x), rtol=0, atol=0.1)
+    done = [step.implementation for step in fast.steps()]
+    assert done.count("dots") >= 2 and "maximum" in done, fast.plan()
+
+
+@torch.no_grad()
+def test_quantize_keeps_modules_and_batches(network):
+    calibration = [torch.randn(2, 3, 32, 32), (torch.randn(2, 3, 32, 32),)]
+    quantized = tb.quantize(network, calibration, keep=["0", "6.conv"])
+    ops = [str(node.target) for node in quantized.graph.nodes]
+    assert sum("dequantize_per_channel" in op for op in ops) == 2  # the depthwise, and the last
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(tb.optimize(quantized, x)(x), quantized(x), rtol=0, atol=0.02)
+
+
+def test_quantize_says_what_is_wrong(network):
+    with pytest.raises(ValueError, match="expected calibration inputs, got none"):
+        tb.quantize(network, [])
+    with pytest.raises(ValueError, match="evaluation mode"):
+        tb.quantize(nn.Sequential(nn.Conv2d(3, 3, 1)), [torch.randn(1, 3, 4, 4)])

@@ -1,7 +1,7 @@
 """Blocked (nChw8c, nChw16c) and channels-last CPU tensors for PyTorch."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_blocked import environment
 
@@ -46,9 +46,6 @@ from torch_blocked.profile import profile  # noqa: E402
 from torch_blocked.strict import strict  # noqa: E402
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense, to_format  # noqa: E402
 from torch_blocked.wanted_formats import WantedFormats, wanted_formats  # noqa: E402
-
-if TYPE_CHECKING:
-    from torch_blocked.quantizer import TorchBlockedQuantizer, quantize
 
 
 def __getattr__(name: str) -> Any:
