@@ -159,6 +159,28 @@ def test_what_follows(then):
     check(Conv(19, 33, padding=1, then=then, residual=(0.04, 99), to=None), x, residual)
 
 
+class Padded(Conv):
+    """What tools make of "same" padding: more of it at the far ends, before the bytes."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (0, 1, 1, 2)))
+
+
+@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize("groups", [1, 17])
+def test_padding_joins_the_convolution(channels, groups):
+    groups = groups if channels == groups else 1
+    model = Padded(channels, 17, 3, stride=2, padding=1, groups=groups)
+    check(model, torch.randn(2, channels, 12, 13))
+    steps = blocked(model, torch.randn(2, channels, 12, 13), verify=False).steps()
+    assert not any("pad" in step.op for step in steps)
+
+
+def test_short_rows():
+    for width in (1, 2, 3, 4, 6, 7):
+        check(Conv(32, 80, padding=1), torch.randn(2, 32, 5, width))
+
+
 def test_signed_bytes_are_unsigned_inside():
     signed = (0.03, -5, torch.int8, -128, 127)
     check(Conv(17, 16, padding=1, src=signed, to=signed), torch.randn(1, 17, 9, 9))

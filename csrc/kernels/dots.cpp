@@ -69,6 +69,8 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
   constexpr std::int64_t kBits = 4, kVector = kWidth * kBits;
   Sums<Dot, kPixels, kVectors> sums(t.channels);
   const std::uint8_t* weights = t.weights;
+  constexpr int kHalf = kPixels / 2;  // pixels of the first of two rows
+  const std::int64_t second = t.src_row > 0 ? t.src_row : kHalf * t.src_step;
   const DotSegment* end = t.segments + t.count;
   for (const DotSegment* segment = t.segments; segment < end; ++segment) {
     const std::uint8_t* src = first + segment->offset;
@@ -77,7 +79,8 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
       unrolled<kVectors>([&]<int j>()
                              TORCH_BLOCKED_INLINE { w[j] = Index::loadu(weights + j * kVector); });
       unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
-        const Index x = repeat_bits(src + i * t.src_step);
+        const std::int64_t at = i < kHalf ? i * t.src_step : second + (i - kHalf) * t.src_step;
+        const Index x = repeat_bits(src + at);
         unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
           auto& sum = sums.values[i * kVectors + j];
           sum = Dot::dot(sum, x, w[j]);

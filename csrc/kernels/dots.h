@@ -35,7 +35,10 @@ struct DotEnd {
 // The convolution of some pixels for at most 4 vectors of output channels.
 struct DotTiles {
   const std::uint8_t* src;
-  std::int64_t src_step;       // bytes from pixel to pixel
+  std::int64_t src_step;  // bytes from pixel to pixel
+  // Where the pixels are two short rows, one tile of them: the bytes from row to row of src; else
+  // 0.
+  std::int64_t src_row;
   const DotSegment* segments;  // `count`
   std::int64_t count;
   const std::uint8_t* weights;  // [groups of all segments, vectors, lanes], each of 32 bits

@@ -2,6 +2,7 @@
 #include "kernels/pooling.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -79,33 +80,38 @@ inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Tap
   });
 }
 
-// The greatest of `count` lanes, kCount where that is not 0.
-template <std::int64_t kCount>
+// Sixteen bytes at a time, whatever the instruction set.
+using Bytes = std::uint8_t __attribute__((vector_size(16)));
+constexpr std::int64_t kBytes = sizeof(Bytes);
+
+// The greatest of `count` lanes from `lane` on, at most kBytes.
 inline void greatest_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
-                           const Taps& taps, std::int64_t lane, std::int64_t count,
+                           const Taps& taps, std::int64_t lane, std::size_t count,
                            std::uint8_t* dst) {
-  std::uint8_t values[16] = {};
-  if (kCount > 0) count = kCount;
+  Bytes values{};
   for_taps(w, rows, taps, [&](const std::uint8_t* src) {
-    for (std::int64_t i = 0; i < count; ++i) values[i] = std::max(values[i], src[lane + i]);
+    Bytes next{};
+    std::memcpy(&next, src + lane, count);
+    values = next > values ? next : values;
   });
-  std::copy_n(values, count, dst + lane);
+  std::memcpy(dst + lane, &values, count);
 }
 
 }  // namespace
 
 void maximum_bytes(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kLanes = 16;
   auto* dst = static_cast<std::uint8_t*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row) {
     const Rows<std::uint8_t> rows(w, row);
     for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
       const Taps taps(w, 2, pixel);
       std::int64_t lane = 0;
-      for (; lane + kLanes <= w.lanes; lane += kLanes) {
-        greatest_bytes<kLanes>(w, rows, taps, lane, kLanes, dst);
+      for (; lane + kBytes <= w.lanes; lane += kBytes) {
+        greatest_bytes(w, rows, taps, lane, kBytes, dst);
       }
-      if (lane < w.lanes) greatest_bytes<0>(w, rows, taps, lane, w.lanes - lane, dst);
+      if (lane < w.lanes) {
+        greatest_bytes(w, rows, taps, lane, static_cast<std::size_t>(w.lanes - lane), dst);
+      }
     }
   }
 }

@@ -57,7 +57,7 @@ Range Dots::seen_by(std::int64_t vector) const {
 std::vector<Dots::Group> Dots::make_groups() const {
   const std::int64_t vectors = ceil_div(oc_, width_);
   const std::int64_t row = taps() > 1 ? s_.out[2] : s_.out[1] * s_.out[2];
-  const bool few = row <= kernels::kernels().dot_sizes->pixels[4];
+  const bool few = row <= kernels::kernels().dot_sizes->pixels[4] / 2;
   std::vector<Group> groups;
   std::int64_t weights = 0;
   for (std::int64_t v = 0; v < vectors;) {
@@ -198,10 +198,17 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
   for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
     const std::int64_t kw = tap % s_.kernel[2], kh = tap / s_.kernel[2] % s_.kernel[1],
                        kd = tap / s_.kernel[2] / s_.kernel[1];
-    segments.push_back({first / groups_of_block() * source.block + kd * source.plane +
-                            kh * s_.dilation[1] * source.row + kw * s_.dilation[2] * source.pixel +
-                            first % groups_of_block() * kBits,
-                        count});
+    const std::int64_t offset = first / groups_of_block() * source.block + kd * source.plane +
+                                kh * s_.dilation[1] * source.row +
+                                kw * s_.dilation[2] * source.pixel +
+                                first % groups_of_block() * kBits;
+    // Taps whose pixels are one group each, of a picture's few channels, are one segment.
+    kernels::DotSegment* last = segments.empty() ? nullptr : &segments.back();
+    if (last && last->offset + last->groups * kBits == offset) {
+      last->groups += count;
+    } else {
+      segments.push_back({offset, count});
+    }
   });
   // Rows that follow each other without a gap run as one.
   const bool merges = s_.kernel[1] == 1 && s_.stride[1] == 1 &&
@@ -210,6 +217,7 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
   kernels::DotTiles tiles{
       .src = nullptr,
       .src_step = s_.stride[2] * source.pixel,
+      .src_row = 0,
       .segments = segments.data(),
       .count = std::ssize(segments),
       .weights = static_cast<const std::uint8_t*>(operands.weights) + group.weights,
@@ -227,7 +235,14 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
   const std::array run{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles};
   const std::int64_t first = (band.image * ceil_div(oc_, width_) + group.first) * plane +
                              (band.plane * s_.out[1] + band.row) * s_.out[2] * width_;
-  for (std::int64_t row = 0; row < (merges ? 1 : band.rows); ++row) {
+  // Two short rows are one tile, which reads the weights once for both: at 7x7 they come from L3.
+  const auto vectors = static_cast<std::size_t>(group.vectors);
+  const bool pairs = !merges && 2 * s_.out[2] <= table.dot_sizes->pixels[vectors];
+  const std::int64_t step = merges ? band.rows : pairs ? 2 : 1;
+  for (std::int64_t row = 0; row < band.rows; row += step) {
+    const bool is_pair = pairs && row + 1 < band.rows;
+    if (!merges) tiles.pixels = (is_pair ? 2 : 1) * s_.out[2];
+    tiles.src_row = is_pair ? s_.stride[1] * source.row : 0;
     const std::int64_t at = first + row * s_.out[2] * width_;
     tiles.src = source.first + row * s_.stride[1] * source.row;
     tiles.residual =

@@ -101,6 +101,38 @@ void find_ops(Rewrite& rewrite) {
   }
 }
 
+// Whether a node pads with zeros.
+bool pads_with_zeros(const Node* node) {
+  if (!node || node->held.has_value()) return false;
+  if (node->name == "aten::constant_pad_nd") return number(node->arguments[2], 0) == 0;
+  return node->name == "aten::pad" && node->arguments[2].constant().toStringView() == "constant" &&
+         number(node->arguments[3], 0) == 0;
+}
+
+// Numbers that are padded become bytes first: the padding is the zero point then, which the
+// convolution that reads them has itself.
+void pad_bytes(Rewrite& rewrite) {
+  auto& [graph, metas, weights] = rewrite;
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    const Quantization* q = quantization_of(&node, nodes::quantize);
+    Node* pad = q ? uses.maker[Uses::at(node.read(0))] : nullptr;
+    if (!pads_with_zeros(pad) || pad->read(0) == kNone) continue;
+    if (!uses.only_reader(pad->output()) || q->zero < q->least || q->zero > q->most) continue;
+    const Value bytes = graph.values++;
+    metas.push_back({metas[Uses::at(pad->read(0))].dims, at::kByte});
+    const Argument pads = pad->arguments[1];
+    const auto zero = static_cast<double>(q->zero);
+    pad->become(nodes::quantize, {{ValueRef{pad->read(0)}}}, node.held);
+    std::swap(pad->name, node.name);
+    std::swap(pad->overload, node.overload);
+    pad->outputs = {bytes};
+    node.name = "aten::constant_pad_nd";
+    node.overload.clear();
+    node.become(nodes::boxed, {{ValueRef{bytes}}, pads, {c10::IValue(zero)}}, {});
+  }
+}
+
 // Numbers that came from bytes of the same parameters are these bytes.
 void drop_pairs(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
@@ -158,6 +190,7 @@ void move_bytes(Rewrite& rewrite) {
 
 void find(Rewrite& rewrite) {
   find_ops(rewrite);
+  pad_bytes(rewrite);
   drop_pairs(rewrite);
   move_bytes(rewrite);
 }

@@ -17,6 +17,7 @@ namespace {
 struct Convolution8 {
   at::Tensor weight, scales, bias;  // int8; [OC] float32; the same, or undefined
   Dims stride, padding, dilation;
+  Dims padding_end = {};  // beyond the symmetric padding, at the far end; empty: none
   std::int64_t groups;
   Epilogue epilogue = {};
   Quantization src;
@@ -66,6 +67,46 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
 void find(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, uses, node);
+  // Numbers that nobody reads any more are no readers of their bytes.
+  const Uses left(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    const bool read = node.outputs.size() != 1 || left.is_output[Uses::at(node.output())] ||
+                      !left.readers[Uses::at(node.output())].empty();
+    if (node.is(nodes::dequantize) && !read) node.outputs.clear();
+  }
+  sweep(rewrite.graph);
+}
+
+// Padding with the zero point in front of a convolution joins the convolution's own, as zeros do
+// (convolution.cpp).
+void fuse_padding(Rewrite& rewrite) {
+  Graph& graph = rewrite.graph;
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (node.name != "aten::constant_pad_nd" || node.held.has_value()) continue;
+    Node* reader = uses.only_reader(node.output());
+    auto* c = reader ? reader->as<Convolution8>() : nullptr;
+    const bool is_src = c && reader->read(0) == node.output() && reader->read(1) != node.output();
+    if (!is_src || number(node.arguments[2], -1) != static_cast<double>(c->src.zero)) continue;
+    const std::size_t spatial = c->stride.size();
+    const auto pads = integers(node.arguments[1], 2 * spatial);  // last dim first, begin and end
+    if (!pads || pads->size() > 2 * spatial) continue;
+    const Dims& dims = rewrite.meta(node.read(0)).dims;
+    bool fits = true;
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      const std::int64_t begin = (*pads)[2 * i], end = (*pads)[2 * i + 1];
+      fits &= begin >= 0 && end >= 0 && dims[dims.size() - 1 - i] + end > begin;
+    }
+    if (!fits) continue;
+    if (c->padding_end.empty()) c->padding_end.resize(spatial, 0);
+    for (std::size_t i = 0; i < pads->size() / 2; ++i) {
+      c->padding[spatial - 1 - i] += (*pads)[2 * i];
+      c->padding_end[spatial - 1 - i] += (*pads)[2 * i + 1] - (*pads)[2 * i];
+    }
+    reader->arguments[0] = node.arguments[0];
+    node.outputs.clear();
+  }
+  sweep(graph);
 }
 
 // The bytes that a sum adds as the residual of `value`; none if it is no such sum.
@@ -109,6 +150,7 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
 }
 
 void fuse(Rewrite& rewrite) {
+  fuse_padding(rewrite);
   for (bool changed = true; changed;) {
     changed = false;
     const Uses uses(rewrite.graph);
@@ -126,12 +168,16 @@ std::int64_t inputs_of(const Convolution8& c) { return c.weight.size(1) * c.grou
 
 QuantizedConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution8& c = *node.as<Convolution8>();
+  Dims dims = metas[Uses::at(node.read(0))].dims;
+  const Dims src_dims = dims;
+  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
   QuantizedConvolutionProblem problem{
-      .sizes = convolution_problem(metas[Uses::at(node.read(0))].dims, kPlain, c.weight, {},
-                                   c.stride, c.padding, c.dilation, false, {0}, c.groups),
+      .sizes = convolution_problem(dims, kPlain, c.weight, {}, c.stride, c.padding, c.dilation,
+                                   false, {0}, c.groups),
       .src = c.src,
       .dst = c.dst,
       .residual = c.residual};
+  problem.sizes.src_dims = src_dims;
   problem.sizes.src_format = quantized_src_format(inputs_of(c));
   problem.sizes.dst_format = Format::blocked(native_blocks()[0]);
   problem.sizes.epilogue = c.epilogue;
