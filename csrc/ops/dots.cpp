@@ -144,17 +144,21 @@ at::Tensor Dots::pack(const at::Tensor& weight) const {
   return packed;
 }
 
+// Threads share the rows, or, where the weights are larger than src, the output channels: then each
+// reads its own weights only. Shares are equal, but for what a row is.
 Dots::Cut Dots::cut() const {
+  const std::int64_t planes = n_ * s_.out[0], groups = std::ssize(groups_), rows = s_.out[1];
   const std::int64_t row_bytes = src_blocks_ * s_.kernel[0] * reach(2, s_.out[2]) * pixel_bytes() *
                                  (words() ? 2 : 1) * s_.stride[1];
-  const std::int64_t wanted = 3 * threads(), planes = n_ * s_.out[0];
-  const std::int64_t cached = std::max<std::int64_t>(kBandBytes / row_bytes, 1);
-  const std::int64_t shared = std::max<std::int64_t>(planes * s_.out[1] / wanted, 4);
-  const std::int64_t most = std::min({cached, shared, s_.out[1]});
-  const std::int64_t rows = ceil_div(s_.out[1], ceil_div(s_.out[1], most));
-  const std::int64_t bands = ceil_div(s_.out[1], rows);
-  return {rows, bands,
-          std::clamp<std::int64_t>(ceil_div(wanted, planes * bands), 1, std::ssize(groups_))};
+  const std::int64_t cached = std::min(ceil_div(rows * row_bytes, kBandBytes), rows);
+  if (threads() == 1) return {cached, 1};
+  const std::int64_t wanted = 3 * threads(), src_bytes = planes * rows * row_bytes;
+  if (packed_bytes() > src_bytes && groups >= 2 * threads()) {
+    return {cached, std::min(groups, round_up(ceil_div(wanted, planes * cached), threads()))};
+  }
+  const std::int64_t least = std::max(cached, ceil_div(2 * threads(), planes));
+  const std::int64_t bands = std::min(round_up(least, threads()), rows);
+  return {bands, std::clamp<std::int64_t>(wanted / (planes * bands), 1, groups)};
 }
 
 // [blocks, planes of taps, rows, columns, block], with padding around the image.
@@ -263,9 +267,10 @@ void Dots::run(const Operands& operands) const {
     for (Range piece; pieces.next(piece);) {
       for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
         const std::int64_t i = unit / cut.chunks, chunk = unit % cut.chunks;
-        const std::int64_t row = i % cut.bands * cut.rows, plane = i / cut.bands;
+        const std::int64_t plane = i / cut.bands, part = i % cut.bands;
+        const std::int64_t row = part * s_.out[1] / cut.bands;
         const Band band{plane / s_.out[0], plane % s_.out[0], row,
-                        std::min(cut.rows, s_.out[1] - row)};
+                        (part + 1) * s_.out[1] / cut.bands - row};
         if (filled != i) {
           const auto* src = static_cast<const std::uint8_t*>(operands.src) + band.image * image;
           const std::int64_t bytes = src_blocks_ * s_.kernel[0] * reach(1, band.rows) *

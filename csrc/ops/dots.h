@@ -42,7 +42,7 @@ class Dots {
   };
   // How the work is cut up: bands of rows of outputs, and for each band chunks of groups.
   struct Cut {
-    std::int64_t rows, bands, chunks;
+    std::int64_t bands, chunks;
   };
   // Outputs [row, row + rows) of a plane of an image.
   struct Band {
