@@ -507,6 +507,17 @@ class Branches(nn.Module):
         return y + 1 if x.sum() > 0 else y - 1
 
 
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("kernel, dilation", [(3, 1), (4, 1), ((1, 4), (1, 3)), (2, 2)])
+def test_padding_in_words(padding, kernel, dilation):
+    model = nn.Sequential(nn.Conv2d(17, 19, kernel, padding=padding, dilation=dilation), nn.ReLU())
+    x = torch.randn(2, 17, 11, 13)
+    optimized = blocked(model.eval(), x)
+    assert_exact(model, optimized, x)
+    assert [s.op for s in optimized.steps() if "conv" in s.op] == ["aten::conv2d + relu"]
+    assert "aten " not in optimized.plan()
+
+
 def test_a_model_that_branches_runs_in_parts(tmp_path):
     model = Branches().eval()
     x = torch.randn(1, 3, 8, 8).abs()

@@ -32,12 +32,31 @@ std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* 
   return fits ? "" : "its weight is not for this input";
 }
 
+// Zeros in front of an image, and how many more there are behind it.
+struct Padding {
+  Dims begin, more;
+};
+
+// What a word says: at::conv2d's "valid", or "same", whose odd zero is behind the image and which
+// ATen takes at stride 1 only. Nothing if it is not for us.
+std::optional<Padding> padding_of(std::string_view word, at::IntArrayRef kernel, const Dims& stride,
+                                  const Dims& dilation) {
+  Padding padding{Dims(stride.size(), 0), Dims(stride.size(), 0)};
+  if (word == "valid") return padding;
+  if (word != "same") return std::nullopt;
+  for (std::size_t i = 0; i < stride.size(); ++i) {
+    if (stride[i] != 1) return std::nullopt;
+    const std::int64_t all = dilation[i] * (kernel[i] - 1);
+    padding.begin[i] = all / 2;
+    padding.more[i] = all % 2;
+  }
+  return padding;
+}
+
 void find_one(const Rewrite& rewrite, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
   if (!row || node.held.has_value()) return;  // or one of bytes
   const auto decline = [&](std::string why) { node.declined = std::move(why); };
-  if (node.overload == "padding")
-    return decline("its padding is given by a word; give it as numbers");
   const Graph& graph = rewrite.graph;
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
@@ -56,17 +75,26 @@ void find_one(const Rewrite& rewrite, Node& node) {
     if (index < 0) return Dims(ndims - 2, 0);
     return integers(node.arguments[static_cast<std::size_t>(index)], ndims - 2);
   };
-  const auto stride = list(row->stride), padding = list(row->padding),
-             dilation = list(row->dilation), output_padding = list(row->output_padding);
-  if (!stride || !padding || !dilation || !output_padding) return;
+  const auto stride = list(row->stride), dilation = list(row->dilation),
+             output_padding = list(row->output_padding);
+  if (!stride || !dilation || !output_padding) return;
+  const Argument& given = node.arguments[static_cast<std::size_t>(row->padding)];
+  std::optional<Padding> padding;
+  if (node.overload == "padding") {
+    padding =
+        padding_of(given.constant().toStringView(), weight->sizes().slice(2), *stride, *dilation);
+  } else if (const auto numbers = list(row->padding)) {
+    padding = {*numbers, {}};
+  }
+  if (!padding) return;
   node.become(nodes::convolution, {{ValueRef{src}}},
               Convolution{.weight = *weight,
                           .bias = bias ? *bias : at::Tensor(),
                           .stride = *stride,
-                          .padding = *padding,
+                          .padding = padding->begin,
                           .dilation = *dilation,
                           .output_padding = *output_padding,
-                          .padding_end = {},
+                          .padding_end = padding->more,
                           .transposed = row->transposed,
                           .groups = count});
 }
