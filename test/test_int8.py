@@ -191,6 +191,26 @@ def test_seven_bits_stay_within_them():
     check(Conv(17, 16, src=narrow, to=narrow), torch.randn(1, 17, 9, 9))
 
 
+class InBfloat16(nn.Module):
+    """Bytes to bfloat16, as tools write it for mixed precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.to = (0.03, 101, 0, 255, torch.uint8)
+        self.conv = nn.Conv2d(17, 8, 3).bfloat16()
+
+    def forward(self, x):
+        x = OPS.quantize_per_tensor(x, *self.to)
+        return self.conv(OPS.dequantize_per_tensor(x, *self.to, out_dtype=torch.bfloat16)).float()
+
+
+@torch.no_grad()
+def test_numbers_of_other_types_stay_what_they_are():
+    model, x = InBfloat16().eval(), torch.randn(1, 17, 9, 9)
+    fast = blocked(model, x, verify=False)
+    torch.testing.assert_close(fast(x), model(x), rtol=0.02, atol=0.02)
+
+
 class Chain(nn.Module):
     """Bytes from layer to layer: pooling, concat and a sum of two branches among them."""
 

@@ -69,13 +69,14 @@ std::optional<Quantization> parameters(const Graph& graph, const Node& node) {
   return fits ? std::optional(q) : std::nullopt;
 }
 
-// Whether only dequantizations read what a node makes, and it says of which parameters.
+// Whether only dequantizations to float32 read what a node makes, of parameters that are known.
 bool is_for_readers(const Rewrite& rewrite, const Uses& uses, const Node& node) {
   const Value bytes = node.output();
   if (uses.is_output[Uses::at(bytes)]) return false;
   return std::ranges::all_of(uses.readers[Uses::at(bytes)], [&](const Node* reader) {
     const Op* op = op_of(*reader);
     return op && !op->quantizes && reader->read(0) == bytes &&
+           rewrite.meta(reader->output()).dtype == at::kFloat &&
            parameters(rewrite.graph, *reader).has_value();
   });
 }

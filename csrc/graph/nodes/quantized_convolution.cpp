@@ -36,6 +36,7 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const auto constant = quantized_constant(rewrite.graph, maker_of(uses, node.read(1)));
   const at::Tensor* bias = constant_of(rewrite.graph, node.arguments[2]);
   const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
+  if (rewrite.meta(node.output()).dtype != at::kFloat) return;
   if (!src || !constant || constant->axis > 0 || !groups.is_constant()) return;
   if (!bias && !is_none(node.arguments[2])) return;
   const Dims& dims = rewrite.meta(node.read(0)).dims;

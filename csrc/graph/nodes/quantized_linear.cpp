@@ -33,6 +33,7 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const auto constant = quantized_constant(rewrite.graph, uses.maker[Uses::at(node.read(1))]);
   const at::Tensor* bias = constant_of(rewrite.graph, node.arguments[2]);
   const Dims& dims = rewrite.meta(node.read(0)).dims;
+  if (rewrite.meta(node.output()).dtype != at::kFloat) return;
   if (!src || !constant || constant->axis > 0 || constant->values.dim() != 2) return;
   const std::int64_t outputs = constant->values.size(0);
   if (dims.size() < 2 || dims.back() != constant->values.size(1) || dims.back() % 4 != 0) return;
