@@ -121,7 +121,7 @@ def main() -> int:
             for i in (0, 1)
         ]
         rows.append([model, *(f"{s:.2f}" for s in medians[0]), *(f"{m:.0f}" for m in medians[1])])
-        print(markdown(HEADER, rows[-1:]), flush=True)
+        print(*rows[-1], file=sys.stderr, flush=True)
     print(markdown(HEADER, rows))
     return 0
 

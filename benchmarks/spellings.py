@@ -333,7 +333,7 @@ def main() -> int:
     with on_threads(args.threads):
         for seed in range(args.first, args.first + args.networks):
             rows.append(time_spellings(draw_network(seed), args.spellings, args.rounds))
-            print(markdown(header, rows[-1:]), flush=True)
+            print(*rows[-1], file=sys.stderr, flush=True)
     print(markdown(header, rows))
     return 0
 

@@ -216,3 +216,21 @@ def test_measured_times_hold_in_another_process(tmp_path, channels, outputs, siz
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert plain and "fastest alone: 0.001 us" in result.stdout
+
+
+@pytest.mark.parametrize("microseconds, timed", ((0.001, False), (1e9, True)))
+def test_only_formats_that_could_win_are_timed(microseconds, timed):
+    """No kernel in another format is asked for where the blocked one is faster than the CPU's peak
+    allows without Winograd, reorders included."""
+    model, x = nn.Conv2d(64, 64, 3, padding=1).eval(), torch.randn(1, 64, 56, 56)
+    first = blocked(model, x, tune=True)
+    times = first._forms[0].compiled.times()
+    rows = [
+        f"{each}\t{times[each][0]}\t{microseconds}\n"
+        for each in times
+        if "16c" in each or "8c" in each
+    ]
+    assert rows
+    tuning_file().write_text("".join(rows))
+    asked = " ".join(blocked(model, x, tune=True)._forms[0].compiled.times())
+    assert (" nhwc-nhwc " in asked) == (" nchw-nchw " in asked) == timed

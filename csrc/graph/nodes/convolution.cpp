@@ -8,6 +8,8 @@
 #include "graph/nodes/gather.h"
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
+#include "kernels/fma_peak.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -257,9 +259,33 @@ Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& prob
       .entry = [&](const char* name, bool known) { return entry_of(problem, probe, name, known); }};
 }
 
+// Implementations that may be the fastest: on layers so large that timing all takes long, those
+// whose estimate is not far from the least. Over the layers of benchmarks/bench_models the fastest
+// is never further than a factor of 1.7 from it.
+std::vector<const char*> likely(const ConvolutionProblem& p) {
+  constexpr double kFar = 2, kLong = 2000;  // microseconds on one thread
+  std::vector<const char*> names;
+  std::vector<double> estimates;
+  double least = kNever;
+  for (const auto& row : convolution_implementations().rows()) {
+    estimates.push_back(row.estimate ? row.estimate(p) : estimates.back());
+    least = std::min(least, estimates.back());
+  }
+  const bool all = !p.blocked() || least < kLong;
+  for (std::size_t i = 0; i < estimates.size(); ++i) {
+    const bool only_measured = estimates[i] == kNever;
+    if (all || only_measured || estimates[i] < kFar * least) {
+      names.push_back(convolution_implementations().names()[i]);
+    }
+  }
+  return names;
+}
+
 std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem) {
   std::optional<Probe> probe;
-  return tuner.best(contest_of(problem, probe));
+  Contest contest = contest_of(problem, probe);
+  contest.implementations = likely(problem);
+  return tuner.best(contest);
 }
 
 // How a convolution runs: the step's choice.
@@ -271,7 +297,7 @@ struct Choice {
 };
 
 // The best way to a convolution's dst in `format`; src may be reordered for it.
-Choice choose(Planner& planner, const Node& node, Format format) {
+Choice timed(Planner& planner, const Node& node, Format format) {
   Choice best;
   const Value src = node.read(0);
   for (const Format src_format : {format, kPlain}) {
@@ -289,6 +315,44 @@ Choice choose(Planner& planner, const Node& node, Format format) {
     if (total < best.total) best = {problem, choice->implementation, choice->microseconds, total};
   }
   return best;
+}
+
+double flops_of(const ConvolutionProblem& p) {
+  const Dims& pixels = p.transposed ? p.src_dims : p.dst_dims;  // where a whole kernel is applied
+  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
+         static_cast<double>(c10::multiply_integers(pixels) / pixels[1]);
+}
+
+// Microseconds below which no kernel that sums all products can be. The peak is that of a moment;
+// clocks may rise above it.
+double least_microseconds(const ConvolutionProblem& p) {
+  static const double peak = 1.1 * fma_peak_gflops();
+  return flops_of(p) / (1e3 * peak * threads());
+}
+
+const Choice& chosen(Planner& planner, const Node& node, Format format);
+
+// Whether nothing in `format` can be worth its while, even if it ran at the peak: blocked, with
+// reorders of src and dst, is faster. Only blocked formats have Winograd's kernels; to time the
+// others' on layers that are theirs was half of the time of a U-Net's plan.
+bool is_hopeless(Planner& planner, const Node& node, Format format) {
+  if (!planner.tuner().enabled() || format == planner.blocked()) return false;
+  const ConvolutionProblem problem = problem_of(node, planner.metas());
+  if (problem.dtype != at::kFloat) return false;
+  const Choice& own = chosen(planner, node, planner.blocked());
+  const double reorders = planner.reorder_cost(node.read(0), format, own.problem.src_format) +
+                          planner.reorder_cost(node.output(), own.problem.dst_format, format);
+  return least_microseconds(problem) > own.microseconds + reorders;
+}
+
+// One that is hopeless has no implementation until it is wanted all the same.
+Choice choose(Planner& planner, const Node& node, Format format) {
+  if (!is_hopeless(planner, node, format)) return timed(planner, node, format);
+  Choice least{problem_of(node, planner.metas()), ""};
+  least.microseconds = least_microseconds(least.problem);
+  least.total =
+      least.microseconds + planner.reorder_cost(node.read(0), planner.home(node.read(0)), format);
+  return least;
 }
 
 const Choice& chosen(Planner& planner, const Node& node, Format format) {
@@ -316,7 +380,9 @@ const Node* gather_for(const Planner& planner, const Node& node, const Choice& c
 }
 
 void plan(Planner& planner, const Node& node, Step& step) {
-  Choice choice = chosen(planner, node, planner.home(node.output()));
+  const Format format = planner.home(node.output());
+  Choice choice = chosen(planner, node, format);
+  if (choice.implementation.empty()) choice = timed(planner, node, format);
   choice.gather = gather_for(planner, node, choice);
   const auto read = [&](Value value) {
     step.reads[value] = planner.slot(value, choice.problem.src_format);
@@ -398,12 +464,7 @@ Prepared prepare(const Step& step, const Running& running) {
                        : prepare_alone(step, choice, running);
 }
 
-double flops(const Plan&, const Step& step) {
-  const ConvolutionProblem& p = choice_of(step).problem;
-  const Dims& pixels = p.transposed ? p.src_dims : p.dst_dims;  // where a whole kernel is applied
-  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
-         static_cast<double>(c10::multiply_integers(pixels) / pixels[1]);
-}
+double flops(const Plan&, const Step& step) { return flops_of(choice_of(step).problem); }
 
 std::string why(const Step& step) {
   const Choice& choice = choice_of(step);
