@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import types
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -249,6 +250,25 @@ def test_resnet50_stays_blocked(fold):
             assert result.profile.packs == 0
             assert result.profile.fallbacks == 0
             assert result.profile.refs == 0
+
+
+class WithBodyInDouble(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.body = nn.Conv2d(16, 16, 3).double()
+
+    def forward(self, x):
+        return self.body(self.stem(x).double()).float()
+
+
+def test_model_of_two_dtypes_runs_as_it_is(monkeypatch):
+    module = types.ModuleType("two_dtypes")
+    module.build = WithBodyInDouble
+    monkeypatch.setitem(sys.modules, "two_dtypes", module)
+    results = inference.bench_model("two_dtypes:build", rounds=1, size=8, formats=BLOCKED)
+    assert [result.format for result in results] == ["nchw", *BLOCKED]
+    assert models.load("two_dtypes:build").module.body.weight.dtype is torch.float64
 
 
 @pytest.mark.parametrize(

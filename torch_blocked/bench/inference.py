@@ -175,12 +175,15 @@ def bench_model(
     """Verifies, profiles and times one model; one result for each format, the contiguous one first.
 
     Raises WrongResult before timing if a format's result is further than its tolerance from the
-    float64 result of the model as it was built (not folded)."""
+    float64 result of the model as it was built (not folded), or from its own if it mixes dtypes."""
     progress(f"{name}: float64")
     model = models.load(name, input_dims)
     input = model.random_input(batch, size).to(dtype)
-    module, folded = model.module.to(dtype), 0
-    expected = flat_dense(copy.deepcopy(module).double()(input.double()))
+    module, folded = model.converted(dtype), 0
+    if models.is_mixed(module):
+        expected = flat_dense(module(input))
+    else:
+        expected = flat_dense(copy.deepcopy(module).double()(input.double()))
     if fold:
         module, folded = folded_module(name, module)
     rivals = runners(name, module, input, formats)

@@ -26,7 +26,8 @@ class NoModel(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """A model in evaluation mode and float32. weights: a word on them, as "random"."""
+    """A model in evaluation mode and float32, or as it is if its layers differ in dtype. weights: a
+    word on them, as "random"."""
 
     name: str
     module: nn.Module
@@ -38,6 +39,16 @@ class Model:
         channels, *spatial = self.input_dims
         dims = (batch, channels, *([size] * len(spatial) if size else spatial))
         return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+
+    def converted(self, dtype: torch.dtype) -> nn.Module:
+        """The module in a dtype; itself if its layers differ, as it converts between them."""
+        return self.module if is_mixed(self.module) else self.module.to(dtype)
+
+
+def is_mixed(module: nn.Module) -> bool:
+    """Whether some layers are of another dtype than others."""
+    dtypes = {each.dtype for each in module.parameters() if each.is_floating_point()}
+    return len(dtypes) > 1
 
 
 def zoo() -> ModuleType | None:
@@ -87,4 +98,7 @@ def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
         module = factory(name)()
     if not isinstance(module, nn.Module):
         raise NoModel(f"{name!r}: expected a torch.nn.Module, got {type(module).__name__}")
-    return Model(name, module.eval().float(), "its own", input_dims or IMAGE)
+    module.eval()
+    if not is_mixed(module):
+        module.float()
+    return Model(name, module, "its own", input_dims or IMAGE)
