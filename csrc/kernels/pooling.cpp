@@ -1,4 +1,5 @@
-// Max pooling. The greatest of a window that has a NaN is NaN, as in ATen; in oneDNN it is not.
+// Max pooling, and averages of bytes. The greatest of a window that has a NaN is NaN, as in ATen;
+// in oneDNN it is not.
 #include "kernels/pooling.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/lanes.h"
+#include "kernels/short_lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -97,7 +98,69 @@ inline void greatest_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& ro
   std::memcpy(dst + lane, &values, count);
 }
 
+// How many taps of a window lie in src.
+template <typename Number>
+std::int64_t count_of(const Rows<Number>& rows, const Taps& w) {
+  std::int64_t count = 1;
+  for (const Taps* taps : {&rows.d, &rows.h, &w}) {
+    count *= std::max<std::int64_t>(0, (taps->end - taps->begin + taps->step - 1) / taps->step);
+  }
+  return count;
+}
+
+// The sum of kWidth lanes over the taps of a window: four sums do not wait for each other.
+inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows, const Taps& taps,
+                        std::int64_t lane) {
+  const std::int64_t apart = taps.step * w.lanes;
+  Vec sums[4]{Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
+  for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
+    for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
+      const std::uint8_t* src =
+          rows.image + ((z * w.in[1] + y) * w.in[2] + taps.begin) * w.lanes + lane;
+      std::int64_t x = taps.begin;
+      for (; x + 3 * taps.step < taps.end; x += 4 * taps.step, src += 4 * apart) {
+        for (std::int64_t i = 0; i < 4; ++i) sums[i] = sums[i] + load_bytes(src + i * apart);
+      }
+      for (std::int64_t i = 0; x < taps.end; x += taps.step, src += apart, ++i) {
+        sums[i] = sums[i] + load_bytes(src);
+      }
+    }
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Makes bytes of kWidth numbers.
+inline void store_quantized(const Quantizer& q, const Vec& x, std::uint8_t* dst) {
+  const Vec byte = (x * Vec(q.inverse_scale)).round() + Vec(q.zero);
+  store_bytes(at::vec::minimum(at::vec::maximum(byte, Vec(q.least)), Vec(q.most)), dst);
+}
+
 }  // namespace
+
+// Sums of bytes are exact in float32, up to 2^16 of them.
+void average_bytes(const AverageOfBytes& average, std::int64_t begin, std::int64_t end) {
+  const MaximumWindows w = average.windows;
+  const std::int64_t of_kernel = w.kernel[0] * w.kernel[1] * w.kernel[2];
+  std::int64_t at = begin * w.out[2] * w.lanes;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const Rows<std::uint8_t> rows(w, row);
+    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, at += w.lanes) {
+      const Taps taps(w, 2, pixel);
+      const std::int64_t taken = count_of(rows, taps);
+      const auto divisor = static_cast<float>(average.of_window ? of_kernel : taken);
+      const Vec zeros(static_cast<float>(taken) * average.src.zero),
+          scale(average.src.scale / divisor);
+      for (std::int64_t lane = 0; lane < w.lanes; lane += kWidth) {
+        const Vec mean = (sum_of_bytes(w, rows, taps, lane) - zeros) * scale;
+        if (average.dst) {
+          store_quantized(*average.dst, mean, static_cast<std::uint8_t*>(w.dst) + at + lane);
+        } else {
+          mean.store(static_cast<float*>(w.dst) + at + lane);
+        }
+      }
+    }
+  }
+}
 
 void maximum_bytes(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
   auto* dst = static_cast<std::uint8_t*>(w.dst) + begin * w.out[2] * w.lanes;

@@ -26,4 +26,14 @@ void dequantize(const Quantizer& q, const std::uint8_t* src, float* dst, std::in
   for (; i < count; ++i) dst[i] = (static_cast<float>(src[i]) - q.zero) * q.scale;
 }
 
+void look_up(const std::uint8_t* table, const std::uint8_t* src, std::uint8_t* dst,
+             std::int64_t count) {
+  std::int64_t i = 0;
+#if defined(CPU_CAPABILITY_AVX512)
+  const BytesOfTable bytes(table);
+  for (; i + 64 <= count; i += 64) bytes.look_up(src + i, dst + i);
+#endif
+  for (; i < count; ++i) dst[i] = table[src[i]];
+}
+
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

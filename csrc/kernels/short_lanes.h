@@ -156,6 +156,26 @@ inline Index pixel_pairs(const std::uint8_t* src) {
 #endif
 }
 
+#if defined(CPU_CAPABILITY_AVX512)
+// A table of 256 bytes in four registers, for 64 at a time: needs VBMI.
+class BytesOfTable {
+ public:
+  explicit BytesOfTable(const std::uint8_t* table) {
+    for (std::size_t i = 0; i < 4; ++i) parts_[i] = _mm512_loadu_si512(table + 64 * i);
+  }
+  void look_up(const std::uint8_t* src, std::uint8_t* dst) const {
+    const __m512i at = _mm512_loadu_si512(src);
+    __m512i low = at, high = at;
+    asm("vpermi2b %2, %1, %0" : "+v"(low) : "v"(parts_[0]), "v"(parts_[1]));
+    asm("vpermi2b %2, %1, %0" : "+v"(high) : "v"(parts_[2]), "v"(parts_[3]));
+    _mm512_storeu_si512(dst, _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high));
+  }
+
+ private:
+  __m512i parts_[4];
+};
+#endif
+
 // The nearest integers, ties to even, of values in [0, 255].
 inline void store_bytes(const Vec& x, std::uint8_t* dst) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -34,15 +34,10 @@ std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* 
   return fits ? "" : "its weight is not for this input";
 }
 
-// Zeros in front of an image, and how many more there are behind it.
-struct Padding {
-  Dims begin, more;
-};
-
 // What a word says: at::conv2d's "valid", or "same", whose odd zero is behind the image and which
 // ATen takes at stride 1 only. Nothing if it is not for us.
-std::optional<Padding> padding_of(std::string_view word, at::IntArrayRef kernel, const Dims& stride,
-                                  const Dims& dilation) {
+std::optional<Padding> padding_of_word(std::string_view word, at::IntArrayRef kernel,
+                                       const Dims& stride, const Dims& dilation) {
   Padding padding{Dims(stride.size(), 0), Dims(stride.size(), 0)};
   if (word == "valid") return padding;
   if (word != "same") return std::nullopt;
@@ -54,6 +49,20 @@ std::optional<Padding> padding_of(std::string_view word, at::IntArrayRef kernel,
   }
   return padding;
 }
+
+}  // namespace
+
+std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
+                                  const Dims& stride, const Dims& dilation) {
+  const Argument& given = node.arguments[static_cast<std::size_t>(op.padding)];
+  if (node.overload == "padding") {
+    return padding_of_word(given.constant().toStringView(), kernel, stride, dilation);
+  }
+  auto numbers = integers(given, stride.size());
+  return numbers ? std::optional(Padding{*std::move(numbers), {}}) : std::nullopt;
+}
+
+namespace {
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
@@ -80,14 +89,7 @@ void find_one(const Rewrite& rewrite, Node& node) {
   const auto stride = list(row->stride), dilation = list(row->dilation),
              output_padding = list(row->output_padding);
   if (!stride || !dilation || !output_padding) return;
-  const Argument& given = node.arguments[static_cast<std::size_t>(row->padding)];
-  std::optional<Padding> padding;
-  if (node.overload == "padding") {
-    padding =
-        padding_of(given.constant().toStringView(), weight->sizes().slice(2), *stride, *dilation);
-  } else if (const auto numbers = list(row->padding)) {
-    padding = {*numbers, {}};
-  }
+  const auto padding = padding_of(node, *row, weight->sizes().slice(2), *stride, *dilation);
   if (!padding) return;
   node.become(nodes::convolution, {{ValueRef{src}}},
               Convolution{.weight = *weight,

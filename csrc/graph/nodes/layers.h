@@ -29,6 +29,14 @@ struct Affine {
   Activation activation = {};
 };
 
+// Zeros in front of an image, and how many more there are behind it.
+struct Padding {
+  Dims begin, more;  // more: empty for none
+};
+// What a convolution's numbers or word say; nothing if it is not for us.
+std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
+                                  const Dims& stride, const Dims& dilation);
+
 // Whether a bias, if there is one, is a vector of a weight's type and outputs.
 inline bool bias_fits(const at::Tensor* bias, at::ScalarType dtype, std::int64_t outputs) {
   return !bias || (bias->scalar_type() == dtype && bias->dim() == 1 && bias->size(0) == outputs);

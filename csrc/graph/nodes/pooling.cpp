@@ -1,7 +1,7 @@
 // Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
 // them: pooling, which has kernels of its own, and resampling. Means over the spatial dims become
 // poolings.
-#include "ops/pooling.h"
+#include "graph/nodes/pooling.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
@@ -196,9 +196,15 @@ void find_means(Rewrite& rewrite) {
   graph.nodes = std::move(nodes);
 }
 
-// A node as a pooling in this format; nothing if ours are not like it.
-std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Meta>& metas,
-                                         Format format) {
+}  // namespace
+
+bool is_average(const Node& node) {
+  const PoolingOp* row = pooling_op(node.name);
+  return node.name.starts_with("aten::adaptive_avg_pool") || (row && row->kind != Pooling::kMax);
+}
+
+std::optional<PoolingProblem> pooling_problem(const Node& node, const std::vector<Meta>& metas,
+                                              Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
   const Meta& dst = metas[static_cast<std::size_t>(node.output())];
   const bool bytes = src.dtype == at::kByte;
@@ -240,6 +246,8 @@ std::optional<PoolingProblem> problem_of(const Node& node, const std::vector<Met
   return p;
 }
 
+namespace {
+
 // "aten::max_pool2d" of three dims is that of one image without a batch.
 bool takes(const Candidate& candidate) {
   const std::string& name = candidate.node.name;
@@ -269,7 +277,7 @@ struct Choice {
 void plan(Planner& planner, const Node& node, Step& step) {
   const Format format = planner.home(node.output());
   if (format == kPlain) return;
-  const auto problem = problem_of(node, planner.metas(), format);
+  const auto problem = pooling_problem(node, planner.metas(), format);
   const char* name = problem ? choose_pooling(*problem) : nullptr;
   if (name) step.choice = Choice{*problem, name};
 }
@@ -331,7 +339,7 @@ Contest contest_of(const PoolingProblem& p, const char* implementation) {
 std::vector<Rival> rivals(Planner& planner, const Step& step) {
   std::vector<Rival> all;
   for (const Format format : {planner.blocked(), kChannelsLast}) {
-    const auto problem = problem_of(*step.node, planner.metas(), format);
+    const auto problem = pooling_problem(*step.node, planner.metas(), format);
     if (!problem) return all;
     const std::string name(format.name(problem->dst_dims.size()));
     if (const char* taken = choose_pooling(*problem)) {

@@ -1,4 +1,5 @@
-// Pointwise ops that follow each other, of any kind and number, as one pass over their operands.
+// Pointwise ops that follow each other, of any kind and number, as one pass over their operands,
+// which may be bytes, as may the result: some of them at a time are numbers, in the cache.
 #include "kernels/program.h"
 
 #include <ATen/ops/zeros.h>
@@ -8,8 +9,10 @@
 
 #include "graph/arithmetic.h"
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/quantized.h"
 #include "graph/planner.h"
 #include "kernels/kernels.h"
+#include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -23,9 +26,11 @@ using Kind = ProgramOperand::Kind;
 // What a node holds. Its operands are the values that it reads, then `vectors`.
 struct PointwiseProgram {
   std::vector<Instruction> instructions;
-  std::vector<at::Tensor> vectors;  // [C], of images
-  Value like;                       // an operand with the dims of the result
-  bool is_image;                    // these are of an image, which may be in any format
+  std::vector<at::Tensor> vectors;           // [C], of images
+  Value like;                                // an operand with the dims of the result
+  bool is_image;                             // these are of an image, which may be in any format
+  std::map<Value, Quantization> bytes = {};  // operands that are bytes
+  std::optional<Quantization> dst = {};      // none: float32
 };
 
 // ---- from ops to nodes --------------------------------------------------------------------------
@@ -118,6 +123,33 @@ std::optional<Node> program_of(const Rewrite& rewrite, Region region) {
   return node;
 }
 
+// Programs on numbers of bytes read the bytes, and make those that their result becomes.
+void read_bytes(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    auto* program = node.as<PointwiseProgram>();
+    if (!program) continue;
+    for (Argument& argument : node.arguments) {
+      const Value numbers = argument.value();
+      const Node* maker = uses.maker[Uses::at(numbers)];
+      const Quantization* q = quantization_of(maker, nodes::dequantize);
+      const auto known = q ? program->bytes.find(maker->read(0)) : program->bytes.end();
+      if (!q || (known != program->bytes.end() && known->second != *q)) continue;
+      const Value bytes = maker->read(0);
+      program->bytes[bytes] = *q;
+      if (program->like == numbers) program->like = bytes;
+      argument = {ValueRef{bytes}};
+    }
+    Node* reader = uses.only_reader(node.output());
+    if (const Quantization* q = quantization_of(reader, nodes::quantize)) {
+      program->dst = *q;
+      node.outputs = reader->outputs;
+      reader->outputs.clear();
+    }
+  }
+  sweep(rewrite.graph);
+}
+
 void combine(Rewrite& rewrite) {
   constexpr std::size_t kMostNodes = 24;
   Graph& graph = rewrite.graph;
@@ -139,12 +171,14 @@ void combine(Rewrite& rewrite) {
     *node = *std::move(best);
   }
   sweep(graph);
+  read_bytes(rewrite);
 }
 
 // ---- sizes and formats --------------------------------------------------------------------------
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {metas[Uses::at(node.as<PointwiseProgram>()->like)]};
+  const auto& program = *node.as<PointwiseProgram>();
+  return {{metas[Uses::at(program.like)].dims, program.dst ? at::kByte : at::kFloat}};
 }
 
 std::optional<FixedFormats> fixed(const Node& node) {
@@ -183,6 +217,7 @@ struct Operand {
   Kind kind;
   std::optional<Slot> slot;
   at::Tensor vector = {};
+  std::optional<kernels::Quantizer> bytes = {};
 };
 
 std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
@@ -191,7 +226,10 @@ std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
   std::vector<Operand> operands;
   for_values(step.node->arguments, [&](Value value) {
     const Slot slot = step.reads.at(value);
-    operands.push_back({kind_of(plan.slots[slot].dims, dst.dims).value(), slot});
+    Operand operand{kind_of(plan.slots[slot].dims, dst.dims).value(), slot};
+    const auto bytes = program.bytes.find(value);
+    if (bytes != program.bytes.end()) operand.bytes = bytes->second.quantizer();
+    operands.push_back(std::move(operand));
   });
   for (const at::Tensor& vector : program.vectors) {
     const std::int64_t channels = dst.dims[1];
@@ -210,6 +248,10 @@ class ProgramRun {
         instructions_(step.node->as<PointwiseProgram>()->instructions),
         operands_(operands_of(step, running.plan)),
         to_(step.writes[0]) {
+    if (const auto& dst = step.node->as<PointwiseProgram>()->dst) dst_ = dst->quantizer();
+    has_bytes_ = dst_ || std::ranges::any_of(operands_, [](const Operand& operand) {
+                   return operand.bytes.has_value();
+                 });
     const SlotPlan& dst = running.plan.slots[to_];
     const bool all_full = std::ranges::all_of(
         operands_, [](const Operand& operand) { return operand.kind == Kind::kFull; });
@@ -222,7 +264,7 @@ class ProgramRun {
       rows_ = {.pixels = c10::multiply_integers(is_image ? dst.format.physical_shape(dst.dims)
                                                          : dst.dims)};
     }
-    unit_pixels_ = std::max<std::int64_t>(kUnit / rows_.lanes, 1);
+    unit_pixels_ = std::max<std::int64_t>((has_bytes_ ? kUnitOfBytes : kUnit) / rows_.lanes, 1);
     units_ = (rows_.pixels + unit_pixels_ - 1) / unit_pixels_;
   }
 
@@ -238,16 +280,25 @@ class ProgramRun {
  private:
   // Floats: some strips, so that vectors are spread over a strip once for all of these.
   static constexpr std::int64_t kUnit = 8 * ProgramRow::kMostLanes;
+  // Fewer where bytes are numbers meanwhile: several operands should fit into L1.
+  static constexpr std::int64_t kUnitOfBytes = 2 * ProgramRow::kMostLanes;
 
   void run_unit(std::int64_t row, std::int64_t first) const {
+    const std::int64_t pixels = std::min(unit_pixels_, rows_.pixels - first),
+                       size = unit_pixels_ * std::max(rows_.lanes, plane_lanes_),
+                       at = (row * rows_.pixels + first) * rows_.lanes;
+    // The result's, then those of each operand.
+    float* numbers = has_bytes_ ? workspace((std::ssize(operands_) + 1) * size) : nullptr;
     std::array<ProgramOperand, kernels::Program::kMostOperands> operands;
+    float* own = numbers;
     for (std::size_t i = 0; i < operands_.size(); ++i) {
-      operands[i] = operand_at(operands_[i], row, first);
+      if (own) own += size;
+      operands[i] = operand_at(operands_[i], row, first, pixels, own);
     }
-    float* dst = tensors_[to_].mutable_data_ptr<float>();
+    const at::Tensor& dst = tensors_[to_];
     const ProgramRow of{.operands = operands.data(),
-                        .dst = dst + (row * rows_.pixels + first) * rows_.lanes,
-                        .pixels = std::min(unit_pixels_, rows_.pixels - first),
+                        .dst = dst_ ? numbers : dst.mutable_data_ptr<float>() + at,
+                        .pixels = pixels,
                         .lanes = rows_.lanes};
     const auto& table =
         rows_.lanes % 8 == 0 ? kernels::kernels_for(rows_.lanes) : kernels::kernels();
@@ -255,34 +306,58 @@ class ProgramRun {
                        .count = std::ssize(instructions_),
                        .operands = std::ssize(operands_)},
                       of);
-    if (row % rows_.blocks == rows_.blocks - 1) clear_tail(of);
+    const bool ends_in_tail = row % rows_.blocks == rows_.blocks - 1;
+    if (!dst_) {
+      if (ends_in_tail) clear_tail(of.dst, pixels);
+      return;
+    }
+    auto* bytes = dst.mutable_data_ptr<std::uint8_t>() + at;
+    table.quantize(*dst_, numbers, bytes, pixels * rows_.lanes);
+    if (ends_in_tail) clear_tail(bytes, pixels);
   }
 
-  // What a row reads from its pixel `first` on.
-  ProgramOperand operand_at(const Operand& operand, std::int64_t row, std::int64_t first) const {
-    if (!operand.slot) {
-      const auto* vectors = operand.vector.const_data_ptr<float>();
-      return {operand.kind, vectors + row % rows_.blocks * rows_.lanes, 0};
-    }
-    const auto* data = tensors_[*operand.slot].const_data_ptr<float>();
-    switch (operand.kind) {
+  // Elements of a tensor.
+  struct Part {
+    std::int64_t begin, count, stride;
+  };
+
+  // What a row reads of an operand from its pixel `first` on.
+  Part part_of(Kind kind, std::int64_t row, std::int64_t first, std::int64_t pixels) const {
+    switch (kind) {
       case Kind::kFull:
-        return {operand.kind, data + (row * rows_.pixels + first) * rows_.lanes, 0};
+        return {(row * rows_.pixels + first) * rows_.lanes, pixels * rows_.lanes, 0};
       case Kind::kLanes:
-        return {operand.kind, data + row * rows_.lanes, 0};
+        return {row * rows_.lanes, rows_.lanes, 0};
       case Kind::kPixels:
-        const std::int64_t pixel = row / rows_.blocks * rows_.pixels + first;
-        const bool is_full = rows_.lanes == 1 && plane_lanes_ == 1;
-        return {is_full ? Kind::kFull : operand.kind, data + pixel * plane_lanes_, plane_lanes_};
+        return {(row / rows_.blocks * rows_.pixels + first) * plane_lanes_, pixels * plane_lanes_,
+                plane_lanes_};
     }
     __builtin_unreachable();
   }
 
-  void clear_tail(const ProgramRow& row) const {
+  // The same as memory: bytes become `numbers`.
+  ProgramOperand operand_at(const Operand& operand, std::int64_t row, std::int64_t first,
+                            std::int64_t pixels, float* numbers) const {
+    if (!operand.slot) {
+      const auto* vectors = operand.vector.const_data_ptr<float>();
+      return {operand.kind, vectors + row % rows_.blocks * rows_.lanes, 0};
+    }
+    const at::Tensor& src = tensors_[*operand.slot];
+    const auto [begin, count, stride] = part_of(operand.kind, row, first, pixels);
+    const bool is_full = operand.kind == Kind::kPixels && rows_.lanes == 1 && plane_lanes_ == 1;
+    const Kind kind = is_full ? Kind::kFull : operand.kind;
+    if (!operand.bytes) return {kind, src.const_data_ptr<float>() + begin, stride};
+    const auto* bytes = src.const_data_ptr<std::uint8_t>() + begin;
+    kernels::kernels().dequantize(*operand.bytes, bytes, numbers, count);
+    return {kind, numbers, stride};
+  }
+
+  template <typename Number>
+  void clear_tail(Number* dst, std::int64_t pixels) const {
     if (rows_.tail == 0) return;
-    for (std::int64_t pixel = 0; pixel < row.pixels; ++pixel) {
-      float* lanes = row.dst + pixel * row.lanes;
-      std::fill(lanes + rows_.tail, lanes + row.lanes, 0.f);
+    for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
+      Number* lanes = dst + pixel * rows_.lanes;
+      std::fill(lanes + rows_.tail, lanes + rows_.lanes, Number{0});
     }
   }
 
@@ -290,10 +365,18 @@ class ProgramRun {
   std::vector<Instruction> instructions_;
   std::vector<Operand> operands_;
   Slot to_;
+  std::optional<kernels::Quantizer> dst_ = {};
+  bool has_bytes_;
   Rows rows_{};
   std::int64_t plane_lanes_ = 1;  // lanes of an image of one channel
   std::int64_t unit_pixels_, units_;
 };
+
+// Numbers over numbers, and bytes over bytes.
+Value stored_over(const Step& step) {
+  const auto& program = *step.node->as<PointwiseProgram>();
+  return program.bytes.contains(program.like) == program.dst.has_value() ? program.like : kNone;
+}
 
 Prepared prepare(const Step& step, const Running& running) {
   return {ProgramRun(step, running), true};
@@ -308,7 +391,7 @@ constinit const NodeKind nodes::program = {
     .fixed = fixed,
     .cost = cost,
     .fills = [](const Step&, const SlotPlan&) { return true; },
-    .stored_over = [](const Step& step) { return step.node->as<PointwiseProgram>()->like; },
+    .stored_over = stored_over,
     .prepare = prepare,
     .implementation = by_torch_blocked,
 };

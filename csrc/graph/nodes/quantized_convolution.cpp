@@ -5,7 +5,7 @@
 #include <ATen/ops/full.h>
 
 #include "format/errors.h"
-#include "graph/nodes/boxed.h"
+#include "graph/nodes/layers.h"
 #include "graph/nodes/quantized.h"
 #include "graph/planner.h"
 #include "runtime/isa.h"
@@ -30,7 +30,7 @@ const Node* maker_of(const Uses& uses, Value value) {
 
 void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
-  if (!row || row->transposed || node.overload == "padding") return;
+  if (!row || row->transposed) return;
   const Node* bytes = maker_of(uses, node.read(0));
   const Quantization* src = quantization_of(bytes, nodes::dequantize);
   const auto constant = quantized_constant(rewrite.graph, maker_of(uses, node.read(1)));
@@ -51,16 +51,18 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const auto list = [&](std::int64_t i) {
     return integers(node.arguments[static_cast<std::size_t>(i)], spatial);
   };
-  const auto stride = list(row->stride), padding = list(row->padding),
-             dilation = list(row->dilation);
-  if (!stride || !padding || !dilation) return;
+  const auto stride = list(row->stride), dilation = list(row->dilation);
+  if (!stride || !dilation) return;
+  const auto padding = padding_of(node, *row, weight.sizes().slice(2), *stride, *dilation);
+  if (!padding) return;
   node.become(nodes::quantized_convolution, {{ValueRef{bytes->read(0)}}},
               Convolution8{.weight = weight,
                            .scales = constant->scales.expand({outputs}).contiguous(),
                            .bias = bias ? *bias : at::Tensor(),
                            .stride = *stride,
-                           .padding = *padding,
+                           .padding = padding->begin,
                            .dilation = *dilation,
+                           .padding_end = padding->more,
                            .groups = count,
                            .src = *src});
 }
