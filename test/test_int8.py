@@ -211,6 +211,146 @@ def test_numbers_of_other_types_stay_what_they_are():
     torch.testing.assert_close(fast(x), model(x), rtol=0.02, atol=0.02)
 
 
+def implementations(model, *inputs):
+    return [step.implementation for step in blocked(model, *inputs, verify=False).steps()]
+
+
+class Function(nn.Module):
+    """A function between bytes."""
+
+    def __init__(self, function, src=(0.03, 101), to=(0.02, 90)):
+        super().__init__()
+        self.function, self.src, self.to = function, src, to
+
+    def forward(self, *inputs):
+        return fake(self.function(*(fake(x, *self.src) for x in inputs)), *self.to)
+
+
+FUNCTIONS = {
+    "relu": F.relu,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.3),
+    "mish": F.mish,
+    "several": lambda x: torch.tanh(x * 2 + 1).clamp(min=-0.5) * x,
+    "other bytes": lambda x: x,
+    "of NaN": lambda x: torch.log(x).nan_to_num(0.5),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("channels", [1, 7, 16, 33])
+@torch.no_grad()
+def test_functions_are_tables(function, channels):
+    model = Function(FUNCTIONS[function]).eval()
+    x = torch.randn(2, channels, 9, 11) * 2
+    assert_bytes(model, x)
+    steps = blocked(model, x, verify=False).steps()
+    assert [step.implementation for step in steps].count("table") == 1
+    assert sum("quantize" in step.op for step in steps) <= 3
+
+
+@torch.no_grad()
+def assert_bytes(model, *inputs, share=1e-3):
+    """One unit apart at most, and few."""
+    fast = blocked(model, *inputs, verify=False)
+    expected = model(*inputs)
+    apart = ((fast(*inputs) - expected) / model.to[0]).round().abs()
+    assert apart.max() <= 1 and apart.sum() <= 1 + share * apart.numel()
+    return fast
+
+
+def test_functions_of_nan_are_no_tables():
+    x = torch.randn(1, 8, 5, 5)
+    model = Function(lambda x: torch.log(x).clamp(0, 1).nan_to_num(0)).eval()
+    assert "table" in implementations(model, x)
+    assert "table" not in implementations(Function(torch.log).eval(), x)
+
+
+POOLINGS = {
+    "all": (lambda x: F.adaptive_avg_pool2d(x, 1), 1),
+    "mean": (lambda x: x.mean((2, 3), keepdim=True), 1),
+    "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (4, 2)), 1),
+    "uneven": (lambda x: F.adaptive_avg_pool2d(x, 5), 0),
+    "windows": (lambda x: F.avg_pool2d(x, (3, 2), (2, 1), 1), 1),
+    "of the input": (lambda x: F.avg_pool2d(x, 3, 1, 1, False, False), 1),
+    "wide": (lambda x: F.avg_pool2d(x, (2, 7), 1), 1),
+    "with a divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), 0),
+}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("channels", [3, 16, 33])
+def test_averages(pooling, channels):
+    function, count = POOLINGS[pooling]
+    x = torch.randn(2, channels, 8, 12)
+    for to in ((0.03, 101), (0.0137, 128)):
+        model = Function(function, to=to).eval()
+        assert_bytes(model, x, share=0.1)  # averages of 6 are ties one time in 6
+        assert implementations(model, x).count("sums") == count
+
+
+@pytest.mark.parametrize("ndim", [1, 3])
+def test_averages_of_other_ranks(ndim):
+    pool = getattr(F, f"avg_pool{ndim}d")
+    model = Function(lambda x: pool(x, 3, 1, 1), to=(0.0137, 99)).eval()
+    x = torch.randn(2, 17, *[6] * ndim)
+    assert_bytes(model, x)
+    assert "sums" in implementations(model, x)
+
+
+def test_averages_of_bytes_may_be_numbers():
+    class Mean(nn.Module):
+        def forward(self, x):
+            return fake(x, 0.03, 101).mean((2, 3))
+
+    x = torch.randn(2, 17, 9, 9)
+    model = Mean().eval()
+    torch.testing.assert_close(blocked(model, x, verify=False)(x), model(x))
+    assert "sums" in implementations(model, x)
+
+
+OF_TWO = {
+    "sum": (lambda a, b: a + b, None),
+    "sum and relu": (lambda a, b: F.relu(b + a), None),
+    "difference": (lambda a, b: a - 2 * b, None),
+    "gate": (lambda a, b: a * torch.sigmoid(b), (1, 1)),
+    "plane": (lambda a, b: a * b, "plane"),
+    "twice": (lambda a, b: a * b + a, None),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize("channels", [1, 7, 16, 33])
+def test_sums_and_products_read_bytes(name, channels):
+    function, other = OF_TWO[name]
+    x = torch.randn(2, channels, 19, 23)
+    shape = {None: x.shape, (1, 1): (2, channels, 1, 1), "plane": (2, 1, 19, 23)}[other]
+    fast = assert_bytes(Function(function).eval(), x, torch.randn(shape))
+    assert sum("dequantize" in step.op for step in fast.steps()) <= 1 + (other == (1, 1))
+
+
+@torch.no_grad()
+def test_sums_of_bytes_and_numbers():
+    class Sum(nn.Module):
+        def forward(self, x, y):
+            return fake(x, 0.03, 101) * 2 + y
+
+    x, y = torch.randn(2, 17, 9, 9), torch.randn(2, 17, 9, 9)
+    fast = blocked(Sum().eval(), x, y, verify=False)
+    torch.testing.assert_close(fast(x, y), Sum()(x, y))
+    model = Function(lambda x: x + y).eval()
+    assert_bytes(model, x)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_padding_in_words(padding):
+    check(Conv(17, 16, 4, padding=padding), torch.randn(1, 17, 9, 8))
+    check(Conv(17, 17, (2, 3), padding=padding, groups=17), torch.randn(1, 17, 9, 8))
+
+
 class Chain(nn.Module):
     """Bytes from layer to layer: pooling, concat and a sum of two branches among them."""
 
@@ -319,3 +459,66 @@ def test_quantize_says_what_is_wrong(network):
         tb.quantize(network, [])
     with pytest.raises(ValueError, match="evaluation mode"):
         tb.quantize(nn.Sequential(nn.Conv2d(3, 3, 1)), [torch.randn(1, 3, 4, 4)])
+
+
+class Gated(nn.Module):
+    """What TorchBlockedQuantizer keeps in bytes."""
+
+    def __init__(self, channels=24):
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 4, padding="same")
+        self.norm = nn.BatchNorm2d(channels)
+        self.down, self.up = nn.Conv2d(channels, 8, 1), nn.Conv2d(8, channels, 1)
+        self.left = nn.Conv2d(channels, channels, (1, 3), padding="same", groups=channels)
+        self.last = nn.Linear(channels, 10)
+
+    def forward(self, x):
+        x = F.silu(self.norm(self.first(x)))
+        x = x * torch.sigmoid(self.up(F.relu(self.down(x.mean((2, 3), keepdim=True)))))
+        x = F.relu(F.avg_pool2d(self.left(x), 3, 1, 1) + F.hardswish(F.max_pool2d(x, 3, 1, 1)))
+        return self.last(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+@torch.no_grad()
+def test_models_stay_in_bytes():
+    torch.manual_seed(0)
+    model = Gated().eval()
+    model.norm.running_mean.normal_()
+    calibration = [torch.randn(1, 3, 20, 20) for _ in range(4)]
+    quantized = tb.quantize(model, calibration)
+    fast = blocked(quantized, calibration[0], verify=False)
+    torch.testing.assert_close(fast(calibration[0]), quantized(calibration[0]), rtol=0, atol=5e-3)
+    torch.testing.assert_close(quantized(calibration[0]), model(calibration[0]), rtol=0, atol=0.05)
+    steps = fast.steps()
+    assert sum("quantize" in step.op for step in steps) == 1, fast.plan()  # of the input
+    assert {"sums", "table", "maximum", "dots"} <= {step.implementation for step in steps}
+
+
+@torch.no_grad()
+def test_quantize_reports_what_layers_lose(network):
+    calibration = [torch.randn(2, 3, 32, 32) for _ in range(3)]
+    with torch.no_grad():  # one channel of a thousand times the others: eight bits are few
+        coarse = nn.Sequential(network[0], nn.Conv2d(24, 24, 1), *network[1:]).eval()
+        coarse[1].weight[:, 0] *= 3000
+        coarse[1].weight /= 30
+    reports = []
+    quantized = tb.quantize(coarse, calibration, report=reports.append)
+    (report,) = reports
+    assert report.cases == 3 and 0 <= report.agreement <= 1
+    expected, result = (torch.cat([m(x) for x in calibration]) for m in (coarse, quantized))
+    assert report.error == pytest.approx(float((result - expected).norm() / expected.norm()), 1e-3)
+    assert report.agreement == (result.argmax(1) == expected.argmax(1)).float().mean()
+    own = {each.path: each.own for each in report.layers}
+    assert list(own.values()) == sorted(own.values(), reverse=True)
+    assert set(own) == {"0", "1", "4", "7.conv", "10"}
+    first = next(each for each in report.layers if each.path == "0")
+    assert first.own == first.in_all > 0  # nothing before it
+    assert "own error" in str(report) and "7.conv" in str(report)
+    kept = []
+    tb.quantize(coarse, calibration, keep=list(own), report=kept.append)
+    assert kept[0].error < 1e-6 and kept[0].agreement == 1
+
+
+def test_quantize_keep_says_what_is_no_module(network):
+    with pytest.raises(ValueError, match="expected keep as paths of modules of the model, got"):
+        tb.quantize(network, [torch.randn(1, 3, 32, 32)], keep=["0", "6.con"])

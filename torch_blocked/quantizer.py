@@ -5,8 +5,9 @@ torchao is not needed to run such a model, only to make one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +21,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from torch_blocked import module_paths, progress
+from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
 
 _aten = torch.ops.aten
 
@@ -43,12 +45,8 @@ _WEIGHT = QuantizationSpec(
     is_dynamic=False,
 )
 
-_LAYERS = {
-    _aten.conv1d.default,
-    _aten.conv2d.default,
-    _aten.conv3d.default,
-    _aten.linear.default,
-}
+_CONVOLUTIONS = (_aten.conv1d, _aten.conv2d, _aten.conv3d)
+_LAYERS = {_aten.linear.default}.union(*({each.default, each.padding} for each in _CONVOLUTIONS))
 # What runs with the sums of a layer.
 _ACTIVATIONS = {
     getattr(_aten, name).default
@@ -69,12 +67,30 @@ _MOVES = {
     _aten.cat.default,
     _aten.upsample_nearest2d.vec,
 }
+# What makes bytes of a range of its own from bytes: functions, and averages of them.
+_FUNCTIONS = _ACTIVATIONS | {
+    _aten.sigmoid.default,
+    _aten.hardsigmoid.default,
+    _aten.tanh.default,
+    _aten.elu.default,
+    _aten.avg_pool1d.default,
+    _aten.avg_pool2d.default,
+    _aten.avg_pool3d.default,
+    _aten.adaptive_avg_pool1d.default,
+    _aten.adaptive_avg_pool2d.default,
+    _aten.adaptive_avg_pool3d.default,
+    _aten.mean.dim,
+}
+# The same of two values, of which one may be no bytes: a gate.
+_OF_TWO = _SUMS | {_aten.mul.Tensor, _aten.mul_.Tensor}
+_COMPARED = 8  # inputs for the report of quantize()
 _ANNOTATION = "quantization_annotation"
 
 
 class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates what torch_blocked's kernels of bytes do: convolutions and linear layers with the
-    activation and the sum after them, and what moves their bytes.
+    activation and the sum after them, what moves their bytes, and functions, averages, sums and
+    products of these that other such layers read.
 
     keep: paths of modules that stay in floating point, with all that they contain."""
 
@@ -87,8 +103,12 @@ class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
             if node.target in _LAYERS and not self._is_kept(node):
                 _annotate_layer(node)
         for node in model.graph.nodes:
-            if node.target in _MOVES and _ANNOTATION not in node.meta:
+            if _ANNOTATION in node.meta or self._is_kept(node):
+                continue
+            if node.target in _MOVES:
                 _annotate_move(node)
+            elif node.target in _FUNCTIONS | _OF_TWO:
+                _annotate_function(node)
         return model
 
     def validate(self, model: fx.GraphModule) -> None:
@@ -140,8 +160,7 @@ def _same(a: fx.Node, b: fx.Node) -> bool:
 def _annotate_move(node: fx.Node) -> None:
     """If its inputs are bytes already."""
     inputs = [each for each in node.all_input_nodes if each in _listed(node.args[0])]
-    made = [_ANNOTATION in each.meta and each.meta[_ANNOTATION].output_qspec for each in inputs]
-    if not all(made):
+    if not all(map(_makes_bytes, inputs)):
         return
     shared = SharedQuantizationSpec((inputs[0], node))
     specs = {each: shared for each in inputs[1:]}
@@ -150,24 +169,57 @@ def _annotate_move(node: fx.Node) -> None:
     )
 
 
+def _makes_bytes(node: fx.Node) -> bool:
+    return _ANNOTATION in node.meta and node.meta[_ANNOTATION].output_qspec is not None
+
+
+def _annotate_function(node: fx.Node) -> None:
+    """If it comes from bytes, and what reads it can do so as bytes."""
+    inputs = [each for each in node.all_input_nodes if _makes_bytes(each)]
+    of_bytes = inputs and (len(inputs) == len(node.all_input_nodes) or node.target in _OF_TWO)
+    readers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
+    if not of_bytes or not any(user.target in readers for user in node.users):
+        return
+    then = _only_user(node) if node.target in _SUMS else None
+    end = then if then is not None and then.target in _ACTIVATIONS else node
+    for each in (node, end):
+        each.meta[_ANNOTATION] = QuantizationAnnotation(_annotated=True)
+    node.meta[_ANNOTATION].input_qspec_map = dict.fromkeys(inputs, _ACTIVATION)
+    end.meta[_ANNOTATION].output_qspec = _ACTIVATION
+
+
 def _listed(argument: Any) -> Sequence[Any]:
     return argument if isinstance(argument, Sequence) else [argument]
 
 
 def quantize(
-    model: nn.Module, calibration: Iterable[Tensor | tuple[Any, ...]], *, keep: Iterable[str] = ()
+    model: nn.Module,
+    calibration: Iterable[Tensor | tuple[Any, ...]],
+    *,
+    keep: Iterable[str] = (),
+    report: Callable[[QuantizationAccuracy], object] | None = None,
 ) -> fx.GraphModule:
     """The model with layers of bytes, for optimize() and for whatever else takes such graphs.
 
     calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
     arguments; their values set the ranges. The first dim, the batch, may change later.
     keep: paths of modules that stay in floating point.
-    Raises ValueError without calibration or for a model in training mode, and what torch.export
+    report: called with what the model and each of its layers lose, on some of the calibration
+    inputs; print shows it as a table.
+    Raises ValueError without calibration, for a path that no module has and for a model in
+    training mode, and what torch.export
     raises for a model that it cannot trace."""
     if model.training:
         raise ValueError(
             "torch_blocked::quantize: expected a model in evaluation mode, got training mode; "
             "call eval()"
+        )
+    keep = list(keep)
+    paths = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    if wrong := [path for path in keep if path not in paths]:
+        raise ValueError(
+            "torch_blocked::quantize: expected keep as paths of modules of the model, got "
+            f"{wrong[0]!r}; take them from named_modules()"
         )
     cases = [each if isinstance(each, tuple) else (each,) for each in calibration]
     if not cases:
@@ -176,13 +228,68 @@ def quantize(
             "like those that will come"
         )
     with torch.no_grad():
-        exported = torch.export.export(model, cases[0], strict=False)
-        prepared = prepare_pt2e(exported.module(check_guards=False), TorchBlockedQuantizer(keep))
+        exported = torch.export.export(model, cases[0], strict=False).module(check_guards=False)
+        _write_padding_in_numbers(exported)
+        prepared = prepare_pt2e(exported, TorchBlockedQuantizer(keep))
         prepared._forward_pre_hooks.clear()
         with progress.Bar("torch_blocked: calibrating", len(cases)) as bar:
             for case in cases:
                 prepared(*case)
                 bar.update()
+        in_float = _without_observers(prepared) if report else None
         converted: fx.GraphModule = convert_pt2e(prepared)
         converted._forward_pre_hooks.clear()
+    if report and in_float:
+        report(compare(in_float, converted, cases[-_COMPARED:], lambda n: n.target in _LAYERS))
     return converted
+
+
+def _write_padding_in_numbers(module: fx.GraphModule) -> None:
+    """Convolutions padded by a word, whose batch norms torchao would leave where they are."""
+    for node in list(module.graph.nodes):
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet not in _CONVOLUTIONS or node.target is not packet.padding:
+            continue
+        src, weight, bias, stride, word, dilation, groups = _arguments(node)
+        kernel = weight.meta["val"].shape[2:]
+        pads = [0] * len(kernel)
+        if word == "same":
+            pads = [each * (size - 1) for each, size in zip(dilation, kernel, strict=True)]
+        with module.graph.inserting_before(node):
+            if any(each % 2 for each in pads):  # the odd zero is at the end
+                both = [size for each in reversed(pads) for size in (each // 2, each - each // 2)]
+                src = module.graph.call_function(_aten.pad.default, (src, both))
+                src.meta, pads = dict(node.meta), [0] * len(kernel)
+            numbers = module.graph.call_function(
+                packet.default,
+                (src, weight, bias, stride, [each // 2 for each in pads], dilation, groups),
+            )
+        numbers.meta = dict(node.meta)
+        node.replace_all_uses_with(numbers)
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """The arguments of a convolution, lists with a number for each spatial dim."""
+    schema = cast(torch._ops.OpOverload, node.target)._schema
+    given: dict[str, Any] = {
+        each.name: each.default_value for each in schema.arguments if each.has_default_value()
+    }
+    given |= zip((each.name for each in schema.arguments), node.args, strict=False)
+    given |= node.kwargs
+    spatial = given["weight"].meta["val"].dim() - 2
+    for name in ("stride", "dilation"):
+        numbers = list(given[name])
+        given[name] = numbers * spatial if len(numbers) == 1 else numbers
+    return [given[each.name] for each in schema.arguments]
+
+
+def _without_observers(prepared: fx.GraphModule) -> fx.GraphModule:
+    """The float model as it was prepared, batch norms in their layers; it shares the weights."""
+    graph = copy.deepcopy(prepared.graph)
+    for node in list(graph.nodes):
+        if node.op == "call_module":
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    return fx.GraphModule(prepared, graph)

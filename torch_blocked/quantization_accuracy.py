@@ -1,0 +1,137 @@
+"""What a model loses as it becomes one of bytes: all of it, and each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_blocked import module_paths, progress
+from torch_blocked.text_table import columns
+
+_SHOWN = 10  # layers in the table
+
+
+@dataclass(frozen=True)
+class LayerLoss:
+    """Relative errors of a layer's result, |bytes - float32| / |float32| in the Euclidean norm."""
+
+    path: str  # of its module; an op that is in none of its own has that of the module around it
+    op: str  # "conv2d"
+    own: float  # where its inputs are bytes of the float model's
+    in_all: float  # where all that runs before it is on bytes, too
+
+
+@dataclass(frozen=True)
+class QuantizationAccuracy:
+    """A quantized model beside its float model, on `cases` inputs. Its text is a table."""
+
+    cases: int
+    error: float  # of the results, relative, as those of layers
+    agreement: float | None  # share of rows whose greatest entry is the same; None: no such rows
+    layers: list[LayerLoss]  # those that lose most on their own first
+
+    def __str__(self) -> str:
+        percent = "" if self.agreement is None else f", first class equal: {self.agreement:.1%}"
+        rows = [
+            (each.path or "(the model)", each.op, f"{each.own:.4f}", f"{each.in_all:.4f}")
+            for each in self.layers[:_SHOWN]
+        ]
+        table = columns(("layer", "op", "own error", "in all"), rows, "llrr")
+        more = len(self.layers) - len(rows)
+        rest = f"\n{more} layers lose less" if more else ""
+        head = f"relative error of results: {self.error:.4f}{percent} ({self.cases} inputs)"
+        return f"{head}\n{table}{rest}"
+
+
+class _Recorded(fx.Interpreter):
+    """A graph that keeps what these nodes make, by name."""
+
+    def __init__(self, module: fx.GraphModule, names: set[str]) -> None:
+        super().__init__(module)
+        self.names = names
+        self.made: dict[str, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.name in self.names:
+            self.made[n.name] = result
+        return result
+
+
+class _OnInputsOf(_Recorded):
+    """A graph whose nodes read what nodes of the same names have made in another."""
+
+    def __init__(self, module: fx.GraphModule, names: set[str], others: dict[str, Tensor]) -> None:
+        super().__init__(module, names)
+        self.others = others
+
+    def run_node(self, n: fx.Node) -> Any:
+        return self.others.get(n.name, super().run_node(n))
+
+
+class _Sums:
+    """Relative errors over several inputs: sums of squares of differences and of numbers."""
+
+    def __init__(self) -> None:
+        self.apart, self.all = 0.0, 0.0
+
+    def add(self, result: Tensor, expected: Tensor) -> None:
+        self.apart += float((result - expected).double().square().sum())
+        self.all += float(expected.double().square().sum())
+
+    def error(self) -> float:
+        return (self.apart / self.all) ** 0.5 if self.all else 0.0
+
+
+def compare(
+    in_float: fx.GraphModule,
+    quantized: fx.GraphModule,
+    cases: Sequence[tuple[Any, ...]],
+    is_layer: Callable[[fx.Node], bool],
+) -> QuantizationAccuracy:
+    """in_float: a graph whose nodes have the names that they have in the quantized one."""
+    every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
+    layers = [node for node in quantized.graph.nodes if is_layer(node) and node.name in every]
+    names = {node.name for node in layers}
+    own, in_all = ({name: _Sums() for name in names} for _ in range(2))
+    outputs, firsts = _Sums(), list[Tensor]()
+    with torch.no_grad(), progress.Bar("torch_blocked: comparing", len(cases)) as bar:
+        for case in cases:
+            float_run = _Recorded(in_float, every)
+            expected = _tensors(float_run.run(*case))
+            byte_run = _Recorded(quantized, names)
+            result = _tensors(byte_run.run(*case))
+            alone = _OnInputsOf(quantized, names, float_run.made)
+            alone.run(*case)
+            for name in names:
+                own[name].add(alone.made[name], float_run.made[name])
+                in_all[name].add(byte_run.made[name], float_run.made[name])
+            for each, other in zip(result, expected, strict=True):
+                outputs.add(each, other)
+                if other.dim() == 2 and other.shape[1] > 1:
+                    firsts.append(each.argmax(1) == other.argmax(1))
+            bar.update()
+    losses = [
+        LayerLoss(
+            module_paths.of_node(node.meta.get("nn_module_stack")),
+            str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2],
+            own[node.name].error(),
+            in_all[node.name].error(),
+        )
+        for node in layers
+    ]
+    return QuantizationAccuracy(
+        len(cases),
+        outputs.error(),
+        float(torch.cat(firsts).double().mean()) if firsts else None,
+        sorted(losses, key=lambda each: -each.own),
+    )
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
