@@ -2,8 +2,8 @@
 
     python benchmarks/plans.py mobilenet_v2 resnet18 unet --plans 20
 
-Every plan is made in a process and with a tuning file of its own. Then all of them are loaded into
-one process and timed in interleaved rounds, with nothing else running. See README.md."""
+Every plan is made in a process and with a tuning file of its own. Then those that differ are loaded
+into one process and timed in interleaved rounds, with nothing else running. See README.md."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from peers import busy
 
 import torch_blocked
+from torch_blocked import progress
 from torch_blocked.bench import models
 from torch_blocked.bench.arguments import positive
-from torch_blocked.bench.measure import Timing, on_threads, time_interleaved
+from torch_blocked.bench.measure import on_threads, time_interleaved
 from torch_blocked.text_table import markdown
 
 
@@ -51,47 +52,58 @@ def made(name: str, threads: int, path: Path, cache: Path) -> float:
     return float(done.stdout)
 
 
-def choices(optimized: torch.nn.Module) -> list[tuple[str, str, str]]:
+Steps = tuple[tuple[str, ...], ...]
+
+
+def steps_of(optimized: torch.nn.Module) -> Steps:
     """Op, output and implementation of each step."""
     rows = [line.split("  ") for line in optimized.plan().splitlines()[1:]]
-    return [tuple(cell.strip() for cell in row if cell.strip())[:3] for row in rows]
+    return tuple(tuple(cell.strip() for cell in row if cell.strip())[:3] for row in rows)
 
 
-def differences(plans: Sequence[torch.nn.Module]) -> list[str]:
+def differences(made: Sequence[Steps]) -> list[str]:
     """The steps that not all plans have, with the number of plans that have each."""
-    count = collections.Counter(step for plan in plans for step in dict.fromkeys(choices(plan)))
-    return [f"{n} of {len(plans)}: {', '.join(s)}" for s, n in count.items() if n < len(plans)]
+    count = collections.Counter(step for steps in made for step in dict.fromkeys(steps))
+    return [f"{n} of {len(made)}: {', '.join(s)}" for s, n in count.items() if n < len(made)]
 
 
 def compare(name: str, count: int, others: int, threads: int, rounds: int) -> list[list[str]]:
-    """Rows of the table: plans made alone, and beside `others` processes."""
+    """Rows of the table: plans made alone, and beside `others` processes. Plans of the same steps
+    are timed once: what one of them takes, all of them do."""
     model = models.load(name)
     input = model.random_input(1)
-    plans: dict[str, torch.nn.Module] = {}
-    seconds: dict[str, list[float]] = {"alone": [], f"beside {others}": []}
+    plans: dict[Steps, torch.nn.Module] = {}
+    made_as: dict[str, list[Steps]] = {"alone": [], f"beside {others}": []}
+    seconds: dict[str, list[float]] = {made_so: [] for made_so in made_as}
     with tempfile.TemporaryDirectory() as folder, on_threads(threads):
-        for i in range(count):
-            for made_so, processes in zip(seconds, (0, others), strict=True):
-                path = Path(folder) / f"{made_so}{i}.pt"
+        path = Path(folder) / "plan.pt"
+        ways = list(zip(made_as, (0, others), strict=True)) * count
+        with progress.Bar(f"plans of {name}", len(ways)) as bar:
+            for i, (made_so, processes) in enumerate(ways):
                 with busy(processes):
-                    cache = Path(folder) / f"cache{made_so}{i}"
-                    seconds[made_so].append(made(name, threads, path, cache))
-                plans[f"{made_so} {i}"] = torch_blocked.load(path)
-        run = {key: lambda plan=plan: plan(input) for key, plan in plans.items()}
+                    seconds[made_so].append(made(name, threads, path, Path(folder) / f"cache{i}"))
+                optimized = torch_blocked.load(path)
+                steps = steps_of(optimized)
+                made_as[made_so].append(steps)
+                plans.setdefault(steps, optimized)
+                bar.update()
+        run = {str(i): lambda plan=plan: plan(input) for i, plan in enumerate(plans.values())}
         timings = time_interleaved(run, rounds, what=name)
-    for line in differences(list(plans.values())):
+    for line in differences([steps for made_so in made_as.values() for steps in made_so]):
         print(line)
+    best_ms = {steps: timing.min_ms for steps, timing in zip(plans, timings.values(), strict=True)}
     return [
-        row(name, made_so, seconds[made_so], [timings[f"{made_so} {i}"] for i in range(count)])
-        for made_so in seconds
+        [name, made_so, *cells_of(made_as[made_so], best_ms, seconds[made_so])]
+        for made_so in made_as
     ]
 
 
-def row(name: str, made_so: str, seconds: Sequence[float], timings: Sequence[Timing]) -> list[str]:
-    best = sorted(timing.min_ms for timing in timings)
+def cells_of(
+    made: Sequence[Steps], best_ms: Mapping[Steps, float], seconds: Sequence[float]
+) -> list[str]:
+    best = sorted(best_ms[steps] for steps in made)
     return [
-        name,
-        made_so,
+        str(len(set(made))),
         f"{best[0]:.2f}",
         f"{statistics.median(best):.2f}",
         f"{best[-1]:.2f}",
@@ -112,7 +124,8 @@ def main() -> int:
     if args.make:
         make_plan(args.models[0], args.threads, args.make)
         return 0
-    header = ["model", "made", "fastest ms", "median ms", "slowest ms", "spread", "optimize s"]
+    times = ["fastest ms", "median ms", "slowest ms", "spread", "optimize s"]
+    header = ["model", "made", "different", *times]
     rows = [
         line
         for name in args.models

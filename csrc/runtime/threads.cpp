@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <omp.h>
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -43,6 +44,15 @@ void pause() {
 #endif
 }
 
+// What this thread has computed, without the time in which others had its core.
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+thread_local WorkTimer* work_timer = nullptr;
+
 constexpr std::size_t kLine = 64;
 
 // How many pieces of one thread's share are taken: a single word, so that it changes atomically.
@@ -63,8 +73,10 @@ struct Team {
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::exception_ptr error;
+  bool is_timed;
+  std::atomic<std::int64_t> work_ns{0};  // of a thread, where all take as many pieces as others
 
-  explicit Team(std::size_t threads) : shares(threads) {}
+  Team(std::size_t threads, bool is_timed) : shares(threads), is_timed(is_timed) {}
 
   std::int64_t size() const { return std::ssize(shares); }
 
@@ -166,11 +178,19 @@ class OnePiece final : public Pieces {
   std::int64_t left_;
 };
 
+// A thread's work in a loop, as part of the time of the loop: as many pieces as the busiest thread
+// must take, each of the mean time of all.
+std::int64_t part_ns(std::chrono::nanoseconds work, std::int64_t pieces, std::int64_t threads) {
+  return work.count() * ((pieces + threads - 1) / threads) / pieces;
+}
+
 void share(Member& self, std::int64_t units, std::int64_t pieces,
            c10::function_ref<void(Pieces&)> body) {
   ++self.loop;
   self.pieces += pieces;
   TeamPieces mine(self, units, pieces);
+  const bool is_timed = self.team.is_timed;
+  const auto start = is_timed ? thread_time() : std::chrono::nanoseconds(0);
   member = nullptr;  // loops in the body are the thread's own
   try {
     body(mine);  // takes all there is
@@ -178,6 +198,7 @@ void share(Member& self, std::int64_t units, std::int64_t pieces,
     self.team.fail();
   }
   member = &self;
+  if (is_timed) self.team.work_ns += part_ns(thread_time() - start, pieces, self.team.size());
   self.team.wait_for(self.pieces);
 }
 
@@ -210,7 +231,9 @@ std::int64_t take_most_pieces() { return std::exchange(most_pieces, 0); }
 void on_all_threads(c10::function_ref<void()> walk) {
   const int count = threads();
   if (member || count == 1) return walk();
-  Team team(static_cast<std::size_t>(count));
+  WorkTimer* const timer = work_timer;
+  Team team(static_cast<std::size_t>(count), timer != nullptr);
+  const auto start = timer ? thread_time() : std::chrono::nanoseconds(0);
 #pragma omp parallel num_threads(count)
   {
     Member self{team, omp_get_thread_num()};
@@ -222,7 +245,18 @@ void on_all_threads(c10::function_ref<void()> walk) {
     }
     member = nullptr;
   }
+  if (timer) timer->add_team(std::chrono::nanoseconds(team.work_ns), thread_time() - start);
   if (team.error) std::rethrow_exception(team.error);
+}
+
+WorkTimer::WorkTimer() : start_(thread_time()), outer_(std::exchange(work_timer, this)) {}
+
+WorkTimer::~WorkTimer() { work_timer = outer_; }
+
+std::chrono::nanoseconds WorkTimer::elapsed() const { return thread_time() - start_ + in_teams_; }
+
+void WorkTimer::add_team(std::chrono::nanoseconds by_all, std::chrono::nanoseconds by_this_thread) {
+  in_teams_ += by_all - by_this_thread;
 }
 
 }  // namespace torch_blocked

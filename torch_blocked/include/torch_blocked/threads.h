@@ -7,6 +7,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <chrono>
 #include <cstdint>
 
 #include "torch_blocked/export.h"
@@ -36,6 +37,24 @@ inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is
 // Into how many pieces the largest loop of this thread since the last call could be cut: no more
 // threads than these would have had something to do. 0: there was none.
 std::int64_t take_most_pieces();
+
+// How long what this thread does would take if every thread had a core all the time: what threads
+// compute in its loops, without waits, shared out by pieces, and what it computes itself between
+// them. Of code that has threads of its own it sees nothing but this one.
+class WorkTimer {
+ public:
+  WorkTimer();
+  ~WorkTimer();
+  WorkTimer(const WorkTimer&) = delete;
+  WorkTimer& operator=(const WorkTimer&) = delete;
+
+  std::chrono::nanoseconds elapsed() const;
+  void add_team(std::chrono::nanoseconds by_all, std::chrono::nanoseconds by_this_thread);
+
+ private:
+  std::chrono::nanoseconds start_, in_teams_{0};
+  WorkTimer* outer_;
+};
 
 // Calls body(begin, end) on parts of [0, units).
 template <typename Body>
