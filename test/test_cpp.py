@@ -46,9 +46,11 @@ def library(tmp_path_factory) -> Path:
 def test_the_example_runs_eager_compiled_and_optimized(library):
     out = run(sys.executable, EXAMPLE / "use.py", library, cwd=ROOT)
     assert "eager: right, compiled: right, optimized: right" in out
-    step = next(line for line in out.splitlines() if line.startswith("custom_kernel::star_relu"))
-    block = _C.native_blocks()[0]
-    assert f"nChw{block}c [1, 33, 28, 28]" in step and "custom_kernel::star_relu_blocked" in step
+    optimized, eager = (re.split(r"  +", line) for line in out.splitlines() if "star_relu " in line)
+    block = f"nChw{_C.native_blocks()[0]}c"
+    form = "custom_kernel::star_relu_blocked"
+    assert optimized[:6] == ["1", "custom_kernel::star_relu", "1x33x28x28", block, "yes", form]
+    assert eager[:5] == ["1", "custom_kernel.star_relu", "1x33x28x28", block, "yes"]
 
 
 @pytest.mark.parametrize("block", [4, 8, 16, 32])
@@ -63,21 +65,44 @@ def test_the_examples_kernel(library, channels, block):
     torch.testing.assert_close(y.to_dense().double(), expected, rtol=1e-6, atol=1e-6)
 
 
+def form_of_the_example(physical, channels, vector=None):
+    vector = torch.zeros(channels) if vector is None else vector
+    return torch.ops.custom_kernel.star_relu_blocked(physical, channels, vector, vector)
+
+
 @pytest.mark.parametrize(
     ("physical", "channels", "rule"),
     [
         (torch.zeros(2, 3), 5, "N, ceil(C / b)"),
         (torch.zeros(2, 3, 4, 4, 8), 25, "N, ceil(C / b)"),
-        (torch.zeros(2, 3, 4, 4, 8), -1, "N, ceil(C / b)"),
         (torch.zeros(2, 3, 4, 4, 7), 21, "N, ceil(C / b)"),
         (torch.zeros(2, 3, 4, 4, 8).double(), 24, "a contiguous CPU tensor of Float"),
         (torch.zeros(2, 3, 4, 8, 4).mT, 24, "a contiguous CPU tensor of Float"),
     ],
 )
 def test_what_an_accessor_refuses(library, physical, channels, rule):
-    parameters = torch.zeros(max(channels, 0))
     with pytest.raises(ValueError, match=f"^torch_blocked::accessor: expected .*{re.escape(rule)}"):
-        torch.ops.custom_kernel.star_relu_blocked(physical, channels, parameters, parameters)
+        form_of_the_example(physical, channels)
+
+
+@pytest.mark.parametrize("vector", [torch.zeros(4), torch.zeros(5).double(), torch.zeros(1, 5)])
+def test_what_per_channel_refuses(library, vector):
+    """A vector that is too short would be read beyond its end."""
+    rule = r"^torch_blocked::per_channel: expected a CPU tensor \[5\] of Float"
+    with pytest.raises(ValueError, match=rule):
+        form_of_the_example(torch.zeros(2, 1, 4, 4, 8), 5, vector)
+
+
+def test_the_examples_ops_are_as_torch_wants_them(library):
+    """Schema, fake, and what torch.compile makes of both."""
+    scale, bias = torch.rand(17), torch.randn(17)
+    torch.library.opcheck(
+        torch.ops.custom_kernel.star_relu.default, (torch.randn(2, 17, 3, 3), scale, bias)
+    )
+    physical = torch.randn(2, 17, 3, 3).to_blocked("nChw8c")._physical
+    torch.library.opcheck(
+        torch.ops.custom_kernel.star_relu_blocked.default, (physical, 17, scale, bias)
+    )
 
 
 def test_find_package_takes_its_own_minor_version_only(tmp_path):
@@ -139,7 +164,7 @@ def test_errors_can_be_caught_by_other_libraries(api):
 def test_public_headers_stand_alone():
     """What is public includes what is public, torch's and the standard library's; installed builds
     have nothing else."""
-    assert {"accessor.h", "blocked_form.h", "descriptor.h", "tag.h", "tensor.h", "threads.h"} <= {
+    assert {"accessor.h", "blocked_form.h", "descriptor.h", "kernel.h", "tag.h", "tensor.h"} <= {
         header.name for header in HEADERS
     }
     for header in HEADERS:

@@ -1,4 +1,5 @@
-"""Runs a model with the op of kernel.cpp: eager on blocked tensors, compiled, and optimized.
+"""Runs a model with the op of kernel.cpp: eager on blocked tensors, compiled, and optimized, and
+explains it.
 
 $ cmake -S examples/custom_kernel -B build/custom_kernel \\
     -DCMAKE_PREFIX_PATH="$(python -c 'import torch_blocked as tb; print(tb.cmake_prefix())')"
@@ -37,7 +38,7 @@ def main(library: str) -> int:
         compiled = torch.compile(model, backend="torch_blocked")
         optimized = tb.optimize(model, x)
         results = {"eager": eager.to_dense(), "compiled": compiled(x), "optimized": optimized(x)}
-    print(optimized.plan())
+    print(tb.explain(optimized, x).table())
     right = {name: torch.allclose(y, expected, atol=1e-4) for name, y in results.items()}
     print(", ".join(f"{name}: {'right' if ok else 'WRONG'}" for name, ok in right.items()))
     return 0 if all(right.values()) else 1

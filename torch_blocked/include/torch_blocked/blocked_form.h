@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include "torch_blocked/export.h"
 
@@ -15,14 +14,8 @@ namespace torch_blocked {
 // `op` takes an activation [N, C, *spatial] first and returns one tensor with as many dims and
 // channels. `blocked` has its arguments with `SymInt channels` after the first, takes and returns
 // physical tensors, and leaves the tail zero; other tensors come dense. Each has a fake (Meta)
-// kernel. The names are looked up at the first use: what does not fit raises ValueError then.
+// kernel. The names are looked up at the first use: what does not fit raises ValueError then. That
+// may be said before the ops are defined, in TORCH_LIBRARY too; define_op (kernel.h) does it all.
 TORCH_BLOCKED_API void register_blocked_form(std::string op, std::string blocked);
-
-// The same when the library is loaded, as a constant beside TORCH_LIBRARY.
-struct BlockedForm {
-  BlockedForm(std::string op, std::string blocked) {
-    register_blocked_form(std::move(op), std::move(blocked));
-  }
-};
 
 }  // namespace torch_blocked

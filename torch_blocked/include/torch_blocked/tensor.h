@@ -14,17 +14,19 @@
 
 namespace torch_blocked {
 
+inline constexpr std::array<std::int64_t, 4> kBlockSizes{4, 8, 16, 32};
+inline constexpr std::int64_t kMostLanes = kBlockSizes.back();
+
 // The elements of a physical tensor, to be read (`const T`) or written; the tensor stays the owner.
 // Python sees ValueError if it is not a contiguous CPU tensor of T in the physical shape of an
 // activation with so many channels.
 template <typename T>
 BlockedAccessor<T> accessor(const at::Tensor& physical, std::int64_t channels) {
   using Element = std::remove_const_t<T>;
-  constexpr std::array<std::int64_t, 4> kBlocks{4, 8, 16, 32};
   const bool is_image = physical.defined() && physical.dim() >= 4 && physical.dim() <= 6;
   const std::int64_t lanes = is_image ? physical.size(-1) : 0;
   TORCH_CHECK_VALUE(
-      std::ranges::find(kBlocks, lanes) != kBlocks.end() && channels >= 0 &&
+      std::ranges::find(kBlockSizes, lanes) != kBlockSizes.end() && channels >= 0 &&
           physical.size(1) == channels / lanes + (channels % lanes > 0),
       "torch_blocked::accessor: expected [N, ceil(C / b), *spatial, b] with C = ", channels,
       " and b of 4, 8, 16 or 32, got ", physical.defined() ? physical.sizes() : at::IntArrayRef(),
