@@ -3,7 +3,10 @@
 import ctypes
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import onednn_oracle as oracle
@@ -305,3 +308,22 @@ def test_a_reorder_is_counted():
         )
     assert p.reorders == 1
     assert [event.detail for event in p.events] == ["nchw f32 -> ABcd16b16a f32 [33, 17, 3, 3]"]
+
+
+REORDERS = """
+from torch_blocked import Descriptor, Memory
+for descriptor in (Descriptor((33, 17, 3, 3), "f32", "oihw"), Descriptor((33, 17), "f32", "ab")):
+    for tag in ("BA16a16b", "AB16b16a", "BA16a16b"):
+        tag = tag if len(descriptor.dims()) == 2 else tag[:2] + "cd" + tag[2:]
+        Memory(descriptor).reorder_to(Descriptor(descriptor.dims(), "f32", tag))
+"""
+
+
+def test_a_pair_of_formats_has_one_primitive():
+    """oneDNN tells when it is asked for a primitive, also for one that it still has."""
+    environment = os.environ | {"ONEDNN_VERBOSE": "2"}
+    command = [sys.executable, "-c", REORDERS]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = [line for line in out.stdout.splitlines() if ",cpu,reorder," in line]
+    assert sum(",exec," in line for line in lines) == 6
+    assert sum(",create:cache" in line for line in lines) == 4

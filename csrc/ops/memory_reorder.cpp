@@ -44,7 +44,15 @@ std::optional<Call> plan_activations(const Problem& p) {
   };
 }
 
-std::optional<Call> plan_onednn(const Problem& p) {
+// All that tells one descriptor with a defined format from another.
+void add(Key& key, const Descriptor& desc) {
+  key.add(static_cast<std::int64_t>(desc.data_type())).add(desc.submemory_offset());
+  for (const Dims& each : {desc.dims(), desc.padded_dims(), desc.strides()}) key.add(each);
+  key.add(static_cast<std::int64_t>(desc.inner_blocks().size()));
+  for (const InnerBlock& block : desc.inner_blocks()) key.add(block.size).add(block.dim);
+}
+
+std::optional<Primitive> make_primitive(const Problem& p) {
   const auto src_md = onednn_md(p.src), dst_md = onednn_md(p.dst);
   if (!src_md || !dst_md) return std::nullopt;
   const dnnl::reorder::primitive_desc pd(engine(), *src_md, engine(), *dst_md, user_scratchpad(),
@@ -54,11 +62,19 @@ std::optional<Call> plan_onednn(const Problem& p) {
     trace::record({trace::Kind::kRef, kOp, pd.impl_info_str()});
     return std::nullopt;
   }
-  return [&p, pd, src_md = *src_md, dst_md = *dst_md] {
-    const std::array<Primitive::Argument, 2> arguments{
-        {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, dst_md}}};
-    Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc()).execute({p.src_data, p.dst_data});
-  };
+  const std::array<Primitive::Argument, 2> arguments{
+      {{DNNL_ARG_SRC, *src_md}, {DNNL_ARG_DST, *dst_md}}};
+  return Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc());
+}
+
+std::optional<Call> plan_onednn(const Problem& p) {
+  Key key("memory_reorder");
+  add(key, p.src);
+  add(key, p.dst);
+  static thread_local LruCache<std::optional<Primitive>> cache(kPrimitiveCacheCapacity);
+  auto& primitive = cache.get(std::move(key).finish(), [&] { return make_primitive(p); });
+  if (!primitive) return std::nullopt;
+  return [&p, &primitive = *primitive] { primitive.execute({p.src_data, p.dst_data}); };
 }
 
 // Whole blocks of memory as a tensor: for each dim the number of blocks, then its inner blocks.
