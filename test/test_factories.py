@@ -31,11 +31,16 @@ def test_of_a_size(name):
         getattr(tb, name)(2, 17)
 
 
-def test_full_and_randint():
+def test_full_randint_and_normal():
     assert same_values("full", DIMS, 3.5, format="nChw16c").format == "nChw16c"
     assert same_values("full", DIMS, 3, format="nChw8c").dtype == torch.int64
     assert same_values("randint", -5, 9, DIMS, format="nChw8c").dtype == torch.int64
+    assert same_values("randint", 9, DIMS, format="nChw8c").block == 8
     assert tb.randint(0, 9, DIMS, dtype=torch.int8).dtype == torch.int8
+    assert same_values("normal", 3.0, 0.5, DIMS, format="nChw8c").format == "nChw8c"
+    assert tb.normal(0, 1, DIMS, dtype=torch.float64, requires_grad=True).requires_grad
+    with pytest.raises(ValueError, match="torch_blocked::normal: expected 3 to 5 dims"):
+        tb.normal(0, 1, (2, 17))
 
 
 @pytest.mark.parametrize("name", [f"{name}_like" for name in OF_SIZE])
@@ -55,10 +60,46 @@ def test_full_like():
     assert made.dtype == torch.int32 and (made.to_dense() == 7).all()
 
 
+@pytest.mark.parametrize("bounds", [(9,), (-5, 9)])
+def test_randint_like(bounds):
+    for x in (torch.zeros(DIMS), torch.zeros(DIMS, dtype=torch.int16).to_blocked("nChw4c")):
+        torch.manual_seed(0)
+        theirs = torch.randint_like(x, *bounds)
+        torch.manual_seed(0)
+        made = tb.randint_like(x, *bounds)
+        assert made.dtype == x.dtype and made.format == getattr(x, "format", made.format)
+        assert made.to_dense().min() == (bounds[0] if len(bounds) > 1 else 0)
+        if not tb.is_blocked(x):
+            assert torch.equal(made.to_dense(), theirs)
+    assert tb.randint_like(x, 9, format="nChw32c", dtype=torch.uint8).dtype == torch.uint8
+
+
+@pytest.mark.parametrize("name", ["new_empty", "new_zeros", "new_ones", "new_full"])
+def test_new_tensors_of_a_blocked_one(name):
+    """They have its format and dtype where they can: of as many dims."""
+    x = torch.randn(DIMS, dtype=torch.float64).to_blocked("nChw4c")
+    value = (7,) if name == "new_full" else ()
+    made = getattr(x, name)((1, 9, 2, 2), *value)
+    assert made.format == "nChw4c" and made.dtype == torch.float64 and made.shape == (1, 9, 2, 2)
+    assert getattr(x, name)((1, 9, 2, 2), *value, dtype=torch.int8).dtype == torch.int8
+    assert not tb.is_blocked(getattr(x, name)((3,), *value))
+    if name != "new_empty":
+        expected = getattr(x.to_dense(), name)((1, 9, 2, 2), *value)
+        assert torch.equal(made.to_dense(), expected)
+
+
 def test_every_factory_says_what_it_takes():
-    for name in (*OF_SIZE, *(f"{name}_like" for name in OF_SIZE), "full", "full_like", "randint"):
+    others = ("full", "full_like", "randint", "randint_like", "normal")
+    for name in (*OF_SIZE, *(f"{name}_like" for name in OF_SIZE), *others):
         factory = getattr(tb, name)
         assert factory.__name__ == name and "format: a tag" in factory.__doc__
+
+
+def test_there_is_one_for_each_of_torchs_that_takes_a_size_or_a_tensor():
+    """But for those that ask for strides or memory of one's own."""
+    theirs = {name for name in dir(torch) if name.endswith("_like") and name[0] != "_"}
+    theirs |= {name.removesuffix("_like") for name in theirs}
+    assert theirs and all(callable(getattr(tb, name)) for name in theirs)
 
 
 # --- a tag where torch takes a memory format

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -147,6 +147,17 @@ def full_like(
     )
 
 
+@overload
+def randint(
+    high: int,
+    size: Sequence[int],
+    /,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor: ...
+@overload
 def randint(
     low: int,
     high: int,
@@ -155,18 +166,69 @@ def randint(
     format: str | None = None,
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
+) -> BlockedTensor: ...
+def randint(
+    low: int,
+    high: Any,
+    size: Sequence[int] | None = None,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
+    first, end, dims = (0, low, high) if size is None else (low, high, size)
+
+    def values(dims: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        return torch.randint(first, end, tuple(dims), dtype=dtype)
+
+    return _made("randint", values, dims, format, dtype, requires_grad)
+
+
+def randint_like(
+    input: Tensor,
+    low: int,
+    high: int | None = None,
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> BlockedTensor:
+    return randint(
+        0 if high is None else low,
+        low if high is None else high,
+        input.shape,
+        format=format or _format(input),
+        dtype=dtype or input.dtype,
+        requires_grad=requires_grad,
+    )
+
+
+def normal(
+    mean: float,
+    std: float,
+    size: Sequence[int],
+    *,
+    format: str | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
 ) -> BlockedTensor:
     def values(dims: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-        return torch.randint(low, high, tuple(dims), dtype=dtype)
+        return torch.normal(mean, std, tuple(dims), dtype=dtype)
 
-    return _made("randint", values, size, format, dtype, requires_grad)
+    return _made("normal", values, size, format, dtype, requires_grad)
 
 
 full.__doc__ = f"Like torch.full, blocked; the tail is zero.\n{_OF_SIZE}"
 full_like.__doc__ = f"Like torch.full_like, blocked; the tail is zero.\n{_OF_INPUT}"
+_BOUNDS = "integers from `low`, or 0 if one bound is given, to `high` - 1"
 randint.__doc__ = (
-    "Like torch.randint, blocked: integers from `low` to `high` - 1, int64 unless dtype says "
-    f"otherwise.\n{_OF_SIZE}"
+    f"Like torch.randint, blocked: {_BOUNDS}, int64 unless dtype says otherwise."
+    f"{_NOTES['rand']}\n{_OF_SIZE}"
+)
+randint_like.__doc__ = f"Like torch.randint_like, blocked: {_BOUNDS}.{_NOTES['rand']}\n{_OF_INPUT}"
+normal.__doc__ = (
+    "Like torch.normal with two numbers, blocked; means or deviations that are tensors need "
+    f"torch.normal itself.{_NOTES['rand']}\n{_OF_SIZE}"
 )
 
 
