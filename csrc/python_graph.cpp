@@ -319,6 +319,7 @@ void bind_graph(py::module_& m) {
   py::class_<graph::StepExplanation>(m, "StepExplanation")
       .def_readonly("kind", &graph::StepExplanation::kind)
       .def_readonly("is_node", &graph::StepExplanation::is_node)
+      .def_readonly("is_fixed", &graph::StepExplanation::is_fixed)
       .def_property_readonly("reads",
                              [](const graph::StepExplanation& step) { return held_of(step.reads); })
       .def_property_readonly(

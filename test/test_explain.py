@@ -1,4 +1,5 @@
-"""explain: the reason for each layer of hard cases, what it costs, and the page as it looks."""
+"""explain: what each layer costs, what else could run, and the page as it looks. The reasons are in
+test_explain_reasons.py."""
 
 import json
 import re
@@ -14,98 +15,10 @@ from torch_blocked.__main__ import main
 
 pytestmark = pytest.mark.any_isa
 
-BLOCKED = "blocked"
-EMPTY = "a tensor of this run is empty"
-NO_KERNEL = "no kernel for blocked tensors"
-NO_OP = "no blocked kernel for this op"
-DENSE = "its input is dense"
-
-# For each case, the layers that are looked at: run, op, and "blocked" or how the reason begins.
-REASONS = {
-    "grouped4": [("optimized", "conv2d", BLOCKED), ("eager", "convolution", BLOCKED)],
-    "dilated": [("optimized", "conv2d", BLOCKED), ("eager", "convolution", BLOCKED)],
-    "three_channels": [("optimized", "conv2d + relu", BLOCKED), ("eager", "relu", BLOCKED)],
-    "transposed": [("optimized", "conv_transpose2d", BLOCKED), ("eager", "convolution", BLOCKED)],
-    "permuted": [("optimized", "permute", NO_KERNEL), ("eager", "clone", DENSE)],
-    "custom_op": [
-        ("optimized", "torch_blocked_test::halved", NO_KERNEL),
-        ("eager", "torch_blocked_test.halved", NO_OP),
-        ("eager", "convolution", f"{DENSE}, from torch_blocked_test.halved of layer"),
-    ],
-    "complex_numbers": [
-        ("optimized", "fft_fft2", "its result is ComplexFloat"),
-        ("eager", "_fft_c2c", NO_OP),
-    ],
-    "complex_input": [
-        ("optimized", "mul", "its result is ComplexFloat"),
-        ("eager", "view_as_real", "its result is a dense view"),
-    ],
-    "seventeen": [("optimized", "conv2d", BLOCKED), ("eager", "convolution", BLOCKED)],
-    "empty_batch": [("optimized", "conv2d", EMPTY), ("eager", "convolution", BLOCKED)],
-    "control_flow": [("optimized", "gt", "its result is Bool"), ("eager", "sum", BLOCKED)],
-    "shared": [("optimized", "sigmoid", BLOCKED), ("eager", "sigmoid", BLOCKED)],
-    "channels_last": [("optimized", "conv2d", BLOCKED), ("eager", "convolution", BLOCKED)],
-    "sliced": [("optimized", "slice", BLOCKED), ("eager", "slice", BLOCKED)],
-    "int8": [("optimized", "to", "its result is Char"), ("eager", "_to_copy", BLOCKED)],
-    "quantized": [
-        ("optimized", "quantize_per_tensor", "its result is QInt8"),
-        ("optimized", "dequantize", NO_KERNEL),
-        ("eager", "quantize_per_tensor", NO_OP),
-        ("eager", "relu", f"{DENSE}, from quantize_per_tensor of layer"),
-    ],
-}
-
-
-def explained(name, **options):
-    factory, x = hard_cases.CASES[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch_blocked.explain(factory(), (x,), tune=False, **options)
-
-
-@pytest.mark.parametrize("name", REASONS)
-def test_each_hard_case_has_its_reason(name):
-    # What runs in parts is always tuned, and then no format is sure.
-    found = explained(name)
-    for run, op, expected in REASONS[name]:
-        layers = [each for each in getattr(found, run).layers if each.op == op]
-        if expected == BLOCKED:
-            assert all(each.blocked for each in layers), layers
-            assert layers
-        else:
-            assert any(each.reason.startswith(expected) and not each.blocked for each in layers), (
-                layers
-            )
-    for run in (found.optimized, found.eager):
-        for layer in run.layers:
-            assert layer.blocked or layer.reason, layer
-
-
-def refusals(found, module, tag):
-    [layer] = [each for each in found.layers if each.module == module and each.kind == "layer"]
-    return {
-        each.implementation: each.refusal
-        for each in layer.alternatives
-        if each.refusal and re.search(r"\d", each.format)
-    } | {"runs": layer.implementation}
-
-
-def test_implementations_say_why_they_do_not_take_a_problem():
-    blocked = f"nChw{torch_blocked.native_blocks()[0]}c"
-    grouped = refusals(explained("grouped4"), "layer", blocked)
-    assert grouped["direct"] == grouped["winograd4"] == "takes one group only"
-    assert grouped["depthwise"] == "is for one channel a group"
-    dilated = refusals(explained("dilated"), "layer", blocked)
-    assert dilated["winograd4"] == dilated["winograd2"] == "takes dilation 1 only"
-    assert dilated["grouped"] == "is for several groups"
-    assert refusals(explained("transposed"), "layer", blocked)["winograd4"] == (
-        "takes 3x3 and 3x3x3 kernels only"
-    )
-
 
 def test_what_runs_in_parts_or_as_it_is_says_so():
-    assert explained("control_flow").optimized.note.startswith("runs in ")
-    shared = [each.module for each in explained("shared").layers if each.kind == "layer"]
+    assert hard_cases.explained("control_flow").optimized.note.startswith("runs in ")
+    shared = [each.module for each in hard_cases.explained("shared").layers if each.kind == "layer"]
     assert shared == ["before", "layer.0", "layer.1", "layer.0@1", "after"]
 
     optimized = torch_blocked.optimize(hard_cases.dilated(), hard_cases.image(), tune=False)
@@ -160,10 +73,11 @@ def test_measured_alternatives_of_linear_layers_and_poolings():
 
 
 def test_reorders_are_counted_next_to_layers():
-    found = explained("custom_op")
+    found = hard_cases.explained("custom_op")
     [layer] = [each for each in found.layers if each.op == "torch_blocked_test::halved"]
     assert layer.reorders == 2
-    assert ", 2 reorders, " in layer.sentence and layer.sentence.endswith("use ops that have one")
+    assert ", 2 reorders, " in layer.sentence
+    assert layer.sentence.endswith("by torch_blocked.register")
     assert [each.format_in for each in found.reorders][0] == "nchw"
 
 

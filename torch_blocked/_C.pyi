@@ -216,6 +216,7 @@ class StepReport:
 class StepExplanation:
     kind: str
     is_node: bool
+    is_fixed: bool
     reads: list[tuple[int, str, list[int], torch.dtype]]
     writes: list[tuple[int, str, list[int], torch.dtype]]
     rivals: list[tuple[str, str, float, str]]

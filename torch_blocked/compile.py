@@ -30,9 +30,11 @@ class _WithParameters(nn.Module):
 
     graph: fx.GraphModule
 
-    def __init__(self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int, within: str
+    ) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.within = graph, within
         self.positions = list(bound)
         self.count = count
         for position, tensor in bound.items():
@@ -45,15 +47,21 @@ class _WithParameters(nn.Module):
             for i in range(self.count)
         ]
         if _C.Recorder.is_running():
-            return _Located(self.graph).run(*values)
+            return _Located(self.graph, self.within).run(*values)
         return self.graph(*values)
 
 
 class _Located(fx.Interpreter):
-    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is."""
+    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is.
+    within: the path of the module whose forward the graph is of."""
+
+    def __init__(self, graph: fx.GraphModule, within: str) -> None:
+        super().__init__(graph)
+        self.within = within
 
     def run_node(self, n: fx.Node) -> Any:
-        path = module_paths.of_node(n.meta.get("nn_module_stack"))
+        inner = module_paths.of_node(n.meta.get("nn_module_stack"))
+        path = ".".join(filter(None, (self.within, inner)))
         line = module_paths.line_of_node(n.meta.get("stack_trace"))
         with module_paths.entered(path, line):
             return super().run_node(n)
@@ -155,6 +163,7 @@ def backend(
     captured, the graph runs as Dynamo wrote it. options: `tune` and `dtype`, as optimize() takes
     them. parts: collects what is optimized. Raises ValueError for other options."""
     tune, dtype = _checked(options or {})
+    within = module_paths.by_frames()
     bound = {
         i
         for i, value in enumerate(example_inputs)
@@ -171,7 +180,7 @@ def backend(
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(
-            _WithParameters(graph, parameters, len(args)).eval(),
+            _WithParameters(graph, parameters, len(args), within).eval(),
             functools.partial(OptimizedParts, tune=tune),
             tune=tune,
             dtype=dtype,

@@ -29,6 +29,7 @@ from torch_blocked.optimized_module import OptimizedModule, _InParts
 _DATA = "/*DATA*/null"
 _RUNS = 3  # the least time of each step counts
 _CHOSEN = "nothing: it is the fastest in all"
+_TOGETHER = "keep such ops together, so that there are two reorders in all"
 
 
 @dataclass
@@ -172,8 +173,10 @@ def _layers(compiled: _C.Compiled, inputs: _C.Inputs) -> list[Layer]:
 def _why_plain(layer: Layer, step: _C.StepExplanation) -> tuple[str, str]:
     """Why a step that could be blocked, or works on plain memory only, is not."""
     blocked = next((each for each in step.formats if is_blocked_tag(each[0])), None)
+    if blocked is None and step.is_fixed:
+        return f"{step.kind} works on plain memory", _TOGETHER
     if blocked is None:
-        return f"{step.kind} works on plain memory", ""
+        return "what it reads is plain, and other formats were not timed", "use tune=True"
     tag, microseconds = blocked
     limits: dict[str, list[str]] = {}
     for each in layer.alternatives:

@@ -20,6 +20,7 @@ from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
 
 # The first packs the weights; disturbances of the others differ.
 _RUNS = 4
+_REGISTER = "use ops that have one, or give it a blocked form by torch_blocked.register"
 
 
 class _Ops(TorchDispatchMode):
@@ -30,6 +31,7 @@ class _Ops(TorchDispatchMode):
         self.layers: list[Layer] = []
         self.makers: dict[int, int] = {}  # of a tensor's id, the layer that made it
         self.kept: list[Any] = []  # so that no other tensor gets the id of one
+        self.physical: set[int] = set()  # addresses of memory of blocked tensors
 
     def __torch_dispatch__(
         self,
@@ -63,6 +65,10 @@ class _Ops(TorchDispatchMode):
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
         if not results or (not read and not results[0].numel()):  # what some op returns unused
             return
+        if read and all(self._is_physical(each) for each in read):  # a part of a blocked op
+            self._keep_physical(results)
+            self.layers[-1].ms += ms
+            return
         place, line = module_paths.place()
         reorders = [each for each in events if each.kind == _C.Kind.reorder]
         layer = Layer(
@@ -71,7 +77,7 @@ class _Ops(TorchDispatchMode):
             kind="layer",
             dims_in=[list(each.shape) for each in read],
             dims_out=list(results[0].shape),
-            dtype=str(results[0].dtype).removeprefix("torch."),
+            dtype=_word(results[0].dtype),
             format_in=_format(read[0]) if read else "",
             format_out=_format(results[0]),
             implementation=_implementation(func, results[0]),
@@ -82,17 +88,30 @@ class _Ops(TorchDispatchMode):
             bytes=float(sum(_bytes(each) for each in (*read, *results))),
             inner_reorders=len(reorders),
         )
+        self._keep_physical(
+            [each._physical for each in (*read, *results) if isinstance(each, BlockedTensor)]
+        )
         self._explain(layer, events, read)
         for each in results:
             self.makers[id(each)] = len(self.layers)
         self.kept.append((read, results))
         self.layers.append(layer)
 
+    def _is_physical(self, tensor: Tensor) -> bool:
+        if isinstance(tensor, BlockedTensor):
+            return False
+        return _address(tensor) in self.physical - {0}
+
+    def _keep_physical(self, tensors: list[Tensor]) -> None:
+        self.physical |= {_address(each) for each in tensors}
+        self.kept.append(tensors)
+
     def _explain(self, layer: Layer, events: list[_C.Event], read: list[Tensor]) -> None:
         fallback = next((each for each in events if each.kind == _C.Kind.fallback), None)
         if fallback is not None:
             _, _, reason = fallback.detail.partition(": ")
             layer.reason, layer.advice = split_reason(reason or fallback.detail)
+            layer.advice = layer.advice or _REGISTER
             layer.implementation = "aten"
             return
         reads_blocks = any(isinstance(each, BlockedTensor) for each in read)
@@ -106,14 +125,32 @@ class _Ops(TorchDispatchMode):
         dense = next((i for i in layer.reads if i >= 0 and not self.layers[i].blocked), None)
         if reads_blocks:
             layer.reason = "its result is a dense view, which is a copy"
+            layer.advice = "to_blocked() after it goes back"
+        elif read and not 3 <= read[0].dim() <= 5:
+            layer.reason = f"its input has {read[0].dim()} dims, and blocked formats 3 to 5"
+            layer.advice = "nothing to do: it is no image"
+        elif read and read[0].is_quantized:
+            layer.reason = f"its input is {_word(read[0].dtype)}, which no blocked tensor is"
+            layer.advice = "quantize the model by torch_blocked.quantize instead"
         elif dense is not None:
             layer.reason = f"its input is dense, from {_named(self.layers[dense])}"
+            layer.advice = "to_blocked() after that goes back"
         else:
             layer.reason = "its input is dense"
+            layer.advice = "call to_blocked() on it"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_value(value: Any) -> bool:
     return isinstance(value, Tensor)
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its memory; 0 where there is none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _named(layer: Layer) -> str:
@@ -158,7 +195,7 @@ def _moved(
         kind="reorder",
         dims_in=[list(source.shape)],
         dims_out=list(source.shape),
-        dtype=str(source.dtype).removeprefix("torch."),
+        dtype=_word(source.dtype),
         format_in=_format(source),
         format_out=_format(result),
         implementation="torch_blocked",

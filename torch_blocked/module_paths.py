@@ -146,11 +146,11 @@ def user_line() -> str:
 def here() -> str:
     """What a sentence says of where it happens: " in layer1.0.conv2 (model.py:12)". From Python's
     frames, so that it is known though nobody has asked before."""
-    path, line = _by_frames(), user_line()
+    path, line = by_frames(), user_line()
     return (f" in {path}" if path else "") + (f" ({line})" if line else "")
 
 
-def _by_frames() -> str:
+def by_frames() -> str:
     """The path of the module whose forward runs, as current() tells it, less how often it did."""
     modules: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)

@@ -244,6 +244,7 @@ std::vector<StepExplanation> Compiled::explain(const std::vector<Given>& inputs)
     }
     for (const Slot slot : step.writes) explained.writes.push_back(held(slot));
     if (step.node) {
+      explained.is_fixed = step.kind->fixed(*step.node).has_value();
       explained.rivals = step.kind->rivals(planner, step);
       const Value result = step.node->output();
       const std::size_t ndims = planner.metas()[static_cast<std::size_t>(result)].dims.size();

@@ -28,6 +28,7 @@ struct StepExplanation {
   };
   std::string kind;  // of its node; "reorder" or "contiguous" for steps between nodes
   bool is_node;
+  bool is_fixed = false;            // its kind reads and writes one format only
   std::vector<Held> reads, writes;  // without constants
   std::vector<Rival> rivals;
   // Formats that its result could have, and what the whole graph would take more, microseconds.

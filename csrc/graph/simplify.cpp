@@ -83,15 +83,25 @@ void fold_fills(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// Why a value is in no other format than plain, whatever makes it; empty: it may be.
-std::string not_an_image(const Meta& meta) {
+// Why a value, what a node reads or its result, is in no other format than plain; empty: it may be.
+std::string not_an_image(const char* what, const Meta& meta) {
   const auto& [dims, dtype] = meta;
-  if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kByte) {
-    return text("its result is ", c10::toString(dtype),
-                ", and kernels are for float32 and bfloat16; convert it to float32");
+  if (dims.size() < 3 || dims.size() > 5) {
+    return text("its ", what, " has ", dims.size(),
+                " dims, and blocked formats 3 to 5; nothing to do: it is no image");
   }
-  const bool ranks = dims.size() >= 3 && dims.size() <= 5;
-  return ranks ? "" : text("its result has ", dims.size(), " dims, and blocked formats 3 to 5");
+  if (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kByte) return "";
+  const std::string type = c10::toString(dtype);
+  const std::string advice =
+      c10::isQIntType(dtype) ? "quantize the model by torch_blocked.quantize instead"
+                             : text("keep ops on ", type, " together, or convert it to float32");
+  return text("its ", what, " is ", type, ", and kernels are for float32 and bfloat16; ", advice);
+}
+
+// Why an op that no kind takes reads what is in no other format; empty: it is not for that.
+std::string reads_no_image(const Rewrite& rewrite, const Node& node) {
+  const Value first = node.arguments.empty() ? kNone : node.read(0);
+  return first == kNone ? "" : not_an_image("input", rewrite.meta(first));
 }
 
 // Gives a kind to ops that are of one as they are, which may depend on the kinds of those before.
@@ -99,7 +109,7 @@ void take(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     if (!node.is(nodes::boxed) || node.outputs.size() != 1) continue;
-    const std::string reason = not_an_image(rewrite.meta(node.output()));
+    const std::string reason = not_an_image("result", rewrite.meta(node.output()));
     if (node.declined.empty()) node.declined = reason;
     if (!reason.empty()) continue;
     const Candidate candidate{rewrite.graph, node, uses, rewrite.metas};
@@ -107,7 +117,11 @@ void take(Rewrite& rewrite) {
     const auto found = std::ranges::find_if(kKinds, [&](const NodeKind* kind) {
       return (kind->takes_bytes || !bytes) && kind->takes(candidate);
     });
-    if (found != kKinds.end()) node.kind = *found;
+    if (found != kKinds.end()) {
+      node.kind = *found;
+    } else if (node.declined.empty()) {
+      node.declined = reads_no_image(rewrite, node);
+    }
   }
 }
 

@@ -119,7 +119,9 @@ Prepared prepare(const Step& step, const Running& running) {
 
 std::string why(const Step& step) {
   const std::string& declined = step.node->declined;
-  return declined.empty() ? "no kernel for blocked tensors; use ops that have one" : declined;
+  return declined.empty() ? "no kernel for blocked tensors; use ops that have one, or give it a "
+                            "blocked form by torch_blocked.register"
+                          : declined;
 }
 
 }  // namespace
