@@ -1,16 +1,21 @@
 """Runs PyTorch's database of operators over blocked tensors, all samples in all modes, and writes
 docs/op_coverage.md.
 
-    python test/opinfo_report.py [--samples N] [--output PATH]
+    python test/opinfo_report.py [--samples N] [--output PATH] [--resume PATH]
 
-Each op runs in a process of a pool, so that a crash is counted and not the end of the report."""
+Each op runs in a process of a pool, so that a crash is counted and not the end of the report. With
+--resume, what an op did is kept in a file when it is known, and a run that was ended goes on from
+there."""
 
 import argparse
+import json
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+
+from tqdm import tqdm
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "op_coverage.md"
 
@@ -75,21 +80,31 @@ def tables(rows: dict) -> str:
     return text
 
 
-def run_all(names, most_samples) -> tuple[dict, list[str]]:
+def run_all(names, most_samples, resume: Path | None) -> tuple[dict, list[str]]:
+    """The rows of the ops that did not crash, and the names of those that did."""
+    lines = resume.read_text().splitlines() if resume and resume.exists() else []
+    rows = dict(map(json.loads, lines))
+    left = [name for name in names if name not in rows]
     context = multiprocessing.get_context("spawn")
-    rows, crashes, left = {}, [], list(names)
+
+    def done(name: str, row: dict | None) -> None:
+        rows[name] = row
+        left.remove(name)
+        if resume:
+            with resume.open("a") as file:
+                file.write(json.dumps([name, row]) + "\n")
+
     while left:
         with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
             futures = {name: pool.submit(report, name, most_samples) for name in left}
-            for name, future in futures.items():
+            for name, future in tqdm(futures.items(), "ops", disable=None):
                 try:
-                    rows[name] = future.result()
-                    left.remove(name)
+                    done(name, future.result())
                 except BrokenProcessPool:
-                    crashes.append(name)  # this one, or the one that ran beside it
-                    left.remove(name)
+                    done(name, None)  # this one, or the one that ran beside it
                     break
-    return rows, crashes
+    crashes = [name for name in names if rows[name] is None]
+    return {name: rows[name] for name in names if rows[name] is not None}, crashes
 
 
 def main() -> None:
@@ -99,8 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, help="at most so many of each op (default: all)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--resume", type=Path, help="keeps the rows there, and goes on from them")
     arguments = parser.parse_args()
-    rows, crashes = run_all(OPS, arguments.samples)
+    rows, crashes = run_all(OPS, arguments.samples, arguments.resume)
     rows = {name: row for name, row in rows.items() if row["compared"] or row["forward"]}
     wrong = [line for row in rows.values() for line in row["wrong"]]
     listed = {
