@@ -43,7 +43,23 @@ def rounds():
     time_interleaved({"one": lambda: None}, rounds=3, what="a model")
 
 
-@pytest.mark.parametrize(("work", "words"), [(tune, "timing kernels: 0it"), (rounds, "0/3 [")])
+def explain():
+    torch_blocked.explain(nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 12, 12), tune=False)
+
+
+def one_by_one():
+    assert list(progress.each("layers", "ab")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (tune, "timing kernels: 0it"),
+        (rounds, "0/3 ["),
+        (explain, "explaining:   0%|"),
+        (one_by_one, "layers:   0%|"),
+    ],
+)
 def test_a_bar_on_a_terminal_that_goes_away(work, words):
     lines = [line.strip() for line in written(Terminal(), work).split("\r")]
     assert any(words in line for line in lines)

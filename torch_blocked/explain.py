@@ -25,6 +25,7 @@ from torch_blocked.explain_layers import (
 )
 from torch_blocked.optimize import optimize
 from torch_blocked.optimized_module import OptimizedModule, _InParts
+from torch_blocked.progress import Bar
 
 _DATA = "/*DATA*/null"
 _RUNS = 3  # the least time of each step counts
@@ -90,17 +91,25 @@ def explain(
     Raises what optimize() raises."""
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     kwargs = example_kwargs or {}
-    if isinstance(model, OptimizedModule | OptimizedParts):
-        optimized: nn.Module = model
-        original = model._model
-        args, kwargs = (args, kwargs) if args or kwargs else getattr(model, "_example", ((), {}))
-    else:
-        optimized = optimize(model, args, example_kwargs=kwargs, tune=tune)
-        original = model
-    run = planned(optimized, args, kwargs)
-    by_ops = eager(original, args, kwargs) if original is not None else Run([], "no model is kept")
+    with Bar("torch_blocked: explaining", 4) as bar:
+        if isinstance(model, OptimizedModule | OptimizedParts):
+            optimized: nn.Module = model
+            original = model._model
+            if not args and not kwargs:
+                args, kwargs = getattr(model, "_example", ((), {}))
+        else:
+            optimized = optimize(model, args, example_kwargs=kwargs, tune=tune)
+            original = model
+        bar.update()
+        run = planned(optimized, args, kwargs)
+        bar.update()
+        none = Run([], "no model is kept")
+        by_ops = none if original is None else eager(original, args, kwargs)
+        bar.update()
+        measured = roofs()
+        bar.update()
     name = type(original if original is not None else optimized).__name__
-    return Explanation(name, run, by_ops, roofs())
+    return Explanation(name, run, by_ops, measured)
 
 
 def planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from tqdm import tqdm
+
+_Thing = TypeVar("_Thing")
 
 DELAY_SECONDS = 2.0  # what is done before is not worth a line
 
@@ -23,6 +27,14 @@ class Bar(tqdm):  # type: ignore[misc]  # without stubs
             leave=False,
             dynamic_ncols=True,
         )
+
+
+def each(what: str, things: Sequence[_Thing]) -> Iterator[_Thing]:
+    """One of `things` after the other; a bar counts those that are done."""
+    with Bar(what, len(things)) as bar:
+        for thing in things:
+            yield thing
+            bar.update()
 
 
 _of_thread = threading.local()

@@ -30,7 +30,7 @@ from torch_blocked.text_table import markdown
 from . import arguments, models, plot
 from .inference import CHANNELS_LAST, OPTIMIZED, blocked_tags, folded_module
 from .measure import on_threads
-from .report import circumstances, describe, write_json
+from .report import circumstances, describe, progress, write_json
 
 BETWEEN = "between modules"
 KERNELS, REORDERS = "kernels", "reorders"
@@ -101,6 +101,7 @@ def bench_model(
     input_dims: tuple[int, ...] | None = None,
 ) -> list[Row]:
     """The layers of a model in each format, batch norms folded in all of them. Raises NoModel."""
+    progress(f"{name}: is built")
     model = models.load(name, input_dims)
     input = model.random_input(batch, size)
     module, _ = folded_module(name, model.module)
@@ -204,7 +205,9 @@ def hooked(leaves: dict[str, nn.Module], clocks: list[Clock]) -> Iterator[None]:
 
 def optimized_rows(model: str, module: nn.Module, input: Tensor) -> list[Row]:
     """The steps of the plan, in their order; none where another than the plan runs."""
+    progress(f"{model}: is optimized")
     optimized = torch_blocked.optimize(module, input)
+    progress()
     if not isinstance(optimized, OptimizedModule) or optimized.choice != "blocked":
         return []
     rows = []

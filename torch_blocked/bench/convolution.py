@@ -21,13 +21,14 @@ from torch import Tensor
 
 import torch_blocked
 from torch_blocked import _C
+from torch_blocked.progress import each
 from torch_blocked.tensor import format_name
 from torch_blocked.text_table import markdown
 
 from . import arguments, models
 from .layers import Layer, layers_of
 from .measure import Timing, on_threads, time_interleaved
-from .report import WrongResult, circumstances, describe, write
+from .report import WrongResult, circumstances, describe, progress, write
 
 # Largest |y - y64| / largest |y64| that a result may show before it is timed.
 TOLERANCE = 1e-5
@@ -141,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
                 for model in args.models:
                     rows = [
                         bench_layer(model, layer, batch, block, args.implementations, args.rounds)
-                        for layer in layers[model]
+                        for layer in each(f"{model}, batch {batch}", layers[model])
                     ]
                     print(render(rows, args.implementations), end="\n\n", flush=True)
                     results += rows
@@ -154,8 +155,10 @@ def layers_to_time(
     name: str, input_dims: tuple[int, ...] | None, kernel: list[int] | None
 ) -> list[Layer]:
     """The distinct convolutions of a model, of that kernel if one is given."""
+    progress(f"{name}: its convolutions")
     model = models.load(name, input_dims)
     layers = layers_of(model.module, model.random_input(1))
+    progress()
     return [layer for layer in layers if kernel is None or _is_kernel(layer, kernel)]
 
 

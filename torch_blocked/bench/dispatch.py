@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked
+from torch_blocked.progress import each
 from torch_blocked.text_table import markdown
 
 from . import arguments
@@ -86,15 +87,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns 0. Raises WrongResult if an op's result is not its kernel's."""
     context = circumstances(dtype="float32", rounds=args.rounds)
-    results = [bench_op(op, mode, args.rounds) for op in OPS for mode in MODES]
+    rows = [(op, mode) for op in OPS for mode in MODES]
+    results = [bench_op(*row, args.rounds) for row in each("ops", rows)]
     words = ("float32", f"dims {DIMS}", f"{args.rounds} rounds of {CALLS} calls")
     print(describe(context, *words), end="\n\n")
     print(render(results), end="\n\n")
     print(NOTES, end="\n\n")
-    weights = [bench_weights(*layer, args.rounds) for layer in WEIGHTS]
+    weights = [bench_weights(*layer, args.rounds) for layer in each("weights", WEIGHTS)]
     print(render_weights(weights), end="\n\n")
     context["weights"] = [vars(result) for result in weights]
-    steps = {name: step_us(name, args.rounds) for name in LAYERS}
+    steps = {name: step_us(name, args.rounds) for name in each("steps", list(LAYERS))}
     context["optimized_step_us"] = steps
     words = ", ".join(f"{us:.2f} us ({name})" for name, us in steps.items())
     print(f"a step of an optimized model, its kernel included: {words}")

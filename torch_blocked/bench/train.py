@@ -170,12 +170,16 @@ def bench_model(
     progress(f"{name}: float64")
     errors = exact_errors(name, model, input[:EXACT_IMAGES])
     modes = trainings(model, input, compiles, learning_rate)
-    firsts = {mode: first_step(mode, training) for mode, training in modes.items()}
+    firsts = {}
+    for mode, training in modes.items():
+        progress(f"{name}: {mode}, first step")
+        firsts[mode] = first_step(mode, training)
     losses = {mode: first.loss for mode, first in firsts.items()}
     for mode, first in firsts.items():
         to_nchw = verify(name, first, firsts[CONTIGUOUS[input.dim()]])
         errors[mode] = tuple(map(max, errors.get(mode, to_nchw), to_nchw))
     del firsts
+    progress(f"{name}: {steps} steps" if steps > 1 else "")
     histories = {
         mode: [losses[mode], *(training.step() for _ in range(steps - 1))]
         for mode, training in modes.items()
