@@ -55,7 +55,7 @@ def one_by_one():
     ("work", "words"),
     [
         (tune, "timing kernels: 0it"),
-        (rounds, "0/3 ["),
+        (rounds, "0/4 ["),
         (explain, "explaining:   0%|"),
         (one_by_one, "layers:   0%|"),
     ],

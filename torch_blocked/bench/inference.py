@@ -191,7 +191,9 @@ def bench_model(
     for tag, call in rivals.items():
         progress(f"{name}: {tag} is verified")
         errors[tag] = verify(name, tag, call(), expected, dtype)
+    progress(f"{name}: is profiled")
     profiles = {tag: profile_passes(call) for tag, call in rivals.items() if is_blocked_tag(tag)}
+    progress()
     timings = time_interleaved(rivals, rounds, what=name)
     contiguous = timings[CONTIGUOUS[input.dim()]]
     return [

@@ -55,28 +55,28 @@ def time_interleaved(
     with one call that is not timed: it brings the caches back to what the rival left in them.
     what: a word on the rivals, for the progress.
     """
-    for call in rivals.values():
-        for _ in range(warmups):
-            call()
-    fastest_ms = min(sample_ms(call, 1) for call in rivals.values())
-    calls = max(1, min(MAX_CALLS, int(SAMPLE_MS / fastest_ms)))
     names = list(rivals)
     samples: dict[str, list[float]] = {name: [] for name in names}
     collects = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    shown = Bar(what, rounds)
-    try:
-        for turn in range(rounds):
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
-                rivals[name]()
-                samples[name].append(sample_ms(rivals[name], calls))
+    with Bar(what, len(names) * (1 + rounds)) as shown:
+        for call in rivals.values():
+            for _ in range(warmups):
+                call()
             shown.update()
-    finally:
-        shown.close()
-        if collects:
-            gc.enable()
+        fastest_ms = min(sample_ms(call, 1) for call in rivals.values())
+        calls = max(1, min(MAX_CALLS, int(SAMPLE_MS / fastest_ms)))
+        gc.collect()
+        gc.disable()
+        try:
+            for turn in range(rounds):
+                shift = turn % len(names)
+                for name in names[shift:] + names[:shift]:
+                    rivals[name]()
+                    samples[name].append(sample_ms(rivals[name], calls))
+                    shown.update()
+        finally:
+            if collects:
+                gc.enable()
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 

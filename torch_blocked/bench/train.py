@@ -179,7 +179,7 @@ def bench_model(
         to_nchw = verify(name, first, firsts[CONTIGUOUS[input.dim()]])
         errors[mode] = tuple(map(max, errors.get(mode, to_nchw), to_nchw))
     del firsts
-    progress(f"{name}: {steps} steps" if steps > 1 else "")
+    progress(f"{name}: more steps, profiled")
     histories = {
         mode: [losses[mode], *(training.step() for _ in range(steps - 1))]
         for mode, training in modes.items()
@@ -187,6 +187,7 @@ def bench_model(
     drifts = loss_drifts(name, histories, blocked=list(modes)[-1])
     calls = {mode: training.step for mode, training in modes.items()}
     profiles = {tag: profile_passes(calls[tag], passes=1) for tag in blocked_tags(input.dim())[:1]}
+    progress()
     timings = time_interleaved(calls, rounds, warmups=1, what=name)
     rivals = [mode for mode in modes if mode not in profiles]
     return [
