@@ -519,6 +519,18 @@ def test_quantize_reports_what_layers_lose(network):
     assert kept[0].error < 1e-6 and kept[0].agreement == 1
 
 
+def test_reports_are_of_layers_before_ops_in_place():
+    """An activation that writes over the result of its layer changes nothing of the report."""
+    convolution, calibration = nn.Conv2d(3, 8, 3).eval(), [torch.randn(1, 3, 8, 8)]
+    reports = []
+    for in_place in (False, True):
+        model = nn.Sequential(convolution, nn.Hardtanh(0, 0.1, inplace=in_place), nn.ReLU()).eval()
+        tb.quantize(model, calibration, report=reports.append)
+    first, second = (report.layers[0] for report in reports)
+    assert 0 < first.own < 0.1
+    assert first == second
+
+
 def test_quantize_keep_says_what_is_no_module(network):
     with pytest.raises(ValueError, match="expected keep as paths of modules of the model, got"):
         tb.quantize(network, [torch.randn(1, 3, 32, 32)], keep=["0", "6.con"])

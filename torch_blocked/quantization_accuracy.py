@@ -47,8 +47,8 @@ class QuantizationAccuracy:
         return f"{head}\n{table}{rest}"
 
 
-class _Recorded(fx.Interpreter):
-    """A graph that keeps what these nodes make, by name."""
+class Recorded(fx.Interpreter):
+    """A graph that keeps copies of what these nodes make: ops in place may write over it."""
 
     def __init__(self, module: fx.GraphModule, names: set[str]) -> None:
         super().__init__(module)
@@ -57,12 +57,12 @@ class _Recorded(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        if n.name in self.names:
-            self.made[n.name] = result
+        if n.name in self.names and isinstance(result, Tensor):
+            self.made[n.name] = result.clone()
         return result
 
 
-class _OnInputsOf(_Recorded):
+class OnInputsOf(Recorded):
     """A graph whose nodes read what nodes of the same names have made in another."""
 
     def __init__(self, module: fx.GraphModule, names: set[str], others: dict[str, Tensor]) -> None:
@@ -70,7 +70,8 @@ class _OnInputsOf(_Recorded):
         self.others = others
 
     def run_node(self, n: fx.Node) -> Any:
-        return self.others.get(n.name, super().run_node(n))
+        result = super().run_node(n)
+        return self.others[n.name].clone() if n.name in self.others else result
 
 
 class _Sums:
@@ -101,11 +102,11 @@ def compare(
     outputs, firsts = _Sums(), list[Tensor]()
     with torch.no_grad(), progress.Bar("torch_blocked: comparing", len(cases)) as bar:
         for case in cases:
-            float_run = _Recorded(in_float, every)
+            float_run = Recorded(in_float, every)
             expected = _tensors(float_run.run(*case))
-            byte_run = _Recorded(quantized, names)
+            byte_run = Recorded(quantized, names)
             result = _tensors(byte_run.run(*case))
-            alone = _OnInputsOf(quantized, names, float_run.made)
+            alone = OnInputsOf(quantized, names, float_run.made)
             alone.run(*case)
             for name in names:
                 own[name].add(alone.made[name], float_run.made[name])
