@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from torch_blocked import module_paths, progress
+from torch_blocked import bias_correction, module_paths, progress
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
 
 _aten = torch.ops.aten
@@ -236,10 +236,11 @@ def quantize(
             for case in cases:
                 prepared(*case)
                 bar.update()
-        in_float = _without_observers(prepared) if report else None
+        in_float = _without_observers(prepared)
         converted: fx.GraphModule = convert_pt2e(prepared)
         converted._forward_pre_hooks.clear()
-    if report and in_float:
+        bias_correction.correct(in_float, converted, cases, lambda n: n.target in _LAYERS)
+    if report:
         report(compare(in_float, converted, cases[-_COMPARED:], lambda n: n.target in _LAYERS))
     return converted
 

@@ -1,0 +1,55 @@
+"""Biases that take back what rounding adds to the mean of each output channel of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_blocked.quantization_accuracy import OnInputsOf, Recorded
+
+# The dim of output channels, from the end: batches may be missing.
+_CHANNEL = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
+
+
+def correct(
+    in_float: fx.GraphModule,
+    quantized: fx.GraphModule,
+    cases: Sequence[tuple[Any, ...]],
+    is_layer: Callable[[fx.Node], bool],
+) -> None:
+    """Gives layers of the quantized graph that have a bias another one, so that their results have
+    the means of the float graph's where their inputs are bytes of the float graph's. Nodes have the
+    same names in both."""
+    every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
+    layers = [n for n in quantized.graph.nodes if is_layer(n) and n.name in every and _bias(n)]
+    names = {node.name for node in layers}
+    apart: dict[str, Tensor] = {}
+    for case in cases:
+        float_run = Recorded(in_float, every)
+        float_run.run(*case)
+        alone = OnInputsOf(quantized, names, float_run.made)
+        alone.run(*case)
+        for node in layers:
+            channel = _CHANNEL[node.target.overloadpacket.__name__]
+            lost = (float_run.made[node.name] - alone.made[node.name]).movedim(channel, 0)
+            mean = lost.flatten(1).mean(1) / len(cases)
+            apart[node.name] = apart.get(node.name, torch.zeros_like(mean)) + mean
+    for index, node in enumerate(layers):
+        bias, name = _bias(node), f"_corrected_bias_{index}"
+        owner, _, last = bias.target.rpartition(".")
+        value = getattr(quantized.get_submodule(owner), last).detach()
+        quantized.register_buffer(name, value + apart[node.name])
+        with quantized.graph.inserting_before(node):
+            corrected = quantized.graph.get_attr(name)
+        corrected.meta = dict(bias.meta)
+        node.replace_input_with(bias, corrected)
+    quantized.graph.eliminate_dead_code()
+    quantized.recompile()
+
+
+def _bias(node: fx.Node) -> Any:
+    bias = node.args[2] if len(node.args) > 2 else None
+    return bias if isinstance(bias, fx.Node) and bias.op == "get_attr" else None
