@@ -4,6 +4,7 @@ import re
 
 import hard_cases
 import pytest
+from test_optimize import cache_folder  # noqa: F401  estimates, not times of this machine, choose
 
 import torch_blocked
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops
 
 import torch_blocked as tb
+from torch_blocked import bias_correction
 
 pytestmark = [
     pytest.mark.usefixtures("cache_folder"),
@@ -534,3 +535,22 @@ def test_reports_are_of_layers_before_ops_in_place():
 def test_quantize_keep_says_what_is_no_module(network):
     with pytest.raises(ValueError, match="expected keep as paths of modules of the model, got"):
         tb.quantize(network, [torch.randn(1, 3, 32, 32)], keep=["0", "6.con"])
+
+
+def test_biases_are_corrected(monkeypatch):
+    """Means of channels are nearer to the float model's, and its parameters stay."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)).eval()
+    cases = [torch.randn(2 + i, 8, 9, 9) + 0.7 for i in range(3)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def apart():
+        quantized = tb.quantize(model, cases)
+        means = [(quantized(case) - model(case)).mean((0, 2, 3)) for case in cases]
+        return float(torch.stack(means).mean(0).abs().max())
+
+    corrected = apart()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    monkeypatch.setattr(bias_correction, "correct", lambda *_: None)
+    assert corrected < apart() / 2

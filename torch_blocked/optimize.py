@@ -187,6 +187,8 @@ def _compare(
 
 # Two rounds in which one takes so many times as long as the other tell as much as seven.
 _CLEARLY = 1.5
+# And so does one round of this: two runs of a slow model are a tenth of what optimize takes.
+_BEYOND_NOISE = 2.0
 
 
 def _is_slower(
@@ -204,16 +206,22 @@ def _is_slower(
     with torch.no_grad():
         for each in () if warm else (model, rival):
             each(*args, **kwargs)  # the first run is not like the others
-        while True:
+        while (verdict := _verdict(own, others)) is None:
             others.append(_seconds(rival, args, kwargs))
             own.append(_seconds(model, args, kwargs))
-            losses = sum(a < b for a, b in zip(others, own, strict=True))
-            if max(losses, len(own) - losses) == 4:
-                return losses == 4
-            if len(own) > 1 and min(others) > _CLEARLY * max(own):
-                return False
-            if len(own) > 1 and min(own) > _CLEARLY * max(others):
-                return True
+    return verdict
+
+
+def _verdict(own: list[float], others: list[float]) -> bool | None:
+    """Whether the rival is faster by these seconds; None while that is open."""
+    losses = sum(a < b for a, b in zip(others, own, strict=True))
+    if max(losses, len(own) - losses) == 4:
+        return losses == 4
+    if own and min(others) > (_CLEARLY if len(own) > 1 else _BEYOND_NOISE) * max(own):
+        return False
+    if len(own) > 1 and min(own) > _CLEARLY * max(others):
+        return True
+    return None
 
 
 def _seconds(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -202,13 +202,13 @@ def quantize(
     """The model with layers of bytes, for optimize() and for whatever else takes such graphs.
 
     calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
-    arguments; their values set the ranges. The first dim, the batch, may change later.
+    arguments; their values set the ranges, and biases that take back what rounding adds to the mean
+    of an output channel. The first dim, the batch, may change later.
     keep: paths of modules that stay in floating point.
     report: called with what the model and each of its layers lose, on some of the calibration
     inputs; print shows it as a table.
     Raises ValueError without calibration, for a path that no module has and for a model in
-    training mode, and what torch.export
-    raises for a model that it cannot trace."""
+    training mode, and what torch.export raises for a model that it cannot trace."""
     if model.training:
         raise ValueError(
             "torch_blocked::quantize: expected a model in evaluation mode, got training mode; "
