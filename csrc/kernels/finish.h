@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue.h"
-#include "kernels/lanes.h"
+#include "kernels/short_lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
@@ -110,7 +110,7 @@ inline Vec activate(const Activation& a, const Vec& x) {
 // from its dst everywhere.
 class Finish {
  public:
-  Finish(const Epilogue& epilogue, const float* residual, const float* dst)
+  Finish(const Epilogue& epilogue, const void* residual, const void* dst)
       : epilogue_(epilogue),
         distance_(epilogue.residual ? reinterpret_cast<std::intptr_t>(residual) -
                                           reinterpret_cast<std::intptr_t>(dst)
@@ -119,13 +119,23 @@ class Finish {
   // `sum` is on its way to `count` lanes at dst.
   Vec operator()(const Vec& sum, const float* dst, std::int64_t count = kWidth) const {
     const Vec value = activate(epilogue_.before, sum);
-    if (!epilogue_.residual) return value;
-    const auto* residual =
-        reinterpret_cast<const float*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
-    return activate(epilogue_.after, value + load(residual, count));
+    return epilogue_.residual ? after(value, load(residual_of(dst), count)) : value;
+  }
+  // The same for a whole vector of bfloat16.
+  Vec operator()(const Vec& sum, const std::uint16_t* dst, std::int64_t /*count*/ = kWidth) const {
+    const Vec value = activate(epilogue_.before, sum);
+    return epilogue_.residual ? after(value, load_bfloats(residual_of(dst))) : value;
   }
 
  private:
+  template <typename Number>
+  const Number* residual_of(const Number* dst) const {
+    return reinterpret_cast<const Number*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
+  }
+  Vec after(const Vec& value, const Vec& residual) const {
+    return activate(epilogue_.after, value + residual);
+  }
+
   Epilogue epilogue_;
   std::intptr_t distance_;
 };

@@ -29,6 +29,16 @@ inline void store(const Vec& value, float* dst, std::int64_t count) {
   count == kWidth ? value.store(dst) : value.store(dst, static_cast<int>(count));
 }
 
+template <int kLanes>
+inline Vec load_lanes(const float* src) {
+  return Vec::loadu(src, kLanes);
+}
+
+template <int kLanes>
+inline void store_lanes(const Vec& value, float* dst) {
+  value.store(dst, kLanes);
+}
+
 // All bits in the first `count` lanes.
 inline Vec lanes_mask(std::int64_t count) {
   alignas(64) float ones[kWidth];

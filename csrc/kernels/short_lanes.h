@@ -89,6 +89,16 @@ inline void store_bfloats(const Vec& x, std::uint16_t* dst) {
   __m256i result;
   asm("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(static_cast<__m512>(x)));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), result);
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i bits = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+  const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+  const __m256i half = _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(dst),
+      _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 #else
   alignas(64) float values[kWidth];
   x.store(values);
@@ -110,6 +120,18 @@ inline Vec load_bfloats(const std::uint16_t* src) {
   }
   return Vec::loadu(values);
 #endif
+}
+
+template <int kLanes>
+inline Vec load_lanes(const std::uint16_t* src) {
+  static_assert(kLanes == kWidth);
+  return load_bfloats(src);
+}
+
+template <int kLanes>
+inline void store_lanes(const Vec& value, std::uint16_t* dst) {
+  static_assert(kLanes == kWidth);
+  store_bfloats(value, dst);
 }
 
 // Four pixels of kWidth bytes that follow each other, as four bytes for each lane: needs VBMI on

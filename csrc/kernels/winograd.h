@@ -24,8 +24,9 @@ struct WinogradTiles {
 
 // Where the result goes, and what is done to it before.
 struct WinogradDst {
-  const float *bias, *residual;  // may be null
-  float* dst;
+  const float* bias;     // may be null
+  const void* residual;  // numbers as those of dst; may be null
+  void* dst;
   Epilogue epilogue;
 };
 
@@ -44,19 +45,21 @@ struct WinogradWeights {
 //   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
 //   dst:      dst                    = epilogue(A^T M A + bias)
 // with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
-// floats; their inner order is the kernels' own.
+// floats; their inner order is the kernels' own. src and dst are float32 or, on vectors of whole
+// blocks, bfloat16; so are V and U, which are multiplied. All else is float32.
 struct Winograd {
   std::array<std::int64_t, 3> tile;  // outputs along d, h, w
   std::int64_t positions;
-  void (*src)(const WinogradShape& shape, WinogradTiles tiles, const float* src, float* v);
+  void (*src)(const WinogradShape& shape, WinogradTiles tiles, const void* src, void* v);
   void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
-                   const float* v, const float* u, float* m);
+                   const void* v, const void* u, float* m);
   void (*dst)(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group, const float* m,
               const WinogradDst& dst);
   // Fills U for the vector of width() output channels from `channel` on, ic in [begin, end).
   void (*weights)(const WinogradWeights& weights, std::int64_t channel, std::int64_t begin,
-                  std::int64_t end, std::int64_t padded_oc, float* u);
-  std::int64_t channels;  // output channels of a group: 2 vectors
+                  std::int64_t end, std::int64_t padded_oc, void* u);
+  std::int64_t channels;        // output channels of a group: 2 vectors
+  std::int64_t input_channels;  // of one 32-bit product; U has whole ones, and `begin` is one's
   // Tiles multiplied at a time: a block of tiles is best a multiple of it.
   std::int64_t group_tiles;
   std::int64_t (*v_size)(const WinogradShape& shape, std::int64_t tiles);

@@ -11,7 +11,7 @@ using T = Tile<F1, F4>;
 using Plane = T::Plane;
 
 std::int64_t slab_stride(std::int64_t channels, std::int64_t slab) {
-  return slab * round_up(channels, kWidth) + kPad;
+  return slab * round_up(channels, kWidth) + kLine<float>;
 }
 
 // Calls f(channel, at, to, stride) for every vector of channels and tile of the slab; clears the

@@ -1,7 +1,8 @@
 // What the Winograd sources share: the inner order of V, U and M.
 //
 //   V [positions, | groups of tiles, IC vectors, tiles of the group, kWidth | + pad]
-//   U [groups of OC, positions, IC, channels of the group]
+//   U [groups of OC, positions, IC, channels of the group]; of bfloat16
+//     [groups of OC, positions, IC / 2, channels of the group, 2]
 //   M [positions, | tiles, kGroupChannels | + pad]
 //
 // V lets the multiplication read a group's pixels at constant offsets, and the transform write
@@ -12,40 +13,75 @@
 #include <algorithm>
 
 #include "format/sizes.h"
-#include "kernels/lanes.h"
+#include "kernels/short_lanes.h"
 #include "kernels/winograd.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// Tiles of a register tile, each with 2 vectors of output channels. 16 registers hold 6 x 2 sums, 2
-// vectors of weights and 1 broadcast. 32 hold 7 x 2 sums twice: adding up each vector of input
-// channels on its own brings the error from 10 times down to 3 times that of oneDNN's AVX-512
-// kernels, which sum so too (AVX2: from 1.4 times), and costs no time.
-#if defined(CPU_CAPABILITY_AVX512)
-inline constexpr int kGroupTiles = 7;
-inline constexpr bool kSumVectors = true;
-#else
-inline constexpr int kGroupTiles = 6;
-inline constexpr bool kSumVectors = false;
-#endif
 inline constexpr std::int64_t kGroupChannels = 2 * kWidth;
-inline constexpr std::int64_t kPad = 16;
+template <typename Number>
+inline constexpr std::int64_t kLine = 64 / sizeof(Number);  // numbers of a cache line
 
+// What is multiplied: a 32-bit product sums those of kChannels input channels. kTiles are the tiles
+// of a register tile, each with 2 vectors of output channels.
+//
+// 16 registers hold 6 x 2 sums, 2 vectors of weights and 1 broadcast. 32 hold 7 x 2 sums twice:
+// adding up each vector of input channels on its own brings the error from 10 times down to 3 times
+// that of oneDNN's AVX-512 kernels, which sum so too (AVX2: from 1.4 times), and costs no time.
+struct Floats {
+  using Number = float;
+  using Weights = Vec;
+  static constexpr int kChannels = 1;
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int kTiles = 7;
+  static constexpr bool kSumVectors = true;
+#else
+  static constexpr int kTiles = 6;
+  static constexpr bool kSumVectors = false;
+#endif
+  static Weights weights(const Number* u) { return Vec::loadu(u); }
+  static Weights repeat(const Number* v) { return Vec(*v); }
+  static Vec add(const Vec& sum, const Weights& x, const Weights& w) {
+    return at::vec::fmadd(x, w, sum);
+  }
+};
+
+// Two input channels to a product. Beside the rounding to bfloat16 that of the sums is nothing, so
+// that all registers can hold sums.
+struct Bfloats {
+  using Number = std::uint16_t;
+  using Weights = Index;
+  static constexpr int kChannels = 2;
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int kTiles = 14;
+#else
+  static constexpr int kTiles = 4;  // products of 16 bits take registers, too
+#endif
+  static constexpr bool kSumVectors = false;
+  static Weights weights(const Number* u) { return Index::loadu(u); }
+  static Weights repeat(const Number* v) { return repeat_bits(v); }
+  static Vec add(const Vec& sum, const Weights& x, const Weights& w) {
+    return dot_bfloats(sum, x, w);
+  }
+};
+
+// Numbers between positions.
+template <typename Products>
 inline std::int64_t v_stride(std::int64_t ic, std::int64_t tiles) {
-  return tiles * round_up(ic, kWidth) + kPad;
+  return tiles * round_up(ic, kWidth) + kLine<typename Products::Number>;
 }
 
-inline std::int64_t m_stride(std::int64_t tiles) { return tiles * kGroupChannels + kPad; }
+inline std::int64_t m_stride(std::int64_t tiles) { return tiles * kGroupChannels + kLine<float>; }
 
 // Output channels for which U and M have room: whole blocks, whole vectors.
 inline std::int64_t padded_channels(std::int64_t oc, std::int64_t block) {
   return round_up(round_up(oc, block), kWidth);
 }
 
-// The tiles in groups of at most kGroupTiles, as even as can be: f(first, count).
+// The tiles in groups of at most `most`, as even as can be: f(first, count).
 template <typename F>
-inline void for_groups(std::int64_t tiles, F&& f) {
-  const std::int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
+inline void for_groups(std::int64_t tiles, std::int64_t most, F&& f) {
+  const std::int64_t groups = (tiles + most - 1) / most;
   for (std::int64_t group = 0; group < groups; ++group) {
     const std::int64_t first = group * tiles / groups;
     f(first, (group + 1) * tiles / groups - first);
@@ -53,7 +89,9 @@ inline void for_groups(std::int64_t tiles, F&& f) {
 }
 
 // M of all positions, by the kernels of winograd_multiply.cpp.
+template <typename Products>
 void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
-                       std::int64_t group, const float* v, const float* u, float* m);
+                       std::int64_t group, const typename Products::Number* v,
+                       const typename Products::Number* u, float* m);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -52,13 +52,13 @@ class Walk {
   std::array<std::int64_t, 3> tiles_;
 };
 
-// Floats from one plane, row or pixel to the next.
+// Numbers from one plane, row or pixel to the next.
 struct Steps {
   std::int64_t plane, row, pixel;
 };
 
-template <typename T, int kLanes, int depth, int... rows>
-inline void src_pass(Rows<rows...>, const float* src, const Steps& steps, float* v,
+template <typename T, int kLanes, int depth, int... rows, typename From, typename To>
+inline void src_pass(Rows<rows...>, const From* src, const Steps& steps, To* v,
                      std::int64_t stride) {
   using Plane = typename T::Plane;
   constexpr int kRows[] = {rows...};
@@ -66,7 +66,7 @@ inline void src_pass(Rows<rows...>, const float* src, const Steps& steps, float*
   unrolled<Plane::kTile>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template src<depth>([&](int plane) {
-        return Vec::loadu(src + plane * steps.plane + i * steps.row + column * steps.pixel, kLanes);
+        return load_lanes<kLanes>(src + plane * steps.plane + i * steps.row + column * steps.pixel);
       });
     };
     unrolled<sizeof...(rows)>(
@@ -74,28 +74,27 @@ inline void src_pass(Rows<rows...>, const float* src, const Steps& steps, float*
   });
   unrolled<sizeof...(rows)>([&]<int i>() {
     unrolled<Plane::kTile>([&]<int column>() {
-      Plane::template src<column>([&](int j) {
-        return t[i][j];
-      }).store(v + (kRows[i] * Plane::kTile + column) * stride, kLanes);
+      const Vec value = Plane::template src<column>([&](int j) { return t[i][j]; });
+      store_lanes<kLanes>(value, v + (kRows[i] * Plane::kTile + column) * stride);
     });
   });
 }
 
-template <typename T, int kLanes, int depth, typename... passes>
-inline void src_plane(Passes<passes...>, const float* src, const Steps& steps, float* v,
+template <typename T, int kLanes, int depth, typename... passes, typename From, typename To>
+inline void src_plane(Passes<passes...>, const From* src, const Steps& steps, To* v,
                       std::int64_t stride) {
   (src_pass<T, kLanes, depth>(passes(), src, steps, v, stride), ...);
 }
 
 // The tile at (d, h, w) of an image with zeros around it, [planes, kTile, kTile, kLanes].
-template <typename T, int kLanes>
-void padded_tile(const WinogradShape& shape, const float* image, std::int64_t d, std::int64_t h,
-                 std::int64_t w, float* tile) {
+template <typename T, int kLanes, typename Number>
+void padded_tile(const WinogradShape& shape, const Number* image, std::int64_t d, std::int64_t h,
+                 std::int64_t w, Number* tile) {
   constexpr int kTile = T::Plane::kTile;
-  const auto fill = [&](const float* row, std::int64_t begin, std::int64_t end) {
+  const auto fill = [&](const Number* row, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < kTile; ++i, tile += kLanes) {
       const bool inside = i >= begin && i < end;
-      (inside ? Vec::loadu(row + i * shape.block, kLanes) : Vec(0.f)).store(tile, kLanes);
+      store_lanes<kLanes>(inside ? load_lanes<kLanes>(row + i * shape.block) : Vec(0.f), tile);
     }
   };
   for (std::int64_t plane = d; plane < d + T::Depth::kTile; ++plane) {
@@ -109,8 +108,8 @@ void padded_tile(const WinogradShape& shape, const float* image, std::int64_t d,
 
 // Prefetches what the tile two further on reads first: 6 rows at a time are too many for the
 // hardware prefetcher. With src in L3 this saves a quarter of the time.
-template <typename T>
-inline void prefetch_tile(const float* tile, const Steps& steps) {
+template <typename T, typename Number>
+inline void prefetch_tile(const Number* tile, const Steps& steps) {
   for (int plane = 0; plane < T::Depth::kTile; ++plane) {
     for (int i = 0; i < T::Plane::kTile; ++i) {
       for (int j = T::Plane::kTile - T::Plane::kM; j < T::Plane::kTile; ++j) {
@@ -122,17 +121,17 @@ inline void prefetch_tile(const float* tile, const Steps& steps) {
 
 // B^T src B of kLanes channels of the tile `at`; position p to v + p * stride. `image`: of the
 // channels' block.
-template <typename T, int kLanes>
-inline void src_tile(const WinogradShape& shape, const float* image, const Walk<T>& at, float* v,
+template <typename T, int kLanes, typename From, typename To>
+inline void src_tile(const WinogradShape& shape, const From* image, const Walk<T>& at, To* v,
                      std::int64_t stride) {
   constexpr int kTile = T::Plane::kTile;
   const std::int64_t d = at.d - shape.padding[0], h = at.h - shape.padding[1],
                      w = at.w - shape.padding[2];
   const bool inside = d >= 0 && h >= 0 && w >= 0 && d + T::Depth::kTile <= shape.in[0] &&
                       h + kTile <= shape.in[1] && w + kTile <= shape.in[2];
-  alignas(64) float padded[T::kPositions * kLanes];
+  alignas(64) From padded[T::kPositions * kLanes];
   Steps steps{shape.in[1] * shape.in[2] * shape.block, shape.in[2] * shape.block, shape.block};
-  const float* src = padded;
+  const From* src = padded;
   if (inside) {
     src = image + d * steps.plane + h * steps.row + w * steps.pixel;
     prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);

@@ -111,6 +111,12 @@ std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem)
 double estimate_winograd4(const ConvolutionProblem& problem);
 double estimate_winograd2(const ConvolutionProblem& problem);
 const char* refuses_winograd(const ConvolutionProblem& problem);
+// The same for bfloat16: F(4x4) computes in float32, F(2x2) multiplies bfloat16.
+std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const ConvolutionProblem& problem);
+double estimate_winograd4_bfloat16(const ConvolutionProblem& problem);
+double estimate_winograd2_bfloat16(const ConvolutionProblem& problem);
+const char* refuses_winograd_bfloat16(const ConvolutionProblem& problem);
 // The same for kernels of 6 to 8 rows and columns at stride 2 over a picture's few channels, whose
 // even and odd rows and columns become channels of their own: a 4x4 kernel at stride 1.
 std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem);

@@ -1,5 +1,5 @@
-// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, one group,
-// float32.
+// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, one group.
+// float32, and bfloat16 for kernels of one tap along depth.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
 // takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
@@ -53,6 +53,22 @@ Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2
 
 bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
 
+// Whatever the dtype is.
+const char* refuses_sizes(const Problem& p) {
+  const auto all = [](const Dims& dims, std::int64_t value) {
+    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
+  };
+  const Sizes3 kernel = spatial_of(p.weight_dims);
+  const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
+  if (!kernels::kernels().winograd4) return "needs AVX2";
+  if (p.groups != 1) return "takes one group only";
+  if (!square) return "takes 3x3 and 3x3x3 kernels only";
+  if (!all(p.stride, 1)) return "takes stride 1 only";
+  if (!all(p.dilation, 1)) return "takes dilation 1 only";
+  if (!p.blocked()) return "reads and writes one blocked format only";
+  return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
+}
+
 bool possible(const Problem& p) { return !refuses_winograd(p); }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
@@ -65,8 +81,9 @@ WinogradShape shape_of(const Problem& p) {
       .in = spatial_of(p.src_dims),
       .out = spatial_of(p.dst_dims),
       .padding = as_3d(p.padding, 0),
-      .stream = c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
-                kStreamBytes};
+      .stream = p.dtype == at::kFloat &&
+                c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
+                    kStreamBytes};
   const Sizes3 kernel = spatial_of(p.weight_dims);
   for (std::size_t i = 0; p.transposed && i < 3; ++i) {
     shape.padding[i] = kernel[i] - 1 - shape.padding[i];
@@ -80,14 +97,16 @@ std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
          ceil_div(out[2], tile[2]);
 }
 
-// weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides -> U.
-at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
+// weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides, float32 or bfloat16 -> U.
+at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
+  const at::Tensor weight = narrow.to(at::kFloat);
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
   const std::int64_t lanes = p.dst_format.blocks(oc) * p.dst_format.block;
   const std::int64_t padded_oc = round_up(lanes, width);
-  const at::Tensor packed = empty_pooled({kernel.positions * ic * padded_oc}, weight.options());
+  const at::Tensor packed = empty_pooled(
+      {kernel.positions * ceil_div(ic, kernel.input_channels) * padded_oc}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
   const float* data = weight.const_data_ptr<float>();
   Sizes3 strides = as_3d(weight.strides().slice(2), 0);
   const Sizes3 taps = spatial_of(p.weight_dims);
@@ -166,11 +185,8 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
 
 void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
          const Epilogue& epilogue, const ConvolutionBuffers& buffers) {
-  const auto *src = static_cast<const float*>(buffers.src),
-             *u = static_cast<const float*>(buffers.weights);
-  const kernels::WinogradDst dst{static_cast<const float*>(buffers.bias),
-                                 static_cast<const float*>(buffers.residual),
-                                 static_cast<float*>(buffers.dst), epilogue};
+  const kernels::WinogradDst dst{static_cast<const float*>(buffers.bias), buffers.residual,
+                                 buffers.dst, epilogue};
   const Units units = units_of(kernel, shape, tiles);
   share_units(units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
     const std::int64_t most = units.largest();
@@ -180,8 +196,8 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
     std::int64_t in_v = -1;  // the block whose src is transformed there
     const auto run_unit = [&](std::int64_t i, std::int64_t group) {
       const WinogradTiles block = units.block(i);
-      if (std::exchange(in_v, i) != i) kernel.src(shape, block, src, v);
-      kernel.multiply(shape, block.count, group, v, u, m);
+      if (std::exchange(in_v, i) != i) kernel.src(shape, block, buffers.src, v);
+      kernel.multiply(shape, block.count, group, v, buffers.weights, m);
       kernel.dst(shape, block, group, m, dst);
     };
     for (Range piece; pieces.next(piece);) {
@@ -194,8 +210,9 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
 
 ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
   return ConvolutionPlan{
-      .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/",
-                             p.dst_format.block, p.transposed ? "/transposed" : ""),
+      .weights_format =
+          text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
+               kernel.input_channels > 1 ? "/pairs" : "", p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
       .run =
           [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
@@ -206,6 +223,22 @@ ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
 std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
   if (!possible(p)) return std::nullopt;
   return plan_of(p, kernel);
+}
+
+// The bias as float32: kernels add it before they round.
+std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
+  if (refuses_winograd_bfloat16(p)) return std::nullopt;
+  ConvolutionPlan plan = plan_of(p, kernel);
+  plan.run = [channels = p.dst_dims[1],
+              run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
+    if (!buffers.bias) return run(buffers);
+    const auto* bias = static_cast<const c10::BFloat16*>(buffers.bias);
+    const std::vector<float> wide(bias, bias + channels);
+    ConvolutionBuffers all = buffers;
+    all.bias = wide.data();
+    run(all);
+  };
+  return plan;
 }
 
 // At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in
@@ -305,17 +338,31 @@ struct Cost {
 struct Costs {
   Cost f4, f2;
 };
+// Of bfloat16, where F(2x2) sums two products in one instruction. GF/s of F(4x4), F(2x2) and
+// oneDNN's direct kernel on Zen 4, one thread:
+//   64@56  298 310 210    128@28 323 376 216    256@14 262 406 209    512@7  137 299 183
+//   16@56  137 134 155    32@112 250 253 214    64@14  157 208 168    512@28 372 454 228
+constexpr Costs kBfloats{.f4 = {{1, 4, 4}, 36, 600, 400}, .f2 = {{1, 2, 2}, 8, 200, 100}};
 constexpr Costs kFlat{.f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}},
     kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450}, .f2 = {{1, 2, 2}, 16, 90, 125}},
     kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200}, .f2 = {{2, 2, 2}, 64, 620, 330}};
 
-double estimate(const Problem& p, Cost Costs::* which) {
-  if (!enabled() || !possible(p)) return kNever;
-  const Cost& cost = (is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat).*which;
+double microseconds(const Problem& p, const Cost& cost) {
   const auto tiles = static_cast<double>(tiles_of(p, cost.tile));
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
   return microseconds_of(
       (streamed_fmas(p, cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic * oc);
+}
+
+double estimate(const Problem& p, Cost Costs::* which) {
+  if (!enabled() || !possible(p)) return kNever;
+  const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
+  return microseconds(p, costs.*which);
+}
+
+double estimate_bfloat16(const Problem& p, Cost Costs::* which) {
+  if (!enabled() || refuses_winograd_bfloat16(p)) return kNever;
+  return microseconds(p, kBfloats.*which);
 }
 
 }  // namespace
@@ -323,19 +370,16 @@ double estimate(const Problem& p, Cost Costs::* which) {
 bool winograd_possible(const Problem& p) { return possible(p); }
 
 const char* refuses_winograd(const Problem& p) {
-  const auto all = [](const Dims& dims, std::int64_t value) {
-    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
-  };
-  const Sizes3 kernel = spatial_of(p.weight_dims);
-  const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
-  if (!kernels::kernels().winograd4) return "needs AVX2";
   if (p.dtype != at::kFloat) return "computes float32 only";
-  if (p.groups != 1) return "takes one group only";
-  if (!square) return "takes 3x3 and 3x3x3 kernels only";
-  if (!all(p.stride, 1)) return "takes stride 1 only";
-  if (!all(p.dilation, 1)) return "takes dilation 1 only";
-  if (!p.blocked()) return "reads and writes one blocked format only";
-  return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
+  return refuses_sizes(p);
+}
+
+const char* refuses_winograd_bfloat16(const Problem& p) {
+  if (p.dtype != at::kBFloat16) return "is for bfloat16";
+  if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
+  if (const char* refusal = refuses_sizes(p)) return refusal;
+  if (is_deep(p)) return "takes 3x3 kernels only";
+  return p.dst_format.block == kernels::kernels().width ? nullptr : "takes the CPU's own blocks";
 }
 
 const char* refuses_winograd3(const Problem& p) {
@@ -362,6 +406,10 @@ bool winograd_enabled() { return enabled(); }
 double estimate_winograd4(const Problem& p) { return estimate(p, &Costs::f4); }
 
 double estimate_winograd2(const Problem& p) { return estimate(p, &Costs::f2); }
+
+double estimate_winograd4_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f4); }
+
+double estimate_winograd2_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f2); }
 
 // A third of the products at most, and the transforms.
 double estimate_winograd3(const Problem& p) {
@@ -396,6 +444,14 @@ std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
 std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
   return plan(p, is_deep(p) ? *table.winograd2_3d : *table.winograd2);
+}
+
+std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
+  return plan_bfloat16(p, *kernels::kernels().winograd4_bfloats);
+}
+
+std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const Problem& p) {
+  return plan_bfloat16(p, *kernels::kernels().winograd2_bfloats);
 }
 
 }  // namespace torch_blocked
