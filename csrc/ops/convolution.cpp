@@ -228,6 +228,7 @@ const ConvolutionImplementations kImplementations(
     {{"winograd4", plan_winograd4, estimate_winograd4, {.sums_in_place = true}, refuses_winograd},
      {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}, refuses_winograd},
      {"winograd3", plan_winograd3, estimate_winograd3, {.sums_in_place = true}, refuses_winograd3},
+     {"strassen", plan_strassen, only_measured, {.sums_in_place = true}, refuses_strassen},
      {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}, refuses_depthwise},
      {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}, refuses_grouped},
      {"direct",

@@ -123,6 +123,11 @@ std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem)
 double estimate_winograd3(const ConvolutionProblem& problem);
 const char* refuses_winograd3(const ConvolutionProblem& problem);
 
+// convolution_strassen.cpp: 1x1 kernels by seven eighths of the products. Only optimize runs it,
+// where it was measured to be fastest: it takes a NaN to other pixels.
+std::optional<ConvolutionPlan> plan_strassen(const ConvolutionProblem& problem);
+const char* refuses_strassen(const ConvolutionProblem& problem);
+
 // convolution_grouped.cpp: groups of one channel (depthwise), and groups of few.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);

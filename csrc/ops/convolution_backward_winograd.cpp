@@ -175,7 +175,7 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
 // at 0.9 of it.
 double estimate_winograd_gradient(const WeightGradientProblem& problem) {
   const Problem& p = problem.convolution;
-  if (!winograd_enabled() || !winograd_possible(p)) return kNever;
+  if (!winograd_possible(p)) return kNever;
   const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
              block = static_cast<double>(p.src_format.block);
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);

@@ -12,9 +12,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "format/errors.h"
@@ -60,6 +58,7 @@ const char* refuses_sizes(const Problem& p) {
   };
   const Sizes3 kernel = spatial_of(p.weight_dims);
   const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
+  if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd4) return "needs AVX2";
   if (p.groups != 1) return "takes one group only";
   if (!square) return "takes 3x3 and 3x3x3 kernels only";
@@ -306,15 +305,6 @@ void split_src(const Problem& p, const Problem& q, const float* src, float* dst)
   });
 }
 
-// TORCH_BLOCKED_WINOGRAD=0 turns it off.
-bool enabled() {
-  static const bool on = [] {
-    const char* setting = std::getenv("TORCH_BLOCKED_WINOGRAD");
-    return !setting || std::string_view(setting) != "0";
-  }();
-  return on;
-}
-
 // What a problem costs in FMAs per pair of input and output channel: `products` for each tile, by
 // as many transformed weights, where a direct convolution has one for each tap and output.
 //
@@ -355,13 +345,13 @@ double microseconds(const Problem& p, const Cost& cost) {
 }
 
 double estimate(const Problem& p, Cost Costs::* which) {
-  if (!enabled() || !possible(p)) return kNever;
+  if (!possible(p)) return kNever;
   const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
   return microseconds(p, costs.*which);
 }
 
 double estimate_bfloat16(const Problem& p, Cost Costs::* which) {
-  if (!enabled() || refuses_winograd_bfloat16(p)) return kNever;
+  if (refuses_winograd_bfloat16(p)) return kNever;
   return microseconds(p, kBfloats.*which);
 }
 
@@ -383,6 +373,7 @@ const char* refuses_winograd_bfloat16(const Problem& p) {
 }
 
 const char* refuses_winograd3(const Problem& p) {
+  if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd3) return "needs AVX2";
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (p.groups != 1) return "takes one group only";
@@ -401,8 +392,6 @@ WinogradShape winograd_shape(const Problem& p) { return shape_of(p); }
 
 std::int64_t winograd_tiles(const Problem& p, const Sizes3& tile) { return tiles_of(p, tile); }
 
-bool winograd_enabled() { return enabled(); }
-
 double estimate_winograd4(const Problem& p) { return estimate(p, &Costs::f4); }
 
 double estimate_winograd2(const Problem& p) { return estimate(p, &Costs::f2); }
@@ -413,7 +402,7 @@ double estimate_winograd2_bfloat16(const Problem& p) { return estimate_bfloat16(
 
 // A third of the products at most, and the transforms.
 double estimate_winograd3(const Problem& p) {
-  return enabled() && splits(p) ? direct_microseconds(p) / 2 : kNever;
+  return splits(p) ? direct_microseconds(p) / 2 : kNever;
 }
 
 std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {

@@ -9,10 +9,8 @@
 namespace torch_blocked {
 
 // Whether the kernels can run a problem: 3x3, 1x3x3 or 3x3x3 at stride 1, float32, blocked,
-// and AVX2 at least.
+// AVX2 at least, and not turned off.
 bool winograd_possible(const ConvolutionProblem& problem);
-// Whether they may: not with TORCH_BLOCKED_WINOGRAD=0.
-bool winograd_enabled();
 // The problem as the kernels take it.
 kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
 // How many tiles of `tile` outputs, along d, h and w, the problem has.

@@ -1,7 +1,9 @@
 #include "ops/implementations.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string_view>
 
 #include "format/errors.h"
 #include "runtime/trace.h"
@@ -20,6 +22,14 @@ std::vector<Family*>& registered() {
 thread_local std::array<const char*, kMostFamilies> last_of_families{};
 
 }  // namespace
+
+bool fewer_products_allowed() {
+  static const bool allowed = [] {
+    const char* setting = std::getenv("TORCH_BLOCKED_WINOGRAD");
+    return !setting || std::string_view(setting) != "0";
+  }();
+  return allowed;
+}
 
 Family::Family(const char* name, std::vector<const char*> names)
     : name_(name), names_(std::move(names)), index_(registered().size()) {
@@ -70,7 +80,7 @@ std::string fingerprint() {
   std::ranges::sort(parts);
   const dnnl_version_t& onednn = *dnnl_version();
   return text(parts, " ", TORCH_BLOCKED_SOURCES, " oneDNN ", onednn.major, ".", onednn.minor, ".",
-              onednn.patch, " ", onednn.hash);
+              onednn.patch, " ", onednn.hash, fewer_products_allowed() ? "" : " all products");
 }
 
 }  // namespace torch_blocked

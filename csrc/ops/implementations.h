@@ -22,8 +22,17 @@ struct Traits {
   bool last_resort = false;  // so slow that nobody times it where another takes the problem
 };
 
+// Whether implementations may run that make fewer products and larger errors than a sum of all has:
+// not with TORCH_BLOCKED_WINOGRAD=0.
+bool fewer_products_allowed();
+inline constexpr const char* kFewerProductsRefused = "is turned off by TORCH_BLOCKED_WINOGRAD=0";
+
 // The estimate of an implementation that runs only if it is forced or was measured to be fastest.
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
+template <typename Problem>
+double only_measured(const Problem&) {
+  return kNever;
+}
 
 // An implementation that does not take a problem, and why, in words.
 struct Refusal {
@@ -160,7 +169,8 @@ const std::vector<Family*>& families();
 Family& family(const std::string& name);
 
 // Tells one build from another where measured times are concerned, in words: the names in all
-// lists, a hash of the sources of the kernels and of the ops, and oneDNN's version.
+// lists, a hash of the sources of the kernels and of the ops, oneDNN's version, and whether there
+// may be fewer products.
 std::string fingerprint();
 
 }  // namespace torch_blocked

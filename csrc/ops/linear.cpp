@@ -185,6 +185,7 @@ const char* refuses_direct(const LinearProblem& p) {
 
 const Implementations<LinearProblem, LinearPlan> kImplementations(
     "linear", {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
+               {"strassen", plan_linear_strassen, only_measured, {}, refuses_linear_strassen},
                {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_direct},
                {"onednn", plan_onednn, estimate_onednn}});
 

@@ -35,6 +35,9 @@ struct LinearPlan {
 // By the tiles of direct convolution.
 std::optional<LinearPlan> plan_linear_direct(const LinearProblem& problem);
 double estimate_linear_direct(const LinearProblem& problem);
+// linear_strassen.cpp: by seven eighths of the products.
+std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& problem);
+const char* refuses_linear_strassen(const LinearProblem& problem);
 
 // The implementations that take a problem: the one that should be fastest, then the others; only
 // one if it is forced.

@@ -1,0 +1,37 @@
+// Linear layers of many rows by Strassen's product.
+#include <memory>
+
+#include "ops/linear.h"
+#include "ops/strassen.h"
+
+namespace torch_blocked {
+
+const char* refuses_linear_strassen(const LinearProblem& p) {
+  if (!fewer_products_allowed()) return kFewerProductsRefused;
+  const kernels::Kernels& kernels = kernels::kernels();
+  if (p.inputs % kernels.width != 0 || p.outputs % kernels.width != 0) {
+    return "takes whole vectors of inputs and outputs";
+  }
+  return Strassen::refuses(kernels, p.rows, p.inputs, p.outputs);
+}
+
+std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
+  if (refuses_linear_strassen(p)) return std::nullopt;
+  const kernels::Kernels& kernels = kernels::kernels();
+  const auto strassen = std::make_shared<const Strassen>(kernels, 1, p.rows, p.inputs, p.outputs);
+  LinearPlan plan{
+      .weights_format = "linear by strassen",
+      .pack = [strassen](const at::Tensor& weight) { return strassen->pack(weight.contiguous()); },
+      .run = {}};
+  const VectorSteps src_steps{.row = p.inputs, .vector = kernels.width, .image = 0};
+  const VectorSteps dst_steps{.row = p.outputs, .vector = kernels.width, .image = 0};
+  plan.run = [strassen, src_steps, dst_steps, epilogue = kernels::Epilogue{p.activation, {}}](
+                 const float* src, const void* weights, const float* bias, float* dst) {
+    strassen->run(src_steps, dst_steps, epilogue,
+                  {src, static_cast<const float*>(weights), bias, nullptr, dst});
+  };
+  plan.loops_only = true;
+  return plan;
+}
+
+}  // namespace torch_blocked
