@@ -182,3 +182,78 @@ def test_sums_and_activations_after_winograd_in_bfloat16(implementation, tmp_pat
     optimized.choice = "blocked"
     assert optimized.plan().count(implementation) == 2
     torch.testing.assert_close(optimized(x).float(), model(x), rtol=2e-2, atol=2e-2)
+
+
+DEPTHWISE = [
+    {},
+    {"kernel_size": 5, "padding": 2, "stride": 2},
+    {"kernel_size": (3, 1), "padding": (2, 1), "dilation": (2, 1)},
+    {"transposed": True, "stride": 2},
+]
+
+
+@pytest.mark.parametrize("channels", [2, 8, 17, 33, 96])
+@pytest.mark.parametrize("geometry", DEPTHWISE, ids=str)
+def test_depthwise_in_bfloat16(channels, geometry):
+    """Within the rounding of its result of the same numbers summed in float64."""
+    geometry = dict(geometry)
+    kind = nn.ConvTranspose2d if geometry.pop("transposed", False) else nn.Conv2d
+    arguments = {"kernel_size": 3, "padding": 1, "groups": channels} | geometry
+    for n, size in ((3, (13, 15)), (1, (7, 29)), (0, (5, 5))):
+        x = torch.randn(n, channels, *size).bfloat16()
+        conv = kind(channels, channels, **arguments).bfloat16()
+        y = by("depthwise_bfloat16", conv, x)
+        if y is None:
+            return
+        exact = copy.deepcopy(conv).double()(x.double())
+        assert y.dtype == torch.bfloat16 and y.shape == exact.shape
+        assert torch.ops.torch_blocked.tail_is_zero(y._physical, channels)
+        error = (y.to_dense().double() - exact).abs()
+        assert (error <= exact.abs() * 2**-8 + 1e-5).all()
+
+
+class Narrow(nn.Module):
+    """What optimize runs in bfloat16 beside convolutions of images."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 40, 3, padding=1)
+        self.depthwise = nn.Conv2d(40, 40, 3, padding=1, groups=40)
+        self.few, self.many = nn.Linear(40, outputs), nn.Linear(40, outputs, bias=False)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        x = F.max_pool2d(self.depthwise(x) + x, 3, 2, 1)
+        return F.hardswish(self.few(x.mean((2, 3)))), F.gelu(self.many(x.flatten(2).mT))
+
+
+@pytest.mark.parametrize("outputs", (1, 33, 64, 130))
+def test_optimized_models_in_bfloat16(outputs):
+    torch.manual_seed(0)
+    model, x = Narrow(outputs).eval(), torch.randn(2, 3, 17, 14)
+    if not has_bfloat16():
+        return
+    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False)
+    optimized.choice = "blocked"
+    plan = optimized.plan()
+    for name in ("depthwise_bfloat16", "maximum", "few_rows_bfloat16", "dots_bfloat16"):
+        assert name in plan, plan
+    for result, again, expected in zip(optimized(x), optimized(x), model(x), strict=True):
+        assert torch.equal(result, again)
+        torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_maxima_of_bfloat16_keep_nan_and_infinities():
+    x = torch.randn(2, 33, 9, 8).bfloat16()
+    for value in (float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0):
+        x[torch.rand(x.shape) < 0.05] = value
+    x[:, 3] = -float("inf")
+    x = x.float()
+    if not has_bfloat16():
+        return
+    model, blocked = nn.MaxPool2d(3, 2, 1).eval(), x.to_blocked()
+    optimized = torch_blocked.optimize(model, blocked, dtype=torch.bfloat16, tune=False)
+    optimized.choice = "blocked"
+    assert "maximum" in optimized.plan()
+    result = optimized(blocked).to_dense()
+    torch.testing.assert_close(result, model(x), equal_nan=True, rtol=0, atol=0)

@@ -116,26 +116,17 @@ class Finish {
                                           reinterpret_cast<std::intptr_t>(dst)
                                     : 0) {}
 
-  // `sum` is on its way to `count` lanes at dst.
-  Vec operator()(const Vec& sum, const float* dst, std::int64_t count = kWidth) const {
+  // `sum` is on its way to `count` lanes at dst, of float32 or bfloat16.
+  template <typename Number>
+  Vec operator()(const Vec& sum, const Number* dst, std::int64_t count = kWidth) const {
     const Vec value = activate(epilogue_.before, sum);
-    return epilogue_.residual ? after(value, load(residual_of(dst), count)) : value;
-  }
-  // The same for a whole vector of bfloat16.
-  Vec operator()(const Vec& sum, const std::uint16_t* dst, std::int64_t /*count*/ = kWidth) const {
-    const Vec value = activate(epilogue_.before, sum);
-    return epilogue_.residual ? after(value, load_bfloats(residual_of(dst))) : value;
+    if (!epilogue_.residual) return value;
+    const auto* residual =
+        reinterpret_cast<const Number*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
+    return activate(epilogue_.after, value + load(residual, count));
   }
 
  private:
-  template <typename Number>
-  const Number* residual_of(const Number* dst) const {
-    return reinterpret_cast<const Number*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
-  }
-  Vec after(const Vec& value, const Vec& residual) const {
-    return activate(epilogue_.after, value + residual);
-  }
-
   Epilogue epilogue_;
   std::intptr_t distance_;
 };

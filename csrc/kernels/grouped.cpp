@@ -10,9 +10,10 @@ inline Index index_of(const LaneSource& source) { return Index::loadu(source.lan
 // All output channels of the vector are of one group.
 class Broadcast {
  public:
+  using Number = float;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Broadcast(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input,
+  Broadcast(const GroupedConvolution& g, const GroupedRow<float>& row, std::int64_t input,
             const float* src) {
     const LaneSource& source = row.lanes[input * g.sources];
     src_ = src + source.block * row.src_plane + source.lanes[0];
@@ -27,9 +28,11 @@ class Broadcast {
 // The input channels of the output vector lie in one vector of src.
 class Permute {
  public:
+  using Number = float;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Permute(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input, const float* src)
+  Permute(const GroupedConvolution& g, const GroupedRow<float>& row, std::int64_t input,
+          const float* src)
       : src_(src + row.lanes[input * g.sources].block * row.src_plane),
         index_(index_of(row.lanes[input * g.sources])) {}
 
@@ -43,9 +46,10 @@ class Permute {
 // They lie in two vectors of src.
 class PermuteTwo {
  public:
+  using Number = float;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  PermuteTwo(const GroupedConvolution&, const GroupedRow& row, std::int64_t input,
+  PermuteTwo(const GroupedConvolution&, const GroupedRow<float>& row, std::int64_t input,
              const float* src) {
     const LaneSource* sources = row.lanes + input * 2;
     first_ = src + sources[0].block * row.src_plane;
@@ -67,9 +71,11 @@ class PermuteTwo {
 // They lie in any number of vectors of src.
 class Gather {
  public:
+  using Number = float;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Gather(const GroupedConvolution& g, const GroupedRow& row, std::int64_t input, const float* src)
+  Gather(const GroupedConvolution& g, const GroupedRow<float>& row, std::int64_t input,
+         const float* src)
       : src_(src),
         first_(row.lanes + input * g.sources),
         end_(first_ + first_->count),

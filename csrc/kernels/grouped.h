@@ -34,10 +34,11 @@ struct GroupedConvolution {
   // [dst_blocks, inputs, sources]: the vectors that hold an input for a vector of outputs
   const LaneSource* lanes;
   std::int64_t sources;
-  const float* src;              // [N, src_blocks, ID, IH, IW, block]
-  const float* weights;          // [dst_blocks, KD, KH, inputs, KW, block]
-  const float *bias, *residual;  // [oc] and as dst, or null
-  float* dst;                    // [N, dst_blocks, OD, OH, OW, block]
+  const void* src;       // [N, src_blocks, ID, IH, IW, block], float32 or bfloat16
+  const float* weights;  // [dst_blocks, KD, KH, inputs, KW, block]
+  const float* bias;     // [oc], or null
+  const void* residual;  // as dst, or null
+  void* dst;             // [N, dst_blocks, OD, OH, OW, block], numbers as those of src
   Epilogue epilogue;
 };
 

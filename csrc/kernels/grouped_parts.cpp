@@ -32,9 +32,10 @@ Taps taps_inside(const GroupedAxis& axis, std::int64_t at) {
   return {std::min(first_from(0), end), end};
 }
 
+template <typename Number>
 struct Walk {
   const GroupedConvolution& g;
-  const GroupedTiles& tiles;
+  const GroupedTiles<Number>& tiles;
   std::size_t size = tile_size(std::min(g.axes[2].out, g.part));
   std::int64_t pixels = kTilePixels[size];
   std::int64_t parts = (g.axes[2].out + g.part - 1) / g.part;  // of a row
@@ -46,7 +47,7 @@ struct Walk {
   std::int64_t weights_d = g.axes[1].kernel * weights_h;
 
   // What the rows of an output plane, a block of an image, share.
-  GroupedRow plane_row(std::int64_t block) const {
+  GroupedRow<Number> plane_row(std::int64_t block) const {
     const GroupedAxis &d = g.axes[0], &h = g.axes[1];
     const std::int64_t count = std::min(kWidth, g.oc - block * kWidth);
     const Activation& activation = g.epilogue.before;
@@ -74,10 +75,11 @@ struct Walk {
   void plane(std::int64_t plane, std::int64_t begin, std::int64_t end) const {
     const auto& [d, h, w] = g.axes;
     const std::int64_t block = plane % g.dst_blocks, image = plane / g.dst_blocks;
-    GroupedRow row = plane_row(block);
-    const float* src = g.src + (image * g.src_blocks + (g.lanes ? 0 : block)) * src_plane;
+    GroupedRow<Number> row = plane_row(block);
+    const Number* src = static_cast<const Number*>(g.src) +
+                        (image * g.src_blocks + (g.lanes ? 0 : block)) * src_plane;
     const float* weights = g.weights + block * d.kernel * weights_d;
-    float* dst = g.dst + plane * dst_plane + w.dst_first * kWidth;
+    Number* dst = static_cast<Number*>(g.dst) + plane * dst_plane + w.dst_first * kWidth;
     std::int64_t part = begin % parts, oh = begin / parts % h.out, od = begin / parts / h.out;
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t id = od * d.stride + d.origin, ih = oh * h.stride + h.origin;
@@ -99,7 +101,7 @@ struct Walk {
   }
 
   // Output pixels [first, last) of a row.
-  void run(const GroupedRow& row, std::int64_t first, std::int64_t last) const {
+  void run(const GroupedRow<Number>& row, std::int64_t first, std::int64_t last) const {
     const GroupedAxis& w = g.axes[2];
     const std::int64_t reach = (pixels - 1) * w.stride + (w.kernel - 1) * w.dilation;
     for (; first < last; first += pixels) {
@@ -111,23 +113,25 @@ struct Walk {
 
 }  // namespace
 
-void store_finished(const GroupedConvolution& g, const GroupedRow& row, const float* sums,
-                    float* dst, std::int64_t count) {
+template <typename Number>
+void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
+                    Number* dst, std::int64_t count) {
   const Finish finish(g.epilogue, g.residual, g.dst);
   for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += g.axes[2].dst_step * kWidth) {
-    (finish(Vec::loadu(sums), dst) & row.lanes_mask).store(dst);
+    store_lanes<kWidth>(finish(Vec::loadu(sums), dst) & row.lanes_mask, dst);
   }
 }
 
-void grouped_parts(const GroupedConvolution& g, const GroupedKernel* kernels, std::int64_t begin,
-                   std::int64_t end) {
+template <typename Number>
+void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* kernels,
+                   std::int64_t begin, std::int64_t end) {
   const GroupedAxis& w = g.axes[2];
-  const auto fits = [&](const GroupedKernel& kernel) {
+  const auto fits = [&](const GroupedKernel<Number>& kernel) {
     const bool same = kernel.taps == w.kernel && kernel.stride == w.stride && w.dilation == 1;
     return kernel.taps == 0 || same;
   };
   while (!fits(*kernels)) ++kernels;
-  const Walk walk{g, kernels->tiles};
+  const Walk<Number> walk{g, kernels->tiles};
   while (begin < end) {
     const std::int64_t plane = begin / walk.plane_parts, first = begin % walk.plane_parts;
     const std::int64_t last = std::min(walk.plane_parts, first + end - begin);
@@ -135,5 +139,14 @@ void grouped_parts(const GroupedConvolution& g, const GroupedKernel* kernels, st
     begin += last - first;
   }
 }
+
+template void store_finished(const GroupedConvolution&, const GroupedRow<float>&, const float*,
+                             float*, std::int64_t);
+template void store_finished(const GroupedConvolution&, const GroupedRow<std::uint16_t>&,
+                             const float*, std::uint16_t*, std::int64_t);
+template void grouped_parts(const GroupedConvolution&, const GroupedKernel<float>*, std::int64_t,
+                            std::int64_t);
+template void grouped_parts(const GroupedConvolution&, const GroupedKernel<std::uint16_t>*,
+                            std::int64_t, std::int64_t);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -8,17 +8,18 @@
 #include <utility>
 
 #include "kernels/grouped.h"
-#include "kernels/lanes.h"
+#include "kernels/short_lanes.h"
 #include "kernels/unrolled.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// One output row of one channel block.
+// One output row of one channel block; src and dst of float32 or bfloat16.
+template <typename Number>
 struct GroupedRow {
-  const float* src;         // of the image, input pixel 0 under the first tap that sees the input
+  const Number* src;        // of the image, input pixel 0 under the first tap that sees the input
   const float* weights;     // [inputs, KW, kWidth] of that tap
   const LaneSource* lanes;  // [inputs, sources]
-  float* dst;               // output pixel 0
+  Number* dst;              // output pixel 0
   std::int64_t kd, kh;      // how many taps see the input, along d and h
   std::int64_t src_d, src_h, weights_d, weights_h;  // elements from a tap to the next
   std::int64_t src_plane;                           // and from a block of src to the next
@@ -76,21 +77,25 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
 }
 
 // dst = epilogue(sums), for whatever is more than a clamp.
-void store_finished(const GroupedConvolution& g, const GroupedRow& row, const float* sums,
-                    float* dst, std::int64_t count);
+template <typename Number>
+void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
+                    Number* dst, std::int64_t count);
 
 // Output pixels [first, first + count) of a row, count <= kPixels.
-template <typename Source, int kPixels, int kTaps, int kStride, bool kInside>
-void grouped_tile(const GroupedConvolution& g, const GroupedRow& row, std::int64_t first,
+template <typename Source, int kPixels, int kTaps, int kStride, bool kInside,
+          typename Number = Source::Number>
+void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, std::int64_t first,
                   std::int64_t count) {
   const GroupedAxis& w = g.axes[2];
   const std::int64_t origin = first * w.stride + w.origin;
   const InputPixels pixels{-origin, w.in - origin};
   const Vec bias = row.bias;
   auto sums = vectors<kPixels>([&](int) { return bias; });
-  const float *src_d = row.src + origin * kWidth, *weights_d = row.weights;
+  const Number* src_d = row.src + origin * kWidth;
+  const float* weights_d = row.weights;
   for (std::int64_t kd = row.kd; kd > 0; --kd, src_d += row.src_d, weights_d += row.weights_d) {
-    const float *src = src_d, *weights_h = weights_d;
+    const Number* src = src_d;
+    const float* weights_h = weights_d;
     for (std::int64_t kh = row.kh; kh > 0; --kh, src += row.src_h, weights_h += row.weights_h) {
       const float* weights = weights_h;
       const std::int64_t inputs = Source::kOneInput ? 1 : g.inputs;
@@ -101,13 +106,13 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow& row, std::int64
     }
   }
   const std::int64_t step = w.dst_step * kWidth;
-  float* dst = row.dst + first * step;
+  Number* dst = row.dst + first * step;
   if (row.clamps) {
     const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;
     unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
       if (i >= count) return;
       const Vec value = at::vec::clamp(sums[i], least, greatest);
-      (Source::kZeroTail ? value : value & mask).store(dst + i * step);
+      store_lanes<kWidth>(Source::kZeroTail ? value : value & mask, dst + i * step);
     });
   } else {
     alignas(64) float rest[kPixels * kWidth];
@@ -116,7 +121,8 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow& row, std::int64
   }
 }
 
-using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRow&, std::int64_t,
+template <typename Number>
+using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRow<Number>&, std::int64_t,
                              std::int64_t);
 
 // Output pixels of a tile: 7 and 14 divide the maps of most networks. 32 (16) registers hold the
@@ -130,26 +136,30 @@ inline constexpr std::array kTilePixels{1, 4};  // not chosen without FMA: small
 #endif
 
 // [size][inside]
-using GroupedTiles = std::array<std::array<GroupedTile, 2>, kTilePixels.size()>;
+template <typename Number>
+using GroupedTiles = std::array<std::array<GroupedTile<Number>, 2>, kTilePixels.size()>;
 
 // The tiles of a kernel row with `taps` at `stride`; 0 and 0: of any.
+template <typename Number>
 struct GroupedKernel {
   std::int64_t taps, stride;
-  GroupedTiles tiles;
+  GroupedTiles<Number> tiles;
 };
 
 template <typename Source, int kTaps, int kStride>
-constexpr GroupedKernel grouped_kernel() {
+constexpr GroupedKernel<typename Source::Number> grouped_kernel() {
   return []<std::size_t... i>(std::index_sequence<i...>) {
-    return GroupedKernel{kTaps,
-                         kStride,
-                         {{{grouped_tile<Source, kTilePixels[i], kTaps, kStride, false>,
-                            grouped_tile<Source, kTilePixels[i], kTaps, kStride, true>}...}}};
+    return GroupedKernel<typename Source::Number>{
+        kTaps,
+        kStride,
+        {{{grouped_tile<Source, kTilePixels[i], kTaps, kStride, false>,
+           grouped_tile<Source, kTilePixels[i], kTaps, kStride, true>}...}}};
   }(std::make_index_sequence<kTilePixels.size()>());
 }
 
 // Runs parts [begin, end) by the first of the kernels that fits; the last must fit any.
-void grouped_parts(const GroupedConvolution& g, const GroupedKernel* kernels, std::int64_t begin,
-                   std::int64_t end);
+template <typename Number>
+void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* kernels,
+                   std::int64_t begin, std::int64_t end);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "kernels/finish.h"
+#include "kernels/products.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -17,23 +18,25 @@ constexpr std::int64_t kChain = 256;
 constexpr std::int64_t kGroupRows = 4;
 
 // src [kRows, inputs], weights [inputs, kVectors vectors] -> total [kRows, kVectors vectors], for
-// inputs [begin, end)
-template <int kRows, int kVectors>
-void add(const LinearRows& p, const float* src, const float* weights, std::int64_t begin,
+// inputs [begin, end); of bfloat16 the weights are [inputs / 2, kVectors vectors, 2].
+template <typename Products, int kRows, int kVectors, typename Number = Products::Number>
+void add(const LinearRows& p, const Number* src, const Number* weights, std::int64_t begin,
          std::int64_t end, float* total) {
+  constexpr std::int64_t kVector = kWidth * Products::kChannels;
   Vec sums[kRows * kVectors];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows * kVectors; ++i) sums[i] = Vec(0.f);
-  for (std::int64_t i = begin; i < end; ++i) {
-    Vec w[kVectors];
+  weights += begin * kVectors * kWidth;
+  for (std::int64_t i = begin; i < end; i += Products::kChannels, weights += kVectors * kVector) {
+    typename Products::Weights w[kVectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) w[j] = Vec::loadu(weights + (i * kVectors + j) * kWidth);
+    for (int j = 0; j < kVectors; ++j) w[j] = Products::weights(weights + j * kVector);
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
-      const Vec x(src[row * p.inputs + i]);
+      const auto x = Products::repeat(src + row * p.inputs + i);
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) {
-        sums[row * kVectors + j] = at::vec::fmadd(x, w[j], sums[row * kVectors + j]);
+        sums[row * kVectors + j] = Products::add(sums[row * kVectors + j], x, w[j]);
       }
     }
   }
@@ -44,42 +47,57 @@ void add(const LinearRows& p, const float* src, const float* weights, std::int64
 }
 
 // total [rows, kVectors vectors] -> dst [rows, outputs] from output `first` on
-template <int kVectors>
+template <typename Number, int kVectors>
 void finish(const LinearRows& p, const float* total, std::int64_t first) {
+  const auto* bias = static_cast<const Number*>(p.bias);
   for (std::int64_t row = 0; row < p.rows; ++row) {
+    Number* dst = static_cast<Number*>(p.dst) + row * p.outputs;
     for (std::int64_t j = 0; j < kVectors; ++j) {
       const std::int64_t output = first + j * kWidth, count = std::min(kWidth, p.outputs - output);
       if (count <= 0) break;
       Vec sum = Vec::loadu(total + (row * kVectors + j) * kWidth);
-      if (p.bias) sum = sum + load(p.bias + output, count);
-      store(activate(p.activation, sum), p.dst + row * p.outputs + output, count);
+      if (bias) sum = sum + load(bias + output, count);
+      store(activate(p.activation, sum), dst + output, count);
     }
   }
 }
 
-template <int kVectors>
+template <typename Products, int kVectors>
 void blocks(const LinearRows& p, std::int64_t begin, std::int64_t end) {
-  static constexpr std::array kAdd{add<1, kVectors>, add<2, kVectors>, add<3, kVectors>,
-                                   add<4, kVectors>};
+  using Number = typename Products::Number;
+  static constexpr std::array kAdd{add<Products, 1, kVectors>, add<Products, 2, kVectors>,
+                                   add<Products, 3, kVectors>, add<Products, 4, kVectors>};
   constexpr std::int64_t kBlock = kVectors * kWidth;
+  const auto* src = static_cast<const Number*>(p.src);
   for (std::int64_t i = begin; i < end; ++i) {
+    const Number* weights = static_cast<const Number*>(p.weights) + i * p.weights_stride;
     alignas(64) std::array<float, LinearRows::kMostRows * kBlock> total{};
     for (std::int64_t input = 0; input < p.inputs; input += kChain) {
       for (std::int64_t row = 0; row < p.rows; row += kGroupRows) {
-        kAdd[std::min(kGroupRows, p.rows - row) - 1](
-            p, p.src + row * p.inputs, p.weights + i * p.weights_stride, input,
-            std::min(p.inputs, input + kChain), total.data() + row * kBlock);
+        kAdd[std::min(kGroupRows, p.rows - row) - 1](p, src + row * p.inputs, weights, input,
+                                                     std::min(p.inputs, input + kChain),
+                                                     total.data() + row * kBlock);
       }
     }
-    finish<kVectors>(p, total.data(), i * kBlock);
+    finish<Number, kVectors>(p, total.data(), i * kBlock);
   }
+}
+
+template <typename Products>
+void run(const LinearRows& p, std::int64_t begin, std::int64_t end) {
+  static constexpr std::array kRun{blocks<Products, 1>, blocks<Products, 2>, blocks<Products, 3>,
+                                   blocks<Products, 4>};
+  kRun[p.block / kWidth - 1](p, begin, end);
 }
 
 }  // namespace
 
 void linear_rows(const LinearRows& p, std::int64_t begin, std::int64_t end) {
-  static constexpr std::array kRun{blocks<1>, blocks<2>, blocks<3>, blocks<4>};
-  kRun[p.block / kWidth - 1](p, begin, end);
+  run<Floats>(p, begin, end);
+}
+
+void linear_bfloat_rows(const LinearRows& p, std::int64_t begin, std::int64_t end) {
+  run<Bfloats>(p, begin, end);
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -81,21 +81,49 @@ inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Tap
   });
 }
 
-// Sixteen bytes at a time, whatever the instruction set.
-using Bytes = std::uint8_t __attribute__((vector_size(16)));
-constexpr std::int64_t kBytes = sizeof(Bytes);
+// So many bytes of short numbers at a time, as integers of the same order: half a vector of
+// AVX-512, a block of 16 bfloat16.
+#if defined(CPU_CAPABILITY_DEFAULT)
+constexpr std::int64_t kBytes = 16;
+#else
+constexpr std::int64_t kBytes = 32;
+#endif
 
-// The greatest of `count` lanes from `lane` on, at most kBytes.
-inline void greatest_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
-                           const Taps& taps, std::int64_t lane, std::size_t count,
-                           std::uint8_t* dst) {
-  Bytes values{};
-  for_taps(w, rows, taps, [&](const std::uint8_t* src) {
-    Bytes next{};
-    std::memcpy(&next, src + lane, count);
+struct ByteOrder {
+  using Number = std::uint8_t;
+  using Lanes = Number __attribute__((vector_size(kBytes)));
+  static constexpr Number kLeast = 0;
+  static Lanes integers(const Lanes& bytes) { return bytes; }
+  static Lanes numbers(const Lanes& integers) { return integers; }
+};
+
+// The bits of bfloat16 are a sign and a magnitude. NaN of either sign becomes the greatest integer,
+// which is a NaN as well.
+struct BfloatOrder {
+  using Number = std::int16_t;
+  using Lanes = Number __attribute__((vector_size(kBytes)));
+  static constexpr Number kMagnitude = 0x7fff, kInfinity = 0x7f80, kLeast = -kInfinity - 1;
+  static Lanes numbers(const Lanes& integers) { return integers ^ ((integers >> 15) & kMagnitude); }
+  static Lanes integers(const Lanes& bits) {
+    const Lanes nan = (bits & kMagnitude) > kInfinity;
+    return numbers((bits & ~nan) | (nan & kMagnitude));
+  }
+};
+
+// The greatest of `count` lanes from `lane` on, at most kBytes of them.
+template <typename Order, typename Number = Order::Number>
+inline void greatest_shorts(const MaximumWindows& w, const Rows<Number>& rows, const Taps& taps,
+                            std::int64_t lane, std::int64_t count, Number* dst) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(Number);
+  typename Order::Lanes values = typename Order::Lanes{} + Order::kLeast;
+  for_taps(w, rows, taps, [&](const Number* src) {
+    typename Order::Lanes lanes{};
+    std::memcpy(&lanes, src + lane, bytes);
+    const auto next = Order::integers(lanes);
     values = next > values ? next : values;
   });
-  std::memcpy(dst + lane, &values, count);
+  values = Order::numbers(values);
+  std::memcpy(dst + lane, &values, bytes);
 }
 
 // How many taps of a window lie in src.
@@ -127,6 +155,23 @@ inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
     }
   }
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+template <typename Order, typename Number = Order::Number>
+void maximum_shorts(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kShorts = kBytes / sizeof(Number);
+  auto* dst = static_cast<Number*>(w.dst) + begin * w.out[2] * w.lanes;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const Rows<Number> rows(w, row);
+    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
+      const Taps taps(w, 2, pixel);
+      std::int64_t lane = 0;
+      for (; lane + kShorts <= w.lanes; lane += kShorts) {
+        greatest_shorts<Order>(w, rows, taps, lane, kShorts, dst);
+      }
+      if (lane < w.lanes) greatest_shorts<Order>(w, rows, taps, lane, w.lanes - lane, dst);
+    }
+  }
 }
 
 // Makes bytes of kWidth numbers.
@@ -163,20 +208,11 @@ void average_bytes(const AverageOfBytes& average, std::int64_t begin, std::int64
 }
 
 void maximum_bytes(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
-  auto* dst = static_cast<std::uint8_t*>(w.dst) + begin * w.out[2] * w.lanes;
-  for (std::int64_t row = begin; row < end; ++row) {
-    const Rows<std::uint8_t> rows(w, row);
-    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
-      const Taps taps(w, 2, pixel);
-      std::int64_t lane = 0;
-      for (; lane + kBytes <= w.lanes; lane += kBytes) {
-        greatest_bytes(w, rows, taps, lane, kBytes, dst);
-      }
-      if (lane < w.lanes) {
-        greatest_bytes(w, rows, taps, lane, static_cast<std::size_t>(w.lanes - lane), dst);
-      }
-    }
-  }
+  maximum_shorts<ByteOrder>(w, begin, end);
+}
+
+void maximum_bfloats(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+  maximum_shorts<BfloatOrder>(w, begin, end);
 }
 
 void maximum(const MaximumWindows& windows, std::int64_t begin, std::int64_t end) {

@@ -8,9 +8,9 @@
 
 namespace torch_blocked::kernels {
 
-// dst[image, d, h, w, lane] is the greatest of a window of src[image, d, h, w, lane]: float32, or
-// unsigned bytes. Blocks of channels are images of `lanes` channels each; of channels-last all
-// channels are lanes.
+// dst[image, d, h, w, lane] is the greatest of a window of src[image, d, h, w, lane]: float32,
+// bfloat16 or unsigned bytes. Blocks of channels are images of `lanes` channels each; of
+// channels-last all channels are lanes.
 struct MaximumWindows {
   const void* src;
   void* dst;

@@ -122,6 +122,20 @@ inline Vec load_bfloats(const std::uint16_t* src) {
 #endif
 }
 
+// `count` of a vector of bfloat16, as lanes.h has it for float32.
+inline Vec load(const std::uint16_t* src, std::int64_t count) {
+  if (count == kWidth) return load_bfloats(src);
+  std::array<std::uint16_t, kWidth> lanes{};
+  std::memcpy(lanes.data(), src, sizeof(std::uint16_t) * static_cast<std::size_t>(count));
+  return load_bfloats(lanes.data());
+}
+inline void store(const Vec& value, std::uint16_t* dst, std::int64_t count) {
+  if (count == kWidth) return store_bfloats(value, dst);
+  std::array<std::uint16_t, kWidth> lanes;
+  store_bfloats(value, lanes.data());
+  std::memcpy(dst, lanes.data(), sizeof(std::uint16_t) * static_cast<std::size_t>(count));
+}
+
 template <int kLanes>
 inline Vec load_lanes(const std::uint16_t* src) {
   static_assert(kLanes == kWidth);

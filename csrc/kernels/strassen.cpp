@@ -22,8 +22,8 @@ void strassen_split(const StrassenSplit& s) {
     const bool has_right = s.vectors + vector < s.all_vectors;
     for (std::int64_t row = 0; row < s.rows; ++row, to += kWidth) {
       const float *upper = s.upper + row * s.row_step, *lower = s.lower + row * s.row_step;
-      // src comes from memory where it is large, and its runs are too short for the hardware to look
-      // ahead.
+      // src comes from memory where it is large, and its runs are too short for the hardware to
+      // look ahead.
       for (const float* next : {upper + left, upper + right, lower + left, lower + right}) {
         __builtin_prefetch(next + s.vector_step, 0, 2);
       }

@@ -313,7 +313,8 @@ struct KernelOf {
 
 using namespace winograd;
 
-template <typename Along, typename Across, typename Products = Floats, typename Number = float>
+template <typename Along, typename Across, typename Products = WinogradFloats,
+          typename Number = float>
 constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across>, Products, Number>::kTable;
 
 extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3,
@@ -321,7 +322,7 @@ extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
-                         winograd2_bfloats = kKernel<F1, F2, Bfloats, std::uint16_t>,
-                         winograd4_bfloats = kKernel<F1, F4, Floats, std::uint16_t>;
+                         winograd2_bfloats = kKernel<F1, F2, WinogradBfloats, std::uint16_t>,
+                         winograd4_bfloats = kKernel<F1, F4, WinogradFloats, std::uint16_t>;
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -96,10 +96,10 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
   }
 }
 
-template void winograd_multiply<Floats>(const WinogradShape&, std::int64_t, std::int64_t,
-                                        std::int64_t, const float*, const float*, float*);
-template void winograd_multiply<Bfloats>(const WinogradShape&, std::int64_t, std::int64_t,
-                                         std::int64_t, const std::uint16_t*, const std::uint16_t*,
-                                         float*);
+template void winograd_multiply<WinogradFloats>(const WinogradShape&, std::int64_t, std::int64_t,
+                                                std::int64_t, const float*, const float*, float*);
+template void winograd_multiply<WinogradBfloats>(const WinogradShape&, std::int64_t, std::int64_t,
+                                                 std::int64_t, const std::uint16_t*,
+                                                 const std::uint16_t*, float*);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

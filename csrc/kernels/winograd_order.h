@@ -13,7 +13,7 @@
 #include <algorithm>
 
 #include "format/sizes.h"
-#include "kernels/short_lanes.h"
+#include "kernels/products.h"
 #include "kernels/winograd.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -22,16 +22,12 @@ inline constexpr std::int64_t kGroupChannels = 2 * kWidth;
 template <typename Number>
 inline constexpr std::int64_t kLine = 64 / sizeof(Number);  // numbers of a cache line
 
-// What is multiplied: a 32-bit product sums those of kChannels input channels. kTiles are the tiles
-// of a register tile, each with 2 vectors of output channels.
+// kTiles are the tiles of a register tile, each with 2 vectors of output channels.
 //
 // 16 registers hold 6 x 2 sums, 2 vectors of weights and 1 broadcast. 32 hold 7 x 2 sums twice:
 // adding up each vector of input channels on its own brings the error from 10 times down to 3 times
 // that of oneDNN's AVX-512 kernels, which sum so too (AVX2: from 1.4 times), and costs no time.
-struct Floats {
-  using Number = float;
-  using Weights = Vec;
-  static constexpr int kChannels = 1;
+struct WinogradFloats : Floats {
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int kTiles = 7;
   static constexpr bool kSumVectors = true;
@@ -39,30 +35,16 @@ struct Floats {
   static constexpr int kTiles = 6;
   static constexpr bool kSumVectors = false;
 #endif
-  static Weights weights(const Number* u) { return Vec::loadu(u); }
-  static Weights repeat(const Number* v) { return Vec(*v); }
-  static Vec add(const Vec& sum, const Weights& x, const Weights& w) {
-    return at::vec::fmadd(x, w, sum);
-  }
 };
 
-// Two input channels to a product. Beside the rounding to bfloat16 that of the sums is nothing, so
-// that all registers can hold sums.
-struct Bfloats {
-  using Number = std::uint16_t;
-  using Weights = Index;
-  static constexpr int kChannels = 2;
+// Beside the rounding to bfloat16 that of the sums is nothing, so that all registers can hold sums.
+struct WinogradBfloats : Bfloats {
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int kTiles = 14;
 #else
   static constexpr int kTiles = 4;  // products of 16 bits take registers, too
 #endif
   static constexpr bool kSumVectors = false;
-  static Weights weights(const Number* u) { return Index::loadu(u); }
-  static Weights repeat(const Number* v) { return repeat_bits(v); }
-  static Vec add(const Vec& sum, const Weights& x, const Weights& w) {
-    return dot_bfloats(sum, x, w);
-  }
 };
 
 // Numbers between positions.

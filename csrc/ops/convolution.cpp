@@ -236,6 +236,11 @@ const ConvolutionImplementations kImplementations(
       estimate_direct,
       {.sums_in_place = true, .gathers_channels = true},
       refuses_direct},
+     {"depthwise_bfloat16",
+      plan_depthwise_bfloat16,
+      estimate_depthwise_bfloat16,
+      {.sums_in_place = true},
+      refuses_depthwise_bfloat16},
      {"dots_bfloat16",
       plan_dots_bfloat16,
       estimate_dots_bfloat16,
@@ -265,6 +270,18 @@ const ConvolutionImplementations kImplementations(
      {"aten", plan_aten, estimate_aten, {.last_resort = true}, refuses_aten}});
 
 }  // namespace
+
+ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels) {
+  plan.run = [channels, run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
+    if (!buffers.bias) return run(buffers);
+    const auto* bias = static_cast<const c10::BFloat16*>(buffers.bias);
+    const std::vector<float> wide(bias, bias + channels);
+    ConvolutionBuffers all = buffers;
+    all.bias = wide.data();
+    run(all);
+  };
+  return plan;
+}
 
 ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,

@@ -85,6 +85,9 @@ std::string convolution_refusal(const ConvolutionProblem& problem,
 at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& src,
                            const at::Tensor& weight, const at::Tensor& bias);
 
+// The plan of a kernel of bfloat16 that adds the bias as float32, before it rounds.
+ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels);
+
 // The weights in the plan's format, made anew; dense ones made contiguous.
 at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 
@@ -134,6 +137,9 @@ std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);
 double estimate_depthwise(const ConvolutionProblem& problem);
 double estimate_grouped(const ConvolutionProblem& problem);
 const char* refuses_depthwise(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_depthwise_bfloat16(const ConvolutionProblem& problem);
+double estimate_depthwise_bfloat16(const ConvolutionProblem& problem);
+const char* refuses_depthwise_bfloat16(const ConvolutionProblem& problem);
 const char* refuses_grouped(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel without tricks, for what oneDNN's blocked ones refuse or run

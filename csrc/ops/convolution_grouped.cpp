@@ -1,5 +1,6 @@
-// Depthwise and grouped convolutions of ours, float32, where the channel block is a vector: forward
-// and transposed (the gradient by src), any kernel, stride and dilation.
+// Depthwise and grouped convolutions of ours, float32, and bfloat16 where they are depthwise, where
+// the channel block is a vector: forward and transposed (the gradient by src), any kernel, stride
+// and dilation.
 //
 // A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
 // outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
@@ -158,12 +159,11 @@ bool is_depthwise(const Problem& p) {
   return p.groups == p.src_dims[1] && p.groups == p.dst_dims[1];
 }
 
-// The block must be one vector of the kernels.
-// What groups of any size ask; null if it is so.
+// What groups of any size and dtype ask; null if it is so. The block must be one vector of the
+// kernels.
 const char* refuses_groups(const Problem& p) {
   const std::int64_t block = p.src_format.block;
   if (p.groups == 1) return "is for several groups";
-  if (p.dtype != at::kFloat) return "computes float32 only";
   if (!p.blocked()) return "reads and writes one blocked format only";
   const bool vector = block == 8 || (block == 16 && isa() == Isa::kAvx512);
   return vector ? nullptr : "takes blocks of one vector only";
@@ -184,7 +184,8 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   grouped->transposed = p.transposed;
   std::int64_t sources = 0;
   if (is_depthwise(p)) {
-    grouped->kernel = kernels::kernels_for(p.dst_format.block).depthwise;
+    const kernels::Kernels& table = kernels::kernels_for(p.dst_format.block);
+    grouped->kernel = p.dtype == at::kFloat ? table.depthwise : table.depthwise_bfloats;
   } else {
     sources = fill_lanes(p, *grouped);
     grouped->kernel = kernel_for(*grouped, sources);
@@ -220,8 +221,9 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
 }
 
 // weight [OC, inputs, *kernel], transposed [IC, OC / groups, *kernel], to [blocks, KD, KH, inputs,
-// KW, block] for the taps of each phase, zeros beyond OC.
-at::Tensor pack(const Grouped& grouped, const at::Tensor& weight) {
+// KW, block] for the taps of each phase, float32, zeros beyond OC.
+at::Tensor pack(const Grouped& grouped, const at::Tensor& narrow) {
+  const at::Tensor weight = narrow.to(at::kFloat);
   const at::Tensor packed = at::empty({grouped.weights}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
@@ -276,11 +278,11 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
     for (const Grouped::Part& part : grouped.parts) {
       if (begin < part.units && end > 0) {
         GroupedConvolution convolution = part.convolution;
-        convolution.src = static_cast<const float*>(buffers.src);
+        convolution.src = buffers.src;
         convolution.weights = static_cast<const float*>(buffers.weights) + part.weights;
         convolution.bias = static_cast<const float*>(buffers.bias);
-        convolution.residual = static_cast<const float*>(buffers.residual);
-        convolution.dst = static_cast<float*>(buffers.dst);
+        convolution.residual = buffers.residual;
+        convolution.dst = buffers.dst;
         grouped.kernel(convolution, std::max<std::int64_t>(begin, 0), std::min(end, part.units));
       }
       begin -= part.units;
@@ -289,7 +291,7 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
   });
 }
 
-std::optional<ConvolutionPlan> plan(const Problem& p) {
+ConvolutionPlan plan(const Problem& p) {
   const auto grouped = grouped_of(p);
   std::string format = text("grouped/", p.groups, "/", p.dst_format.block);
   if (p.transposed) format += text("/transposed/", p.stride, p.padding, p.dilation, p.dst_dims);
@@ -302,12 +304,27 @@ std::optional<ConvolutionPlan> plan(const Problem& p) {
 
 }  // namespace
 
-const char* refuses_depthwise(const Problem& p) {
+namespace {
+
+const char* refuses_depthwise_sizes(const Problem& p) {
   const char* refusal = refuses_groups(p);
   return refusal || is_depthwise(p) ? refusal : "is for one channel a group";
 }
 
+}  // namespace
+
+const char* refuses_depthwise(const Problem& p) {
+  return p.dtype == at::kFloat ? refuses_depthwise_sizes(p) : "computes float32 only";
+}
+
+const char* refuses_depthwise_bfloat16(const Problem& p) {
+  if (p.dtype != at::kBFloat16) return "is for bfloat16";
+  if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
+  return refuses_depthwise_sizes(p);
+}
+
 const char* refuses_grouped(const Problem& p) {
+  if (p.dtype != at::kFloat) return "computes float32 only";
   const char* refusal = refuses_groups(p);
   return refusal || !is_depthwise(p) ? refusal : "is for several channels a group";
 }
@@ -315,6 +332,11 @@ const char* refuses_grouped(const Problem& p) {
 std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) {
   if (refuses_depthwise(p)) return std::nullopt;
   return plan(p);
+}
+
+std::optional<ConvolutionPlan> plan_depthwise_bfloat16(const Problem& p) {
+  if (refuses_depthwise_bfloat16(p)) return std::nullopt;
+  return with_float_bias(plan(p), p.dst_dims[1]);
 }
 
 std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
@@ -330,6 +352,10 @@ double estimate_depthwise(const Problem& p) {
   const auto bytes = c10::multiply_integers(p.src_dims) * static_cast<std::int64_t>(sizeof(float));
   const bool slower = strided && !p.transposed && (p.dst_format.block == 8 || bytes > 8 << 20);
   return direct_microseconds(p) * (slower ? kBarelySlower : kBarelyFaster);
+}
+
+double estimate_depthwise_bfloat16(const Problem& p) {
+  return refuses_depthwise_bfloat16(p) ? kNever : kBarelyFaster * direct_microseconds(p) / 2;
 }
 
 // Measured on Zen 4, one thread, 3x3, GF/s of ours and of oneDNN's blocked and channels-last

@@ -224,20 +224,9 @@ std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
   return plan_of(p, kernel);
 }
 
-// The bias as float32: kernels add it before they round.
 std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
   if (refuses_winograd_bfloat16(p)) return std::nullopt;
-  ConvolutionPlan plan = plan_of(p, kernel);
-  plan.run = [channels = p.dst_dims[1],
-              run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
-    if (!buffers.bias) return run(buffers);
-    const auto* bias = static_cast<const c10::BFloat16*>(buffers.bias);
-    const std::vector<float> wide(bias, bias + channels);
-    ConvolutionBuffers all = buffers;
-    all.bias = wide.data();
-    run(all);
-  };
-  return plan;
+  return with_float_bias(plan_of(p, kernel), p.dst_dims[1]);
 }
 
 // At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in

@@ -152,7 +152,7 @@ class Implementations : public Family {
   }
 
  private:
-  static constexpr std::size_t kMostRows = 16;
+  static constexpr std::size_t kMostRows = 24;
 
   static std::vector<const char*> names_of(const std::vector<Row>& rows) {
     std::vector<const char*> names;

@@ -1,5 +1,6 @@
 #include "ops/linear.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -69,12 +70,11 @@ std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   return rows;
 }
 
-void run_few_rows(LinearRows rows, const float* src, const void* weights, const float* bias,
-                  float* dst) {
-  rows.src = src;
-  rows.weights = static_cast<const float*>(weights);
-  rows.bias = bias;
-  rows.dst = dst;
+void run_few_rows(LinearRows rows, const LinearBuffers& buffers) {
+  rows.src = buffers.src;
+  rows.weights = buffers.weights;
+  rows.bias = buffers.bias;
+  rows.dst = buffers.dst;
   parallel_units(ceil_div(rows.outputs, rows.block), rows.weights_stride,
                  [&](std::int64_t begin, std::int64_t end) {
                    kernels::kernels().linear_rows(rows, begin, end);
@@ -105,14 +105,22 @@ LinearPlan plan_on(const Md& packed_md) {
           .weights_desc = descriptor_of(packed_md)};
 }
 
+const char* refuses_onednn(const LinearProblem& p) {
+  return p.dtype != at::kFloat ? "computes float32 only" : nullptr;
+}
+
+const char* refuses_few_rows(const LinearProblem& p) {
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
+}
+
 std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
+  if (refuses_few_rows(p)) return std::nullopt;
   const Md packed_md = InnerProduct(p).pd.weights_desc();
   const auto rows = few_rows(p, packed_md);
   if (!rows) return std::nullopt;
   LinearPlan plan = plan_on(packed_md);
-  plan.run = [rows = *rows](const float* src, const void* weights, const float* bias, float* dst) {
-    run_few_rows(rows, src, weights, bias, dst);
-  };
+  plan.run = [rows = *rows](const LinearBuffers& buffers) { run_few_rows(rows, buffers); };
   plan.loops_only = true;
   return plan;
 }
@@ -127,12 +135,11 @@ LinearPlan plan_primitive(const LinearProblem& p) {
   const auto primitive = std::make_shared<Primitive>(dnnl::inner_product_forward(product.pd),
                                                      arguments, product.pd.scratchpad_desc());
   LinearPlan plan = plan_on(packed_md);
-  plan.run = [primitive, has_bias = p.has_bias](const float* src, const void* weights,
-                                                const float* bias, float* dst) {
+  plan.run = [primitive, has_bias = p.has_bias](const LinearBuffers& b) {
     if (has_bias) {
-      primitive->execute({src, weights, dst, bias});
+      primitive->execute({b.src, b.weights, b.dst, b.bias});
     } else {
-      primitive->execute({src, weights, dst});
+      primitive->execute({b.src, b.weights, b.dst});
     }
   };
   return plan;
@@ -140,15 +147,15 @@ LinearPlan plan_primitive(const LinearProblem& p) {
 
 // A clamp runs in a pass of its own, where it keeps NaN.
 std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
+  if (refuses_onednn(p)) return std::nullopt;
   if (keeps_nan(p.activation)) return plan_primitive(p);
   LinearProblem plain = p;
   plain.activation = {};
   LinearPlan plan = plan_primitive(plain);
   plan.run = [run = std::move(plan.run), epilogue = kernels::Epilogue{p.activation, {}},
-              floats = p.rows * p.outputs](const float* src, const void* weights, const float* bias,
-                                           float* dst) {
-    run(src, weights, bias, dst);
-    finish(epilogue, nullptr, dst, floats);
+              floats = p.rows * p.outputs](const LinearBuffers& buffers) {
+    run(buffers);
+    finish(epilogue, nullptr, static_cast<float*>(buffers.dst), floats);
   };
   return plan;
 }
@@ -175,21 +182,25 @@ double estimate_onednn(const LinearProblem& p) {
                   2 * static_cast<double>(p.rows * p.inputs * p.outputs) / kFlops);
 }
 
-const char* refuses_few_rows(const LinearProblem& p) {
-  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
-}
-
-const char* refuses_direct(const LinearProblem& p) {
-  return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
-}
-
 const Implementations<LinearProblem, LinearPlan> kImplementations(
-    "linear", {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
-               {"strassen", plan_linear_strassen, only_measured, {}, refuses_linear_strassen},
-               {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_direct},
-               {"onednn", plan_onednn, estimate_onednn}});
+    "linear",
+    {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
+     {"strassen", plan_linear_strassen, only_measured, {}, refuses_linear_strassen},
+     {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_linear_direct},
+     {"few_rows_bfloat16",
+      plan_linear_few_bfloats,
+      estimate_linear_few_bfloats,
+      {},
+      refuses_linear_few_bfloats},
+     {"dots_bfloat16", plan_linear_bfloats, estimate_linear_bfloats, {}, refuses_linear_bfloats},
+     {"onednn", plan_onednn, estimate_onednn, {}, refuses_onednn}});
 
 }  // namespace
+
+bool takes_linear(const LinearProblem& p) {
+  return std::ranges::any_of(kImplementations.rows(),
+                             [&](const auto& row) { return !row.refuses(p); });
+}
 
 std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
   const auto* forced = kImplementations.forced();

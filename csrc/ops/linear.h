@@ -1,5 +1,5 @@
-// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, activated: float32,
-// plain.
+// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, activated: float32 or
+// bfloat16, plain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,13 +20,20 @@ struct LinearProblem {
   std::int64_t rows, inputs, outputs;
   bool has_bias;
   kernels::Activation activation;
+  at::ScalarType dtype = at::kFloat;
+};
+
+// The data of one run; bias has `outputs` numbers of the problem's dtype, or is null.
+struct LinearBuffers {
+  const void *src, *weights, *bias;
+  void* dst;
 };
 
 // A problem made ready to run, by one thread at a time.
 struct LinearPlan {
   std::string weights_format;  // the name of what pack() makes
   std::function<at::Tensor(const at::Tensor& weight)> pack;
-  std::function<void(const float* src, const void* weights, const float* bias, float* dst)> run;
+  std::function<void(const LinearBuffers& buffers)> run;
   bool loops_only = false;  // of run(): threads may go through it together
   // What pack() makes of [outputs, inputs]; nothing where no descriptor can say it.
   std::optional<Descriptor> weights_desc = {};
@@ -35,10 +42,20 @@ struct LinearPlan {
 // By the tiles of direct convolution.
 std::optional<LinearPlan> plan_linear_direct(const LinearProblem& problem);
 double estimate_linear_direct(const LinearProblem& problem);
+const char* refuses_linear_direct(const LinearProblem& problem);
+// linear_bfloat16.cpp: bfloat16 by dot products, of few rows at the pace of the memory.
+std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& problem);
+std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& problem);
+double estimate_linear_few_bfloats(const LinearProblem& problem);
+double estimate_linear_bfloats(const LinearProblem& problem);
+const char* refuses_linear_few_bfloats(const LinearProblem& problem);
+const char* refuses_linear_bfloats(const LinearProblem& problem);
 // linear_strassen.cpp: by seven eighths of the products.
 std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& problem);
 const char* refuses_linear_strassen(const LinearProblem& problem);
 
+// Whether any implementation takes a problem.
+bool takes_linear(const LinearProblem& problem);
 // The implementations that take a problem: the one that should be fastest, then the others; only
 // one if it is forced.
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);

@@ -124,14 +124,21 @@ void run(const LinearProblem& p, const Cut& cut, const Buffers& buffers) {
 
 }  // namespace
 
+const char* refuses_linear_direct(const LinearProblem& p) {
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
+}
+
 std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
-  if (p.rows == 0 || p.inputs == 0) return std::nullopt;
+  if (refuses_linear_direct(p)) return std::nullopt;
   const Cut cut(p);
   LinearPlan plan{.weights_format = "linear by " + std::to_string(cut.outputs.group()),
                   .pack = [cut](const at::Tensor& weight) { return pack(weight, cut.outputs); },
                   .run = {}};
-  plan.run = [p, cut](const float* src, const void* weights, const float* bias, float* dst) {
-    run(p, cut, {src, static_cast<const float*>(weights), bias, dst});
+  plan.run = [p, cut](const LinearBuffers& b) {
+    run(p, cut,
+        {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
+         static_cast<const float*>(b.bias), static_cast<float*>(b.dst)});
   };
   plan.loops_only = true;
   return plan;

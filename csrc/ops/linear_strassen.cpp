@@ -8,6 +8,7 @@ namespace torch_blocked {
 
 const char* refuses_linear_strassen(const LinearProblem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
+  if (p.dtype != at::kFloat) return "computes float32 only";
   const kernels::Kernels& kernels = kernels::kernels();
   if (p.inputs % kernels.width != 0 || p.outputs % kernels.width != 0) {
     return "takes whole vectors of inputs and outputs";
@@ -25,10 +26,11 @@ std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
       .run = {}};
   const VectorSteps src_steps{.row = p.inputs, .vector = kernels.width, .image = 0};
   const VectorSteps dst_steps{.row = p.outputs, .vector = kernels.width, .image = 0};
-  plan.run = [strassen, src_steps, dst_steps, epilogue = kernels::Epilogue{p.activation, {}}](
-                 const float* src, const void* weights, const float* bias, float* dst) {
+  plan.run = [strassen, src_steps, dst_steps,
+              epilogue = kernels::Epilogue{p.activation, {}}](const LinearBuffers& b) {
     strassen->run(src_steps, dst_steps, epilogue,
-                  {src, static_cast<const float*>(weights), bias, nullptr, dst});
+                  {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
+                   static_cast<const float*>(b.bias), nullptr, static_cast<float*>(b.dst)});
   };
   plan.loops_only = true;
   return plan;

@@ -29,6 +29,12 @@ bool all_windows_have_pixels(const PoolingProblem& p) {
   return true;
 }
 
+auto maximum_of(at::ScalarType dtype) {
+  const kernels::Kernels& k = kernels::kernels();
+  if (dtype == at::kByte) return k.maximum_bytes;
+  return dtype == at::kBFloat16 ? k.maximum_bfloats : k.maximum;
+}
+
 // Not by oneDNN, whose maximum of a window with a NaN is that of its other pixels.
 std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   if (p.kind != Pooling::kMax || !all_windows_have_pixels(p)) return std::nullopt;
@@ -45,8 +51,7 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   const std::int64_t blocks = p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1;
   const std::int64_t rows = p.src_dims[0] * blocks * windows.out[0] * windows.out[1];
   const std::int64_t taps = c10::multiply_integers(p.kernel);
-  const auto kernel =
-      p.dtype == at::kByte ? kernels::kernels().maximum_bytes : kernels::kernels().maximum;
+  const auto kernel = maximum_of(p.dtype);
   const auto run = [windows, rows, kernel, cost = windows.out[2] * windows.lanes * taps](
                        const void* src, void* dst) {
     kernels::MaximumWindows of_tensors = windows;
@@ -59,12 +64,12 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
 }
 
 std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
-  if (p.kind == Pooling::kMax || p.dtype != at::kFloat) return std::nullopt;
+  if (p.kind == Pooling::kMax || p.dtype == at::kByte) return std::nullopt;
   const dnnl::algorithm algorithm = p.kind == Pooling::kAverageOfWindow
                                         ? dnnl::algorithm::pooling_avg_include_padding
                                         : dnnl::algorithm::pooling_avg_exclude_padding;
-  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.format, at::kFloat),
-                           dst_md = activation_md(p.dst_dims, p.format, at::kFloat);
+  const dnnl::memory::desc src_md = activation_md(p.src_dims, p.format, p.dtype),
+                           dst_md = activation_md(p.dst_dims, p.format, p.dtype);
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
   Dims padding_end = p.padding;  // dst may end before the far padding, or with ceil_mode beyond it

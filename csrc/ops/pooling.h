@@ -1,5 +1,5 @@
-// Pooling, float32, and maxima of bytes, in blocked formats and in channels-last: averages by
-// oneDNN.
+// Pooling, float32, and maxima of bytes and bfloat16, in blocked formats and in channels-last:
+// averages by oneDNN.
 #pragma once
 
 #include <cstdint>

@@ -5,25 +5,9 @@
 #include <algorithm>
 
 #include "ops/quantized_convolution.h"
+#include "ops/rows_of_blocks.h"
 
 namespace torch_blocked {
-namespace {
-
-// [blocks, rows, width] -> [rows, outputs]
-template <typename Number>
-void join_rows(const QuantizedLinearProblem& p, std::int64_t width, const void* blocks, void* dst) {
-  const auto* from = static_cast<const Number*>(blocks);
-  auto* to = static_cast<Number*>(dst);
-  for (std::int64_t row = 0; row < p.rows; ++row) {
-    for (std::int64_t first = 0; first < p.outputs; first += width) {
-      to = std::copy_n(from + (first / width * p.rows + row) * width,
-                       std::min(width, p.outputs - first), to);
-    }
-  }
-}
-
-}  // namespace
-
 std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLinearProblem& p) {
   if (p.inputs % 4 != 0) return std::nullopt;
   const Format blocks = quantized_src_format(p.inputs + 4);  // of dst: those of a vector
@@ -55,7 +39,7 @@ std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLin
         at::empty({(p.outputs + width - 1) / width * width * p.rows * size}, at::kByte);
     inner(src, weights, residual, in_blocks.mutable_data_ptr());
     const auto join = p.dst ? join_rows<std::uint8_t> : join_rows<float>;
-    join(p, width, in_blocks.const_data_ptr(), dst);
+    join({p.rows, p.outputs, width}, in_blocks.const_data_ptr(), dst);
   };
   return plan;
 }

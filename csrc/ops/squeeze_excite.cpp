@@ -171,18 +171,19 @@ class Runner {
   const float* run_layers(const float* weights, std::int64_t images) {
     const float* src = vectors_[0].data();
     for (std::size_t i = 0; i < layers_.size(); ++i) {
+      float* dst = vectors_[1 - i % 2].data();
       LinearRows rows = layers_[i].rows;
       rows.rows = images;
       rows.src = src;
       rows.weights = weights;
       rows.bias = weights + layers_[i].weights_size();
-      rows.dst = vectors_[1 - i % 2].data();
+      rows.dst = dst;
       parallel_units(layers_[i].blocks, rows.weights_stride,
                      [&](std::int64_t begin, std::int64_t end) {
                        kernels::kernels().linear_rows(rows, begin, end);
                      });
       weights += layers_[i].size();
-      src = rows.dst;
+      src = dst;
     }
     return src;
   }

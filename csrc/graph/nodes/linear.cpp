@@ -10,6 +10,16 @@
 namespace torch_blocked::graph {
 namespace {
 
+LinearProblem problem_of(const Dims& dims, const at::Tensor& weight, bool has_bias,
+                         const kernels::Activation& activation = {}) {
+  return {.rows = c10::multiply_integers(dims) / std::max<std::int64_t>(dims.back(), 1),
+          .inputs = dims.back(),
+          .outputs = weight.size(0),
+          .has_bias = has_bias,
+          .activation = activation,
+          .dtype = weight.scalar_type()};
+}
+
 void find_one(const Rewrite& rewrite, Node& node) {
   const Graph& graph = rewrite.graph;
   if (node.name != "aten::linear" || node.held.has_value()) return;  // or one of bytes
@@ -19,10 +29,9 @@ void find_one(const Rewrite& rewrite, Node& node) {
   if (!weight || weight->dim() != 2 || src == kNone || graph.constants.contains(src)) return;
   if (!bias && !is_none(node.arguments[2])) return;
   const Meta& meta = rewrite.meta(src);
-  if (meta.dims.size() < 2 || meta.dtype != at::kFloat || weight->scalar_type() != at::kFloat) {
-    return;
-  }
-  if (meta.dims.back() != weight->size(1) || !bias_fits(bias, at::kFloat, weight->size(0))) return;
+  if (meta.dims.size() < 2 || meta.dims.back() != weight->size(1)) return;
+  if (weight->scalar_type() != meta.dtype || !bias_fits(bias, meta.dtype, weight->size(0))) return;
+  if (!takes_linear(problem_of(meta.dims, *weight, bias))) return;
   node.become(nodes::linear, {{ValueRef{src}}}, Linear{*weight, bias ? *bias : at::Tensor()});
 }
 
@@ -64,7 +73,7 @@ struct Probe {
   std::map<std::string, at::Tensor> packed = {};
 
   explicit Probe(const LinearProblem& p) {
-    const auto filled = [](const Dims& dims) { return at::full(dims, 0.01, at::kFloat); };
+    const auto filled = [&](const Dims& dims) { return at::full(dims, 0.01, p.dtype); };
     src = filled({p.rows, p.inputs});
     dst = filled({p.rows, p.outputs});
     weight = filled({p.outputs, p.inputs});
@@ -75,9 +84,9 @@ struct Probe {
     at::Tensor& weights = packed[plan.weights_format];
     if (!weights.defined()) weights = plan.pack(weight);
     const auto run = [run = std::move(plan.run), &probe = *this, weights] {
-      run(probe.src.const_data_ptr<float>(), weights.const_data_ptr(),
-          probe.bias.defined() ? probe.bias.const_data_ptr<float>() : nullptr,
-          probe.dst.mutable_data_ptr<float>());
+      run({probe.src.const_data_ptr(), weights.const_data_ptr(),
+           probe.bias.defined() ? probe.bias.const_data_ptr() : nullptr,
+           probe.dst.mutable_data_ptr()});
     };
     return {run, weights, plan.loops_only};
   }
@@ -95,7 +104,8 @@ bool is_timed(const Tuner& tuner, const LinearProblem& p) {
 Contest contest_of(const LinearProblem& p, const std::vector<const char*>& names,
                    std::optional<Probe>& probe) {
   const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
-  return {.name = text(words, p.has_bias ? " bias" : "", " e",
+  const char* dtype = p.dtype == at::kFloat ? "" : " bfloat16";
+  return {.name = text(words, dtype, p.has_bias ? " bias" : "", " e",
                        static_cast<std::int64_t>(p.activation.kind)),
           .words = words,
           .implementations = names,
@@ -118,11 +128,8 @@ Choice choose(Tuner& tuner, const LinearProblem& p) {
 void plan(Planner& planner, const Node& node, Step& step) {
   const Linear& linear = *node.as<Linear>();
   const Dims& dims = planner.metas()[Uses::at(node.read(0))].dims;
-  const LinearProblem problem{.rows = c10::multiply_integers(dims) / dims.back(),
-                              .inputs = dims.back(),
-                              .outputs = linear.weight.size(0),
-                              .has_bias = linear.bias.defined(),
-                              .activation = linear.activation};
+  const LinearProblem problem =
+      problem_of(dims, linear.weight, linear.bias.defined(), linear.activation);
   step.choice = choose(planner.tuner(), problem);
 }
 
@@ -138,9 +145,8 @@ Prepared prepare(const Step& step, const Running& running) {
   const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
   const bool loops_only = plan.loops_only;
   const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, dst] {
-    plan.run(tensors[src].const_data_ptr<float>(), packed.const_data_ptr(),
-             bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-             tensors[dst].mutable_data_ptr<float>());
+    plan.run({tensors[src].const_data_ptr(), packed.const_data_ptr(),
+              bias.defined() ? bias.const_data_ptr() : nullptr, tensors[dst].mutable_data_ptr()});
   };
   return {run, loops_only};
 }

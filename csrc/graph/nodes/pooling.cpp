@@ -110,7 +110,8 @@ bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   auto reduced = integers(node.arguments[1], 1);
   const auto rank = static_cast<std::int64_t>(dims.size());
   const Argument& wanted = node.arguments[3];
-  if (!reduced || rank < 4 || rank > 5 || dtype != at::kFloat) return false;
+  if (!reduced || rank < 4 || rank > 5) return false;
+  if (dtype != at::kFloat && dtype != at::kBFloat16) return false;
   if (!wanted.is_constant() || !wanted.constant().isNone()) return false;
   for (std::int64_t& dim : *reduced) dim = (dim + rank) % rank;
   std::ranges::sort(*reduced);
@@ -207,10 +208,9 @@ std::optional<PoolingProblem> pooling_problem(const Node& node, const std::vecto
                                               Format format) {
   const Meta& src = metas[static_cast<std::size_t>(node.arguments[0].value())];
   const Meta& dst = metas[static_cast<std::size_t>(node.output())];
-  const bool bytes = src.dtype == at::kByte;
-  if ((src.dtype != at::kFloat && !bytes) || c10::multiply_integers(dst.dims) == 0) {
-    return std::nullopt;
-  }
+  const bool is_known =
+      src.dtype == at::kFloat || src.dtype == at::kBFloat16 || src.dtype == at::kByte;
+  if (!is_known || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
   PoolingProblem p{.kind = Pooling::kMax,
                    .src_dims = src.dims,
                    .dst_dims = dst.dims,
@@ -318,7 +318,7 @@ Prepared prepare(const Step& step, const Running& running) {
 // The implementations on memory of a format, ready to be timed.
 Contest contest_of(const PoolingProblem& p, const char* implementation) {
   const auto filled = [&](const Dims& dims) {
-    return at::full(p.format.physical_shape(dims), 0.01, at::kFloat);
+    return at::full(p.format.physical_shape(dims), 0, p.dtype);
   };
   const auto entry = [&p, filled](const char* name, bool) -> std::optional<Contest::Entry> {
     PoolingPlan plan = plan_pooling(p, name);
@@ -328,8 +328,9 @@ Contest contest_of(const PoolingProblem& p, const char* implementation) {
     };
     return Contest::Entry{run, at::full({0}, 0, at::kFloat), plan.loops_only};
   };
-  return {.name = text("pooling ", static_cast<int>(p.kind), p.src_dims, p.dst_dims, p.kernel,
-                       p.stride, p.padding, p.dilation, p.format.name(p.src_dims.size())),
+  return {.name = text("pooling ", c10::toString(p.dtype), static_cast<int>(p.kind), p.src_dims,
+                       p.dst_dims, p.kernel, p.stride, p.padding, p.dilation,
+                       p.format.name(p.src_dims.size())),
           .words = text("pooling ", p.src_dims, " -> ", p.dst_dims),
           .implementations = {implementation},
           .estimated = [implementation] { return implementation; },
