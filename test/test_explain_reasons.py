@@ -79,7 +79,7 @@ REASONS = {
         "sum of layer": NO_IMAGE,
         "gt of layer": NO_IMAGE,
         "exp of layer": ("what it reads is plain, and other formats were not timed", "tune=True"),
-        "conv2d": "",  # Dynamo does not tell the module that a graph begins with
+        "conv2d of after": "",
     },
     ("control_flow", "eager"): {"sum of layer": "", "gt of layer": NO_IMAGE, "exp of layer": ""},
     ("shared", "optimized"): {"conv2d of layer.0": "", "conv2d of layer.0@1": ""},
