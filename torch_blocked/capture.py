@@ -159,7 +159,7 @@ def capture(
             raise
         except Exception as error:  # torch.export raises many kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise CaptureError(f"cannot trace the model: {reason[0]}") from error
+            raise CaptureError(f"torch.export cannot trace it: {reason[0]}") from error
     for node in captured.nodes:
         if node.name in _SEE_MEMORY:
             raise CaptureError(f"{node.name} sees how memory lies")
