@@ -1,4 +1,5 @@
-"""Makes the pictures of docs/explain.md: explains two models and photographs the pages.
+"""Makes the pictures of docs/explain.md and docs/profile.md: explains two models, profiles one of
+them, and photographs the pages.
 
 python docs/explain_pictures.py
 
@@ -11,6 +12,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import torch
+
 import torch_blocked
 from torch_blocked.bench import models
 
@@ -22,11 +25,25 @@ import hard_cases  # noqa: E402
 
 # Name of the picture: what is explained, and how it is shown.
 PICTURES = {
-    "light": ("custom_op", {"height": 1330}),
-    "dark": ("custom_op", {"height": 1330, "dark": True}),
-    "eager": ("custom_op", {"height": 1250, "which": "eager"}),
+    "light": ("custom_op", {"height": 1640}),
+    "dark": ("custom_op", {"height": 1640, "dark": True}),
+    "eager": ("custom_op", {"height": 1500, "which": "eager"}),
     "shufflenet": ("shufflenet_v2", {"height": 1500}),
 }
+
+
+PROFILE_HEIGHT = 830
+
+
+def profiled(name: str) -> torch_blocked.profile:
+    """A call on a blocked input, the weights packed before."""
+    factory, x = hard_cases.CASES[name]
+    model, blocked = factory(), x.to_blocked()
+    with torch.no_grad():
+        model(blocked)
+        with torch_blocked.profile() as p:
+            model(blocked)
+    return p
 
 
 def explained(name: str) -> torch_blocked.Explanation:
@@ -49,6 +66,11 @@ def main() -> None:
                 pages[name] = Path(folder) / f"{name}.html"
                 explained(name).to_html(pages[name])
             browser.screenshot(pages[name], FOLDER / f"explain_{picture}.png", **options)
+        page = Path(folder) / "profile.html"
+        profiled("custom_op").to_html(page)
+        for dark in (False, True):
+            png = FOLDER / f"profile_{'dark' if dark else 'light'}.png"
+            browser.screenshot(page, png, dark=dark, height=PROFILE_HEIGHT)
 
 
 if __name__ == "__main__":

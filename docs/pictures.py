@@ -162,7 +162,7 @@ def strip(picture: Picture, desc: Descriptor, letter: str, top: float) -> None:
     ends = [run for _, run in runs[:-1]]
     shown = sorted({0, 1, *(end + side for end in ends for side in (-1, 0, 1))} & at.keys())
     cell, x, before, places = 38.0, 12.0, -1, {}
-    picture.text(x, top + 8, desc_name(desc), "tag")
+    picture.text(x, top + 3, desc_name(desc), "tag")
     for offset in shown:
         if offset != before + 1:
             picture.text(x + 9, top + 50, "…", "middle")

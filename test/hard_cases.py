@@ -117,6 +117,22 @@ def quantized():
     return Between(Function(through_qint8))
 
 
+def sorted_channels():
+    return Between(Function(lambda x: x.sort(dim=1).values))
+
+
+def through_nhwc():
+    def flipped(x):
+        return x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2)
+
+    return Between(Function(flipped))
+
+
+def classifier():
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(16 * 144, 16), nn.Unflatten(1, (16, 1, 1)))
+    return Between(layers)
+
+
 def image(n=1, channels=16):
     return torch.randn(n, channels, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -139,12 +155,15 @@ CASES = {
     "sliced": (sliced, image()),
     "int8": (int8, image()),
     "quantized": (quantized, image()),
+    "sorted_channels": (sorted_channels, image()),
+    "through_nhwc": (through_nhwc, image()),
+    "classifier": (classifier, image()),
 }
 
 
 def explained(name):
-    """What explain() finds in a case. What runs in parts is tuned; the others are not, because by
-    estimates a plan is the same on every run."""
+    """What explain() finds in a case, without tuning: by estimates a plan is the same on every
+    run."""
     factory, x = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -43,6 +43,8 @@ def test_reorders_are_of_their_layers(tmp_path, capsys):
         assert all(row["kernel_ms"] > 0 for row in layers[:3])
     table = capsys.readouterr().out
     assert "| test_bench_layers:sorts | nchw " in table and " 0.0 % |" in table
+    assert main(["bench", "plot", str(tmp_path / "out.json"), str(tmp_path / "again.svg")]) == 0
+    assert (tmp_path / "again.svg").read_text() == (tmp_path / "out.plot").read_text()
     texts = [n.text for n in ElementTree.parse(tmp_path / "out.plot").getroot().iter(f"{SVG}text")]
     assert {by_layer.KERNELS, by_layer.REORDERS} <= set(texts)
     assert sum(" in reorders" in text and text.startswith("test_bench") for text in texts) == len(

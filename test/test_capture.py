@@ -132,6 +132,16 @@ def test_writes_into_what_was_there_before(function):
     assert torch.equal(x, before[0]) and torch.equal(model.weight, before[1])
 
 
+def test_a_failed_trace_prints_nothing_of_its_own(capfd):
+    def forward(self, x):
+        print("the model's own words", file=sys.stderr)
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError, match="data-dependent"):
+        capture(Forward(forward).eval(), (torch.ones(1, 4, 2, 2),))
+    assert set(capfd.readouterr().err.splitlines()) == {"the model's own words"}
+
+
 def test_writes_through_data_count():
     def forward(self, x):
         view = x[:, :1]
@@ -179,7 +189,7 @@ def test_values_that_other_threads_compute_are_noticed(dtype):
 
 
 def test_an_error_of_the_model_ends_the_record():
-    with pytest.raises(CaptureError, match="cannot trace the model"):
+    with pytest.raises(CaptureError, match="torch.export cannot trace it"):
         capture(Forward(convolved).eval(), (torch.randn(1, 3, 8, 8),))
     assert recorded(convolved, torch.randn(1, 4, 8, 8)) is not None
 

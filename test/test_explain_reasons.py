@@ -11,6 +11,7 @@ import torch_blocked
 # How the reason of a layer that is not blocked begins, and what its way out has.
 NO_KERNEL = ("no kernel for blocked tensors", "torch_blocked.register")
 NO_OP = ("no blocked kernel for this op", "torch_blocked.register")
+NOT_SO = ("expected a dim other than C", "arguments that its kernel takes")
 NO_IMAGE = (" dims, and blocked formats 3 to 5", "it is no image")
 EMPTY = ("a tensor of this run is empty", "nothing to compute")
 VIEW = ("its result is a dense view", "to_blocked() after it")
@@ -78,7 +79,7 @@ REASONS = {
         "sum of layer": NO_IMAGE,
         "gt of layer": NO_IMAGE,
         "exp of layer": ("what it reads is plain, and other formats were not timed", "tune=True"),
-        "conv2d": "",  # Dynamo does not tell the module that a graph begins with
+        "conv2d of after": "",
     },
     ("control_flow", "eager"): {"sum of layer": "", "gt of layer": NO_IMAGE, "exp of layer": ""},
     ("shared", "optimized"): {"conv2d of layer.0": "", "conv2d of layer.0@1": ""},
@@ -89,13 +90,31 @@ REASONS = {
     ("sliced", "eager"): {"slice of layer": "", "convolution of after": ""},
     ("int8", "optimized"): {"round + clamp of layer": "", "conv2d of after": ""},
     ("int8", "eager"): {"_to_copy of layer": "", "convolution of after": ""},
+    ("sorted_channels", "optimized"): {"sort of layer": NO_KERNEL},
+    ("sorted_channels", "eager"): {"sort of layer": NOT_SO, "convolution of after": ""},
+    ("through_nhwc", "optimized"): {
+        "permute of layer": ("permute works on plain memory", "keep such ops together"),
+    },
+    ("through_nhwc", "eager"): {
+        "permute of layer": VIEW,
+        "flip of layer": dense_from("permute"),
+    },
+    ("classifier", "optimized"): {
+        "flatten of layer.0": NO_IMAGE,
+        "linear of layer.1": ("linear works on plain memory", "keep such ops together"),
+    },
+    ("classifier", "eager"): {
+        "view of layer.0": NO_IMAGE,
+        "t of layer.1": ("it reads no activation", "nothing to do"),
+        "addmm of layer.1": NO_IMAGE,
+    },
     ("quantized", "optimized"): {
         "quantize_per_tensor of layer": quantized("result", "QInt8"),
         "relu of layer": quantized("result", "QInt8"),
         "dequantize of layer": quantized("input", "QInt8"),
     },
     ("quantized", "eager"): {
-        "quantize_per_tensor of layer": NO_OP,
+        "quantize_per_tensor of layer": quantized("result", "qint8", "which no blocked tensor is"),
         "relu of layer": quantized("input", "qint8", "which no blocked tensor is"),
         "convolution of after": dense_from("dequantize"),
     },
@@ -129,6 +148,12 @@ def test_each_hard_case_has_its_reason(name):
         for layer in run.layers:
             assert layer.blocked or layer.reason, layer
             assert layer.blocked or layer.advice or layer.kind == "reorder", layer
+
+
+def test_what_runs_on_a_dense_copy_says_so():
+    [sort] = (each for each in hard_cases.explained("sorted_channels").eager.layers if each.advice)
+    assert sort.format_out.startswith("nChw")
+    assert "; runs on a dense copy, 3 reorders, " in sort.sentence
 
 
 def test_int8_parts_say_which_side_is_not_for_kernels():

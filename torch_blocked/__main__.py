@@ -31,12 +31,18 @@ class Parser(argparse.ArgumentParser):
     """Answers a wrong argument with one sentence, without the usage lines."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{_name(self)}: {message}\n")
+
+
+def _name(parser: argparse.ArgumentParser) -> str:
+    """How sentences of a command begin: "torch_blocked bench models"."""
+    return parser.prog.removeprefix("python -m ")
 
 
 def parser() -> Parser:
     made = Parser(
-        prog="torch_blocked", description="Blocked and channels-last CPU tensors for PyTorch."
+        prog="python -m torch_blocked",
+        description="Blocked and channels-last CPU tensors for PyTorch.",
     )
     made.set_defaults(run=lambda args: made.print_help())
     commands = made.add_subparsers(metavar="COMMAND", parser_class=Parser)
@@ -47,10 +53,10 @@ def parser() -> Parser:
     for word, (module, what) in BENCHMARKS.items():
         made_for = benchmarks.add_parser(word, help=what)
         module.add_arguments(made_for)
-        made_for.set_defaults(prog=made_for.prog)
+        made_for.set_defaults(prog=_name(made_for))
     explain = commands.add_parser("explain", help="why each layer is blocked or not, with its cost")
     explain_command.add_arguments(explain)
-    explain.set_defaults(prog=explain.prog)
+    explain.set_defaults(prog=_name(explain))
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
     return made

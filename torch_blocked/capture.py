@@ -13,8 +13,14 @@ padding.
 
 from __future__ import annotations
 
+import io
+import logging
 import operator
+import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,7 +159,7 @@ def capture(
             raise
         except Exception as error:  # torch.export raises many kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise CaptureError(f"cannot trace the model: {reason[0]}") from error
+            raise CaptureError(f"torch.export cannot trace it: {reason[0]}") from error
     for node in captured.nodes:
         if node.name in _SEE_MEMORY:
             raise CaptureError(f"{node.name} sees how memory lies")
@@ -292,13 +298,41 @@ class _NoItemsOfBlocked(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+# Whoever redirects what all threads print to has to be alone.
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def _without_its_graph() -> Iterator[None]:
+    """Keeps what torch.export has traced before it failed off the terminal, and a warning that no
+    line is known; the caller gets the reason, and passes it on. All else that is printed meanwhile
+    comes out afterwards."""
+    printed, log = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    graph = ""
+    log.addFilter(_known_line)
+    try:
+        with _one_at_a_time, redirect_stderr(printed):
+            yield
+    except Exception as error:
+        if hasattr(error, "partial_fx_graph"):
+            graph = f"{error.partial_fx_graph}\n"
+        raise
+    finally:
+        log.removeFilter(_known_line)
+        sys.stderr.write(printed.getvalue().replace(graph, ""))
+
+
+def _known_line(record: logging.LogRecord) -> bool:
+    return not record.msg.startswith("Unable to find user code")
+
+
 def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     """The capture by torch.export, for these sizes."""
     state = State(model)
     told = _Results()
     wrapped = _WithPhysicalResults(model, told)
     try:
-        with _NoItemsOfBlocked():
+        with _NoItemsOfBlocked(), _without_its_graph():
             program = torch.export.export(wrapped, args, kwargs, strict=False)
         if any(_written(node) for node in program.graph.nodes):
             _CheckedViews(program).run_on(args, kwargs)

@@ -9,6 +9,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,16 +26,29 @@ from torch_blocked.optimized_module import (
 )
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a graph of Dynamo's is from: the path of the module whose forward it is of, and the
+    modules in that."""
+
+    within: str
+    parts: dict[str, str]
+
+    @classmethod
+    def here(cls) -> _Place:
+        return cls(module_paths.by_frames(), module_paths.parts_by_frames())
+
+
 class _WithParameters(nn.Module):
     """A graph module with some of its inputs bound."""
 
     graph: fx.GraphModule
 
     def __init__(
-        self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int, within: str
+        self, graph: fx.GraphModule, bound: dict[int, Tensor], count: int, place: _Place
     ) -> None:
         super().__init__()
-        self.graph, self.within = graph, within
+        self.graph, self.place = graph, place
         self.positions = list(bound)
         self.count = count
         for position, tensor in bound.items():
@@ -47,21 +61,20 @@ class _WithParameters(nn.Module):
             for i in range(self.count)
         ]
         if _C.Recorder.is_running():
-            return _Located(self.graph, self.within).run(*values)
+            return _Located(self.graph, self.place).run(*values)
         return self.graph(*values)
 
 
 class _Located(fx.Interpreter):
-    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is.
-    within: the path of the module whose forward the graph is of."""
+    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is."""
 
-    def __init__(self, graph: fx.GraphModule, within: str) -> None:
+    def __init__(self, graph: fx.GraphModule, place: _Place) -> None:
         super().__init__(graph)
-        self.within = within
+        self.place = place
 
     def run_node(self, n: fx.Node) -> Any:
-        inner = module_paths.of_node(n.meta.get("nn_module_stack"))
-        path = ".".join(filter(None, (self.within, inner)))
+        inner = module_paths.of_node(n.meta.get("nn_module_stack"), self.place.parts)
+        path = ".".join(filter(None, (self.place.within, inner)))
         line = module_paths.line_of_node(n.meta.get("stack_trace"))
         with module_paths.entered(path, line):
             return super().run_node(n)
@@ -163,7 +176,7 @@ def backend(
     captured, the graph runs as Dynamo wrote it. options: `tune` and `dtype`, as optimize() takes
     them. parts: collects what is optimized. Raises ValueError for other options."""
     tune, dtype = _checked(options or {})
-    within = module_paths.by_frames()
+    place = _Place.here()
     bound = {
         i
         for i, value in enumerate(example_inputs)
@@ -180,7 +193,7 @@ def backend(
         parameters = {i: args[i] for i in sorted(bound)}
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(
-            _WithParameters(graph, parameters, len(args), within).eval(),
+            _WithParameters(graph, parameters, len(args), place).eval(),
             functools.partial(OptimizedParts, tune=tune),
             tune=tune,
             dtype=dtype,

@@ -29,7 +29,8 @@ from torch_blocked.progress import Bar
 
 _DATA = "/*DATA*/null"
 _RUNS = 3  # the least time of each step counts
-_CHOSEN = "nothing: it is the fastest in all"
+_CHOSEN = "nothing: no other is faster in all"
+_LEAST_US = 0.5  # what three digits of a millisecond can show
 _TOGETHER = "keep such ops together, so that there are two reorders in all"
 
 
@@ -183,7 +184,7 @@ def _why_plain(layer: Layer, step: _C.StepExplanation) -> tuple[str, str]:
     """Why a step that could be blocked, or works on plain memory only, is not."""
     blocked = next((each for each in step.formats if is_blocked_tag(each[0])), None)
     if blocked is None and step.is_fixed:
-        return f"{step.kind} works on plain memory", _TOGETHER
+        return f"{layer.op} works on plain memory", _TOGETHER
     if blocked is None:
         return "what it reads is plain, and other formats were not timed", "use tune=True"
     tag, microseconds = blocked
@@ -195,4 +196,5 @@ def _why_plain(layer: Layer, step: _C.StepExplanation) -> tuple[str, str]:
     why = f" ({told})" if told else ""
     if microseconds == float("inf"):
         return f"no {tag} kernel{why}", ""
-    return f"{tag} would take {microseconds / 1e3:.3f} ms more in all{why}", _CHOSEN
+    more = "as long" if microseconds < _LEAST_US else f"{microseconds / 1e3:.3f} ms more"
+    return f"{tag} would take {more} in all{why}", _CHOSEN

@@ -20,7 +20,11 @@ from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
 
 # The first packs the weights; disturbances of the others differ.
 _RUNS = 4
+_NO_KERNEL = "no blocked kernel for this op"  # as the dispatch says it
 _REGISTER = "use ops that have one, or give it a blocked form by torch_blocked.register"
+_ARGUMENTS = "give it arguments that its kernel takes, or use another op"
+_QUANTIZE = "quantize the model by torch_blocked.quantize instead"
+_NO_IMAGE = "nothing to do: it is no image"
 
 
 class _Ops(TorchDispatchMode):
@@ -91,7 +95,7 @@ class _Ops(TorchDispatchMode):
         self._keep_physical(
             [each._physical for each in (*read, *results) if isinstance(each, BlockedTensor)]
         )
-        self._explain(layer, events, read)
+        self._explain(layer, events, read, results[0])
         for each in results:
             self.makers[id(each)] = len(self.layers)
         self.kept.append((read, results))
@@ -106,12 +110,12 @@ class _Ops(TorchDispatchMode):
         self.physical |= {_address(each) for each in tensors}
         self.kept.append(tensors)
 
-    def _explain(self, layer: Layer, events: list[_C.Event], read: list[Tensor]) -> None:
+    def _explain(
+        self, layer: Layer, events: list[_C.Event], read: list[Tensor], result: Tensor
+    ) -> None:
         fallback = next((each for each in events if each.kind == _C.Kind.fallback), None)
         if fallback is not None:
-            _, _, reason = fallback.detail.partition(": ")
-            layer.reason, layer.advice = split_reason(reason or fallback.detail)
-            layer.advice = layer.advice or _REGISTER
+            layer.reason, layer.advice = _why_fallback(fallback.detail, result)
             layer.implementation = "aten"
             return
         reads_blocks = any(isinstance(each, BlockedTensor) for each in read)
@@ -123,21 +127,45 @@ class _Ops(TorchDispatchMode):
                 layer.implementation = "torch_blocked"
             return
         dense = next((i for i in layer.reads if i >= 0 and not self.layers[i].blocked), None)
-        if reads_blocks:
-            layer.reason = "its result is a dense view, which is a copy"
-            layer.advice = "to_blocked() after it goes back"
-        elif read and not 3 <= read[0].dim() <= 5:
-            layer.reason = f"its input has {read[0].dim()} dims, and blocked formats 3 to 5"
-            layer.advice = "nothing to do: it is no image"
-        elif read and read[0].is_quantized:
-            layer.reason = f"its input is {_word(read[0].dtype)}, which no blocked tensor is"
-            layer.advice = "quantize the model by torch_blocked.quantize instead"
-        elif dense is not None:
-            layer.reason = f"its input is dense, from {_named(self.layers[dense])}"
-            layer.advice = "to_blocked() after that goes back"
-        else:
-            layer.reason = "its input is dense"
-            layer.advice = "call to_blocked() on it"
+        maker = _named(self.layers[dense]) if dense is not None else ""
+        layer.reason, layer.advice = _why_dense(read, result, maker)
+
+
+def _why_fallback(detail: str, result: Tensor) -> tuple[str, str]:
+    """Why an op ran on a dense copy, from what its event says, and what to do about it."""
+    reason = detail.partition(": ")[2] or detail
+    if reason == _NO_KERNEL:
+        return _quantized("result", result) or (reason, _REGISTER)
+    what, advice = split_reason(reason)
+    return what, advice or _ARGUMENTS
+
+
+def _why_dense(read: list[Tensor], result: Tensor, maker: str) -> tuple[str, str]:
+    """Why an op that met no handler of ours gave a dense result, and what to do about it.
+    maker: the layer whose dense result it reads; "" if there is none."""
+    if not read:
+        return "it reads no activation", "nothing to do: no image goes through it"
+    told = _of_no_format("input", read[0]) or _of_no_format("result", result)
+    if told:
+        return told
+    if any(isinstance(each, BlockedTensor) for each in read):
+        return "its result is a dense view, which is a copy", "to_blocked() after it goes back"
+    if maker:
+        return f"its input is dense, from {maker}", "to_blocked() after that goes back"
+    return "its input is dense", "call to_blocked() on it"
+
+
+def _of_no_format(what: str, tensor: Tensor) -> tuple[str, str] | None:
+    """Why a tensor can have no blocked format, and what to do about it; None if it can."""
+    if not 3 <= tensor.dim() <= 5:
+        return f"its {what} has {tensor.dim()} dims, and blocked formats 3 to 5", _NO_IMAGE
+    return _quantized(what, tensor)
+
+
+def _quantized(what: str, tensor: Tensor) -> tuple[str, str] | None:
+    if not tensor.is_quantized:
+        return None
+    return f"its {what} is {_word(tensor.dtype)}, which no blocked tensor is", _QUANTIZE
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -80,7 +80,7 @@ class Layer:
         """Why it is not blocked, what it costs and what to do, as one line."""
         if self.blocked or self.kind == "reorder":
             return self.reason
-        runs = [f"runs in {self.format_out}" if self.format_out else "runs on plain memory"]
+        runs = [_where(self.format_out)]
         if count := self.reorders + self.inner_reorders:
             runs.append(f"{count} reorder{'s' * (count > 1)}")
         runs.append(f"{self.ms + self.reorder_ms:.3f} ms")
@@ -151,6 +151,13 @@ class Run:
 def is_blocked_tag(tag: str) -> bool:
     """Whether a tag such as "nChw16c" is a blocked one: no other has a number."""
     return bool(re.search(r"\d", tag))
+
+
+def _where(format_out: str) -> str:
+    """On what memory a layer that is not blocked runs."""
+    if is_blocked_tag(format_out):
+        return "runs on a dense copy"
+    return f"runs in {format_out}" if format_out else "runs on plain memory"
 
 
 def _costs(each: Alternative) -> bool:

@@ -14,9 +14,9 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ _NOT_THE_USERS = (
 )
 # What Dynamo puts before the path of a module: "L['self'].layer1".
 _PREFIX = re.compile(r"^L\['\w+'\]\.?")
+# What Dynamo calls a module that lies on Python's stack where a graph begins.
+_ON_STACK = re.compile(r"^L\['___stack\d+'\]")
 # What torch.compile calls the module that it wraps.
 _COMPILED = "_orig_mod"
 
@@ -152,16 +154,29 @@ def here() -> str:
 
 def by_frames() -> str:
     """The path of the module whose forward runs, as current() tells it, less how often it did."""
+    modules = _of_frames()
+    with from_here():
+        for module in modules:
+            _push(module)
+        return _running.modules[-1][1] if modules else ""
+
+
+def parts_by_frames() -> dict[str, str]:
+    """The path from it of each module in the module whose forward runs, by what of_node() gets of
+    a module: its id."""
+    modules = _of_frames()
+    return {str(id(each)): name for name, each in modules[-1].named_modules()} if modules else {}
+
+
+def _of_frames() -> list[nn.Module]:
+    """The modules whose forwards run in this thread, the model first."""
     modules: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code is _CALL:
             modules.append(frame.f_locals["self"])
         frame = frame.f_back
-    with from_here():
-        for module in reversed(modules):
-            _push(module)
-        return _running.modules[-1][1] if modules else ""
+    return modules[::-1]
 
 
 def place() -> tuple[str, str]:
@@ -170,12 +185,17 @@ def place() -> tuple[str, str]:
     return current(), told.line if isinstance(told, _Place) else user_line()
 
 
-def of_node(stack: dict[str, tuple[str, Any]] | None) -> str:
-    """The path that a node of torch.export or torch.compile says in its "nn_module_stack"."""
+def of_node(
+    stack: dict[str, tuple[str, Any]] | None, parts: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The path that a node of torch.export or torch.compile says in its "nn_module_stack".
+    parts: as of parts_by_frames(), for modules that Dynamo found on the stack."""
     if not stack:
         return ""
     key, (path, _) = next(reversed(stack.items()))
-    _, again, count = key.partition("@")
+    name, again, count = key.partition("@")
+    if _ON_STACK.match(path) and name in parts:
+        return parts[name] + again + count
     return _PREFIX.sub("", path) + again + count
 
 

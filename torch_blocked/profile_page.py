@@ -44,6 +44,7 @@ th { border-bottom: 1px solid var(--line); font-weight: 600; }
 .key i { width: 10px; margin-right: 6px; }
 """
 _WIDTHS = (12, 16, 14, 14, 12, 5, 6, 5, 5, 7, 4)
+_FALLBACK_WIDTHS = (17, 12, 16, 24, 26, 5)
 
 
 def page(profile: Recorded) -> str:
@@ -126,6 +127,9 @@ def _fallbacks(profile: Recorded) -> str:
     found = profile_report.fallbacks(profile)
     if not found:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in profile_report.FALLBACK_HEADER)
+    head = "".join(
+        f'<th style="width:{width}%">{escape(name)}</th>'
+        for name, width in zip(profile_report.FALLBACK_HEADER, _FALLBACK_WIDTHS, strict=True)
+    )
     body = "".join(f"<tr>{''.join(_cell(text) for text in each)}</tr>" for each in found)
     return f"<h2>Fallbacks</h2>\n<table><tr>{head}</tr>{body}</table>\n"

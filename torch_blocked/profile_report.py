@@ -70,13 +70,18 @@ def way_out(event: _C.Event) -> str:
     return f"x.to_dense() before {event.op} and .to_blocked() after it, or leave that part dense"
 
 
+def _from_here(line: str) -> str:
+    """A line of code with its file as it is called from the current folder, if it is below that."""
+    return line.removeprefix(os.path.join(os.getcwd(), ""))
+
+
 FALLBACK_HEADER = ("fallback", "module", "line", "why", "way out", "calls")
 
 
 def fallbacks(profile: Recorded) -> list[tuple[str, ...]]:
     """By FALLBACK_HEADER: ops that ran on dense copies, and `ref` kernels that were refused."""
     found = [
-        (each.op, module_of(each), each.line, each.detail, way_out(each))
+        (each.op, module_of(each), _from_here(each.line), each.detail, way_out(each))
         for each in profile.events
         if each.kind in (_C.Kind.fallback, _C.Kind.ref)
     ]

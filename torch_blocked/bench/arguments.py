@@ -96,7 +96,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "                      have, such as torchvision.models:resnet50\n"
         f"{listed}\n\n"
         "To compare on a lesser instruction set, limit torch's kernels too:\n"
-        "  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m torch_blocked bench ..."
+        f"  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 {parser.prog} ..."
     )
     parser.add_argument(
         "models", metavar="MODEL", nargs="+", type=model_names, action=ModelNames, help="see below"

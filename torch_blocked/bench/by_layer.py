@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -52,6 +52,12 @@ class Row:
     @property
     def total_ms(self) -> float:
         return self.kernel_ms + self.reorder_ms
+
+
+def are_rows(records: list[dict[str, Any]]) -> bool:
+    """Whether a JSON file's results are those of this benchmark."""
+    names = {each.name for each in fields(Row)}
+    return bool(records) and all(each.keys() == names for each in records)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +255,7 @@ def draw(rows: list[Row]) -> str:
         shown = [row for row in each if row.total_ms >= LEAST_SHARE * whole]
         bars = [_bar(row.layer, [row]) for row in shown]
         if others := [row for row in each if row not in shown]:
-            bars.append(_bar(f"{len(others)} others", others))
+            bars.append(_bar(f"{len(others)} other{'s' * (len(others) > 1)}", others))
         heading = f"{model}, {tag}: {whole:.2f} ms, {share(each):.1f} % in reorders"
         full = max(longest[model], *(bar.length for bar in bars))
         sections.append(plot.Section(heading, bars, full))
