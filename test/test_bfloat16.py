@@ -99,6 +99,8 @@ GEOMETRY = [
 def by(implementation, conv, x):
     """The result of one implementation; nothing where the CPU cannot run it."""
     with forced(implementation, "convolution"), torch.no_grad():
+        if _C.isa() == "default" and "winograd" in implementation:
+            return None  # has none without SIMD; the convolution would run on dense copies
         if _C.isa() == "avx512" and not has_bfloat16():
             with pytest.raises(NotImplementedError, match=implementation):
                 conv(x.to_blocked())

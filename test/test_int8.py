@@ -113,6 +113,12 @@ def test_geometry(geometry):
     check(Conv(32, 64, **geometry, to=(0.02, 3)), torch.randn(2, 32, 13, 15))
 
 
+@pytest.mark.parametrize("groups", [1, 16])
+def test_sums_beyond_all_bytes(groups):
+    """As of a layer that saw zeros only in calibration: sums are beyond 32 bits in its bytes."""
+    check(Conv(16, 16, 3, padding=1, groups=groups, to=(1e-10, 3)), 1e3 * torch.randn(2, 16, 9, 11))
+
+
 @pytest.mark.parametrize("ndim", [1, 3])
 def test_other_ranks(ndim):
     check(Conv(18, 20, 3, ndim=ndim, stride=2, padding=1), torch.randn(2, 18, *[7] * ndim))

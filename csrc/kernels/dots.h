@@ -23,6 +23,10 @@ struct DotChannels {
   static constexpr std::int64_t kMostLanes = 16;
   alignas(64) std::array<std::int32_t, kMostLanes> start;
   alignas(64) std::array<float, kMostLanes> scale, shift, least, most;
+  // Whether no sum, scaled and shifted, is beyond 30 bits, so that it can be bounded as a byte: by
+  // these, the nearest to least and most, of four pixels.
+  bool is_small;
+  alignas(64) std::array<std::uint8_t, 4 * kMostLanes> least_bytes, most_bytes;
 };
 
 // A general end, for all but bounds: values are finished as float32, and bytes made of them then.

@@ -1,6 +1,7 @@
 // Depthwise convolution of bytes: the pixels under a row of the kernel, four at a time for each
 // lane, or two as words, meet the weights of that row. One such vector of pixels serves all output
 // rows that see it.
+#include <array>
 #include <utility>
 
 #include "kernels/dot_ends.h"
@@ -35,31 +36,60 @@ inline void store(const DotDepthwise& d, const Index& sum, std::int64_t at) {
                               d.is_float32);
 }
 
-// kRows output rows from `row` on.
+// The sums of one column of kRows output rows, whose first tap is at src.
+template <typename Dot, int kKernel, int kStride, int kRows, std::size_t kWeights>
+TORCH_BLOCKED_INLINE inline std::array<Index, kRows> column_sums(
+    const DotDepthwise& d, const std::uint8_t* src, const std::array<Index, kWeights>& w,
+    const Index& start) {
+  constexpr int kParts = kWeights / kKernel;
+  std::array<Index, kRows> sums;
+  sums.fill(start);
+  unrolled<(kRows - 1) * kStride + kKernel>([&]<int r>() TORCH_BLOCKED_INLINE {
+    unrolled<kParts>([&]<int q>() TORCH_BLOCKED_INLINE {
+      const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
+      unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
+        constexpr int tap = r - o * kStride;
+        if constexpr (tap >= 0 && tap < kKernel) {
+          sums[o] = Dot::dot(sums[o], pixels, w[tap * kParts + q]);
+        }
+      });
+    });
+  });
+  return sums;
+}
+
+// kRows output rows from `row` on. Bytes are stored of four columns at a time, as in dots.cpp.
 template <typename Dot, int kKernel, int kStride, int kRows>
 void rows(const DotDepthwise& d, std::int64_t row) {
   constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels;
-  Index w[kKernel * kParts];
+  std::array<Index, kKernel * kParts> w;
   unrolled<kKernel * kParts>(
       [&]<int i>() TORCH_BLOCKED_INLINE { w[i] = Index::loadu(d.weights + i * kVector); });
-  const Index start = Index::loadu(d.channels->start.data());
+  const DotChannels& c = *d.channels;
+  const Index start = Index::loadu(c.start.data());
   const std::uint8_t* src = d.src + row * kStride * d.src_row;
-  std::int64_t to = row * d.dst_row;
-  for (std::int64_t x = 0; x < d.columns; ++x, src += kStride * kWidth, to += kWidth) {
-    Index sums[kRows];
-    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { sums[o] = start; });
-    unrolled<(kRows - 1) * kStride + kKernel>([&]<int r>() TORCH_BLOCKED_INLINE {
-      unrolled<kParts>([&]<int q>() TORCH_BLOCKED_INLINE {
-        const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
-        unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
-          constexpr int tap = r - o * kStride;
-          if constexpr (tap >= 0 && tap < kKernel) {
-            sums[o] = Dot::dot(sums[o], pixels, w[tap * kParts + q]);
-          }
-        });
-      });
+  const auto sums_at = [&](std::int64_t x) TORCH_BLOCKED_INLINE {
+    return column_sums<Dot, kKernel, kStride, kRows>(d, src + x * kStride * kWidth, w, start);
+  };
+  const std::int64_t to = row * d.dst_row;
+  std::int64_t x = 0;
+  for (; !d.end && c.is_small && x + 4 <= d.columns; x += 4) {
+    Index values[4][kRows];
+    unrolled<4>([&]<int i>() TORCH_BLOCKED_INLINE {
+      const auto sums = sums_at(x + i);
+      unrolled<kRows>([&]<int o>()
+                          TORCH_BLOCKED_INLINE { values[i][o] = nearest(scaled(c, sums[o])); });
     });
-    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { store(d, sums[o], to + o * d.dst_row); });
+    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
+      store_quad(values[0][o], values[1][o], values[2][o], values[3][o],
+                 Index::loadu(c.least_bytes.data()), Index::loadu(c.most_bytes.data()),
+                 static_cast<std::uint8_t*>(d.dst) + to + o * d.dst_row + x * kWidth);
+    });
+  }
+  for (; x < d.columns; ++x) {
+    const auto sums = sums_at(x);
+    unrolled<kRows>(
+        [&]<int o>() TORCH_BLOCKED_INLINE { store(d, sums[o], to + o * d.dst_row + x * kWidth); });
   }
 }
 

@@ -81,17 +81,11 @@ inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Tap
   });
 }
 
-// So many bytes of short numbers at a time, as integers of the same order: half a vector of
-// AVX-512, a block of 16 bfloat16.
-#if defined(CPU_CAPABILITY_DEFAULT)
-constexpr std::int64_t kBytes = 16;
-#else
-constexpr std::int64_t kBytes = 32;
-#endif
-
+// kLanes short numbers at a time as integers of the same order: a block of the CPU's.
 struct ByteOrder {
   using Number = std::uint8_t;
-  using Lanes = Number __attribute__((vector_size(kBytes)));
+  static constexpr std::int64_t kLanes = 16;
+  using Lanes = Number __attribute__((vector_size(kLanes * sizeof(Number))));
   static constexpr Number kLeast = 0;
   static Lanes integers(const Lanes& bytes) { return bytes; }
   static Lanes numbers(const Lanes& integers) { return integers; }
@@ -101,7 +95,8 @@ struct ByteOrder {
 // which is a NaN as well.
 struct BfloatOrder {
   using Number = std::int16_t;
-  using Lanes = Number __attribute__((vector_size(kBytes)));
+  static constexpr std::int64_t kLanes = kWidth;
+  using Lanes = Number __attribute__((vector_size(kLanes * sizeof(Number))));
   static constexpr Number kMagnitude = 0x7fff, kInfinity = 0x7f80, kLeast = -kInfinity - 1;
   static Lanes numbers(const Lanes& integers) { return integers ^ ((integers >> 15) & kMagnitude); }
   static Lanes integers(const Lanes& bits) {
@@ -110,7 +105,7 @@ struct BfloatOrder {
   }
 };
 
-// The greatest of `count` lanes from `lane` on, at most kBytes of them.
+// The greatest of `count` lanes from `lane` on, at most Order::kLanes of them.
 template <typename Order, typename Number = Order::Number>
 inline void greatest_shorts(const MaximumWindows& w, const Rows<Number>& rows, const Taps& taps,
                             std::int64_t lane, std::int64_t count, Number* dst) {
@@ -159,15 +154,14 @@ inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
 
 template <typename Order, typename Number = Order::Number>
 void maximum_shorts(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kShorts = kBytes / sizeof(Number);
   auto* dst = static_cast<Number*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row) {
     const Rows<Number> rows(w, row);
     for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
       const Taps taps(w, 2, pixel);
       std::int64_t lane = 0;
-      for (; lane + kShorts <= w.lanes; lane += kShorts) {
-        greatest_shorts<Order>(w, rows, taps, lane, kShorts, dst);
+      for (; lane + Order::kLanes <= w.lanes; lane += Order::kLanes) {
+        greatest_shorts<Order>(w, rows, taps, lane, Order::kLanes, dst);
       }
       if (lane < w.lanes) greatest_shorts<Order>(w, rows, taps, lane, w.lanes - lane, dst);
     }

@@ -3,7 +3,9 @@
 // for CPUs that all have them.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "kernels/lanes.h"
 
@@ -211,6 +213,52 @@ class BytesOfTable {
   __m512i parts_[4];
 };
 #endif
+
+// The nearest integers, ties to even.
+inline Index nearest(const Vec& x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_cvtps_epi32(x);
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_cvtps_epi32(x);
+#else
+  float values[kWidth];
+  std::int32_t integers[kWidth];
+  x.store(values);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    integers[i] = static_cast<std::int32_t>(std::nearbyint(values[i]));
+  }
+  return Index::loadu(integers);
+#endif
+}
+
+// Four vectors of integers, one after the other, as bytes between those of `least` and `most`.
+inline void store_quad(const Index& a, const Index& b, const Index& c, const Index& d,
+                       const Index& least, const Index& most, std::uint8_t* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512i words[] = {_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)};
+  const __m512i bytes = _mm512_permutexvar_epi32(
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+      _mm512_packus_epi16(words[0], words[1]));
+  _mm512_storeu_si512(dst, _mm512_min_epu8(_mm512_max_epu8(bytes, least), most));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i words[] = {_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)};
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words[0], words[1]),
+                                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst),
+                      _mm256_min_epu8(_mm256_max_epu8(bytes, least), most));
+#else
+  std::uint8_t bounds[2][4 * kWidth];
+  least.store(bounds[0]);
+  most.store(bounds[1]);
+  std::int32_t integers[4 * kWidth];
+  const Index* each[] = {&a, &b, &c, &d};
+  for (std::int64_t i = 0; i < 4; ++i) each[i]->store(integers + i * kWidth);
+  for (std::int64_t i = 0; i < 4 * kWidth; ++i) {
+    dst[i] = static_cast<std::uint8_t>(
+        std::clamp<std::int32_t>(integers[i], bounds[0][i], bounds[1][i]));
+  }
+#endif
+}
 
 // The nearest integers, ties to even, of values in [0, 255].
 inline void store_bytes(const Vec& x, std::uint8_t* dst) {

@@ -29,10 +29,11 @@ bool all_windows_have_pixels(const PoolingProblem& p) {
   return true;
 }
 
-auto maximum_of(at::ScalarType dtype) {
-  const kernels::Kernels& k = kernels::kernels();
-  if (dtype == at::kByte) return k.maximum_bytes;
-  return dtype == at::kBFloat16 ? k.maximum_bfloats : k.maximum;
+auto maximum_of(const PoolingProblem& p) {
+  const kernels::Kernels& k =
+      p.format.is_blocked() ? kernels::kernels_for(p.format.block) : kernels::kernels();
+  if (p.dtype == at::kByte) return k.maximum_bytes;
+  return p.dtype == at::kBFloat16 ? k.maximum_bfloats : k.maximum;
 }
 
 // Not by oneDNN, whose maximum of a window with a NaN is that of its other pixels.
@@ -51,7 +52,7 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   const std::int64_t blocks = p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1;
   const std::int64_t rows = p.src_dims[0] * blocks * windows.out[0] * windows.out[1];
   const std::int64_t taps = c10::multiply_integers(p.kernel);
-  const auto kernel = maximum_of(p.dtype);
+  const auto kernel = maximum_of(p);
   const auto run = [windows, rows, kernel, cost = windows.out[2] * windows.lanes * taps](
                        const void* src, void* dst) {
     kernels::MaximumWindows of_tensors = windows;

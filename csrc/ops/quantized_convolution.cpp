@@ -1,9 +1,11 @@
 #include "ops/quantized_convolution.h"
 
+#include <ATen/ops/abs.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "format/errors.h"
@@ -86,6 +88,11 @@ at::Tensor dot_channels(const Problem& p, const at::Tensor& weight, const at::Te
   // In the general end values are real until it makes bytes of them.
   const bool is_real = dot_end(p).has_value();
   const Quantization dst = is_real ? Quantization{} : *p.dst;
+  for (std::int64_t i = 0; i < vectors; ++i) to[i].is_small = true;
+  const at::Tensor absolute =
+      weight.reshape({outputs, -1}).to(at::kInt).abs().sum({1}, false, at::kLong);
+  const auto* most = absolute.const_data_ptr<std::int64_t>();
+  const double residual = p.residual ? 255 * p.residual->scale / dst.scale : 0;
   for (std::int64_t i = 0; i < outputs; ++i) {
     kernels::DotChannels& c = to[i / width];
     const auto lane = static_cast<std::size_t>(i % width);
@@ -99,6 +106,14 @@ at::Tensor dot_channels(const Problem& p, const at::Tensor& weight, const at::Te
     c.shift[lane] = static_cast<float>(shift / dst.scale + static_cast<double>(dst.zero));
     c.least[lane] = bounds.least;
     c.most[lane] = bounds.most;
+    const double largest = std::abs(real / dst.scale) * 2 * 255 * static_cast<double>(most[i]) +
+                           std::abs(c.shift[lane]) + residual;
+    c.is_small &= largest < static_cast<double>(1 << 30);
+    for (std::int64_t pixel = 0; pixel < 4 && !is_real; ++pixel) {
+      const auto at = static_cast<std::size_t>(pixel * width) + lane;
+      c.least_bytes[at] = static_cast<std::uint8_t>(std::nearbyint(bounds.least));
+      c.most_bytes[at] = static_cast<std::uint8_t>(std::nearbyint(bounds.most));
+    }
   }
   return channels;
 }
