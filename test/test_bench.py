@@ -18,7 +18,7 @@ from torch import nn
 
 import torch_blocked
 from torch_blocked.__main__ import main
-from torch_blocked.bench import inference, models, pictures
+from torch_blocked.bench import inference, models, time_bars
 from torch_blocked.bench.measure import Timing, time_interleaved
 from torch_blocked.text_table import columns, markdown
 
@@ -141,7 +141,7 @@ def test_plot_of_a_file(written, tmp_path):
 def test_plot_of_other_engines():
     """Records of benchmarks/peers.py name engines."""
     record = {"model": "a", "batch": 8, "threads": 2, "rounds_ms": [1.0, 2.0, 9.0]}
-    picture = pictures.draw([record | {"engine": "torch"}, record | {"engine": "ours"}])
+    picture = time_bars.draw([record | {"engine": "torch"}, record | {"engine": "ours"}])
     texts = [node.text for node in ElementTree.fromstring(picture).iter(f"{SVG}text")]
     assert texts[1:] == ["a, batch 8, threads 2"] + [
         word for name in ("torch", "ours") for word in (name, "2.00 ms (1.50 to 5.50)")

@@ -70,6 +70,8 @@ def test_measured_alternatives_of_linear_layers_and_poolings():
     assert refused == {
         "few_rows": "is for few rows",
         "strassen": "takes whole vectors of inputs and outputs",
+        "few_rows_bfloat16": "is for bfloat16",
+        "dots_bfloat16": "is for bfloat16",
         "onednn": "is for averages",
     }
     assert re.fullmatch(r"(direct|onednn): [\d.]+ ms alone", layers["linear"].next_best)

@@ -74,3 +74,43 @@ class Pixels(nn.Module):
 def test_pixels_of_images(tune):
     model, x = Pixels().eval(), torch.randn(2, 3, 9, 8)
     assert_exact(model, blocked(model, x, tune=tune), x)
+
+
+class ChannelNorms(nn.Module):
+    """Norms over channels of images, which keep the format: one that convolutions read, one that is
+    summed with what it normalizes, one whose permutation somebody else reads."""
+
+    def __init__(self, channels, spatial=2):
+        super().__init__()
+        conv = nn.Conv2d if spatial == 2 else nn.Conv3d
+        self.first, self.last = conv(3, channels, 3, padding=1), conv(channels, 5, 1)
+        self.norms = nn.ModuleList((Norm(channels), Norm(channels, False, False), Norm(channels)))
+
+    def norm(self, i, x):
+        last = torch.movedim(x, 1, -1) if i == 2 else x.permute(0, *range(2, x.ndim), 1)
+        y = self.norms[i](last).permute(0, x.ndim - 1, *range(1, x.ndim - 1))
+        return y * last.mean() if i == 2 else y
+
+    def forward(self, x):
+        x = self.norm(0, self.first(x))
+        x = self.norm(1, x) + x
+        return self.last(self.norm(2, x))
+
+
+@pytest.mark.parametrize("tune", [False, True])
+@pytest.mark.parametrize("spatial", [2, 3])
+@pytest.mark.parametrize("channels", [1, 7, 8, 16, 17, 33, 200])
+@torch.no_grad()
+def test_channels_of_images(channels, spatial, tune):
+    torch.manual_seed(channels)
+    model = ChannelNorms(channels, spatial).eval()
+    for images in (1, 3):
+        x = torch.randn(images, 3, *(5, 9, 8)[-spatial:])
+        optimized = blocked(model, x, tune=tune)
+        norms = [step for step in optimized.steps() if step.op == "aten::layer_norm"]
+        kept = [n.output for n in norms if n.output.startswith(("nChw", "nhwc", "nCdhw", "ndhwc"))]
+        assert len(norms) == 3 and len(kept) >= 2, optimized.plan()
+        assert_exact(model, optimized, x)
+        with threads(1):
+            assert torch.equal(optimized(x), optimized(x))
+    assert optimized(torch.empty(0, *x.shape[1:])).shape[0] == 0

@@ -171,10 +171,23 @@ def test_activations_of_convolutions_keep_it(activation, residual):
     assert _C.isa() == "default" or {"direct", "depthwise", "grouped", "winograd4"} <= seen
 
 
+@torch.no_grad()
+def strassen_keeps_it(activation):
+    """At the row that it is in."""
+    model, x = Activated(nn.Linear(96, 96), activation).eval(), torch.randn(56, 96)
+    with forced("strassen", "linear"):
+        optimized = blocked(model, x)
+    assert " strassen " in optimized.plan()
+    x[1] = NAN
+    assert optimized(x)[1].isnan().all()
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", _C.implementations()["linear"])
+@pytest.mark.parametrize("name", ("few_rows", "direct", "onednn", "strassen"))
 @torch.no_grad()
 def test_activations_of_linear_layers_keep_it(name, activation):
+    if name == "strassen":  # takes it to other rows
+        return strassen_keeps_it(ACTIVATIONS[activation])
     if name == "few_rows" and _C.isa() == "default":
         return
     model = Activated(nn.Linear(48, 32), ACTIVATIONS[activation]).eval()

@@ -45,8 +45,8 @@ class profile:
 
     def __enter__(self) -> profile:
         self._stack.enter_context(module_paths.known())
+        _C.start_observing(self._catches)  # times itself, which is not to be recorded
         self._position = _C.trace_start()
-        _C.start_observing(self._catches)
         if self._catches:
             _set_verbose(1)
         self._begin = time.perf_counter_ns()

@@ -86,6 +86,21 @@ bool moves_elements(const Node& node) {
                         "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle"}));
 }
 
+// [0, 2, 3, 1] and the like.
+Dims order_to_last(std::size_t rank) {
+  Dims order(rank);
+  for (std::size_t i = 1; i < rank; ++i) order[i] = static_cast<std::int64_t>(i % (rank - 1) + 1);
+  return order;
+}
+Dims order_from_last(std::size_t rank) {
+  const Dims to_last = order_to_last(rank);
+  Dims order(rank);
+  for (std::size_t i = 1; i < rank; ++i) {
+    order[static_cast<std::size_t>(to_last[i])] = static_cast<std::int64_t>(i);
+  }
+  return order;
+}
+
 Dims order_of(const Node& node, std::size_t rank) {
   const auto size = static_cast<std::int64_t>(rank);
   Dims order(rank);

@@ -64,6 +64,9 @@ bool moves_elements(const Node& node);
 
 // The order of dims that a node permutes its first argument into; empty if it does not.
 Dims order_of(const Node& node, std::size_t rank);
+// Such an order from [N, C, *spatial] to [N, *spatial, C], and back.
+Dims order_to_last(std::size_t rank);
+Dims order_from_last(std::size_t rank);
 
 // Whether the op draws numbers.
 bool is_random(const Node& node);

@@ -120,17 +120,8 @@ double Planner::cost() {
 }
 
 // One group after the other takes the format that makes the whole cheapest, until none changes:
-// groups meet at convolutions only, so two or three rounds do.
-void Planner::choose_formats() {
-  if (!tuner_.enabled()) return;
-  std::vector<Value> groups;
-  for (const Node& node : graph_.nodes) {
-    for (const Value value : node.outputs) {
-      if (!fixed_[at(value)]) groups.push_back(groups_.of(value));
-    }
-  }
-  std::ranges::sort(groups);
-  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
+// groups meet at convolutions only, so two or three rounds do. Returns the cost.
+double Planner::descend(const std::vector<Value>& groups) {
   double least = cost();
   for (int round = 0; round < 3; ++round) {
     const double before = least;
@@ -150,6 +141,25 @@ void Planner::choose_formats() {
     }
     if (least == before) break;
   }
+  return least;
+}
+
+// From the blocked format on, and from channels-last: a chain of groups of which each alone would
+// pay for reorders at both ends changes as a whole only.
+void Planner::choose_formats() {
+  if (!tuner_.enabled()) return;
+  std::vector<Value> groups;
+  for (const Node& node : graph_.nodes) {
+    for (const Value value : node.outputs) {
+      if (!fixed_[at(value)]) groups.push_back(groups_.of(value));
+    }
+  }
+  std::ranges::sort(groups);
+  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
+  const double from_blocked = descend(groups);
+  std::vector<Format> formats = formats_;
+  for (const Value group : groups) formats_[at(group)] = kChannelsLast;
+  if (!(descend(groups) < 0.9995 * from_blocked)) formats_ = std::move(formats);
 }
 
 std::vector<std::pair<Format, double>> Planner::beside(Value value) {

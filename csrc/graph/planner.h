@@ -51,6 +51,7 @@ class Planner {
   double cost();
   Format wanted_by(const Node& node) const;
   void choose_formats();
+  double descend(const std::vector<Value>& groups);
   Slot new_slot(Value value, Format format);
   void emit(const Node& node);
 

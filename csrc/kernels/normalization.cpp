@@ -116,8 +116,12 @@ void normalization_gradient(const NormalizationGradient& gradient, std::int64_t 
   }
 }
 
-void normalize_rows(const RowNormalization& rows, std::int64_t begin, std::int64_t end) {
-  const RowNormalization p = rows;
+namespace {
+
+// kRows rows, which wait for nothing but their own sums. kPadded: the last vector of a row is a
+// whole one in memory, with zeros beyond the channels.
+template <bool kPadded, int kRows>
+void normalize_some(const RowNormalization& p, const float* src, float* dst) {
   const std::int64_t vectors = (p.channels + kWidth - 1) / kWidth;
   const Vec last = lanes_mask(p.channels - (vectors - 1) * kWidth);
   const auto count = [&](std::int64_t i) { return std::min(kWidth, p.channels - i * kWidth); };
@@ -126,27 +130,59 @@ void normalize_rows(const RowNormalization& rows, std::int64_t begin, std::int64
     return at::vec::vec_reduce_all<float>([](const Vec& a, const Vec& b) { return a + b; }, sums) /
            static_cast<float>(p.channels);
   };
-  for (std::int64_t row = begin; row < end; ++row) {
-    const float* src = p.src + row * p.channels;
-    float* dst = p.dst + row * p.channels;
-    const auto value = [&](std::int64_t i) { return load(src + i * kWidth, count(i)); };
-    const auto from = [&](std::int64_t i, const Vec& mean) {
-      return i + 1 < vectors ? value(i) - mean : (value(i) - mean) & last;
-    };
-    const float near = mean_of(value);  // and what rounding took from it, as in moments()
-    const Vec mean(near + mean_of([&](std::int64_t i) { return from(i, Vec(near)); }));
+  const auto value = [&](int row, std::int64_t i) {
+    return load(src + row * p.row_step + i * p.vector_step, kPadded ? kWidth : count(i));
+  };
+  const auto from = [&](int row, std::int64_t i, const Vec& mean) {
+    return i + 1 < vectors ? value(row, i) - mean : (value(row, i) - mean) & last;
+  };
+  float near[kRows], mean[kRows], scale[kRows];
+  for (int row = 0; row < kRows; ++row) {
+    near[row] = mean_of([&](std::int64_t i) { return value(row, i); });
+  }
+  for (int row = 0; row < kRows; ++row) {  // and what rounding took from it, as in moments()
+    mean[row] = near[row] + mean_of([&](std::int64_t i) { return from(row, i, Vec(near[row])); });
+  }
+  for (int row = 0; row < kRows; ++row) {
     const float variance = mean_of([&](std::int64_t i) {
-      const Vec deviation = from(i, mean);
+      const Vec deviation = from(row, i, Vec(mean[row]));
       return deviation * deviation;
     });
-    const Vec scale(static_cast<float>(1 / std::sqrt(variance + p.eps)));
-    for (std::int64_t i = 0; i < vectors; ++i) {
-      Vec result = (value(i) - mean) * scale;
-      if (p.weight) result = result * load(p.weight + i * kWidth, count(i));
-      if (p.bias) result = result + load(p.bias + i * kWidth, count(i));
-      store(result, dst + i * kWidth, count(i));
+    scale[row] = static_cast<float>(1 / std::sqrt(variance + p.eps));
+  }
+  for (std::int64_t i = 0; i < vectors; ++i) {
+    const Vec weight = p.weight ? load(p.weight + i * kWidth, count(i)) : Vec(1.f);
+    const Vec bias = p.bias ? load(p.bias + i * kWidth, count(i)) : Vec(0.f);
+    for (int row = 0; row < kRows; ++row) {
+      Vec result = (value(row, i) - Vec(mean[row])) * Vec(scale[row]) * weight + bias;
+      if (kPadded && i + 1 == vectors) result = result & last;
+      store(result, dst + row * p.row_step + i * p.vector_step, kPadded ? kWidth : count(i));
     }
   }
+}
+
+template <bool kPadded>
+void normalize_each(const RowNormalization& p, std::int64_t begin, std::int64_t end) {
+  constexpr int kRows = 4;
+  const float* src = p.src + begin * p.row_step;
+  float* dst = p.dst + begin * p.row_step;
+  std::int64_t row = begin;
+  for (; row + kRows <= end; row += kRows, src += kRows * p.row_step, dst += kRows * p.row_step) {
+    normalize_some<kPadded, kRows>(p, src, dst);
+  }
+  for (; row < end; ++row, src += p.row_step, dst += p.row_step) {
+    normalize_some<kPadded, 1>(p, src, dst);
+  }
+}
+
+}  // namespace
+
+void normalize_rows(const RowNormalization& rows, std::int64_t begin, std::int64_t end) {
+  normalize_each<false>(rows, begin, end);
+}
+
+void normalize_pixels(const RowNormalization& pixels, std::int64_t begin, std::int64_t end) {
+  normalize_each<true>(pixels, begin, end);
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -44,12 +44,13 @@ struct PixelMoments {
   float *mean, *squares;
 };
 
-// dst = (src - mean) / sqrt(variance + eps) * weight + bias, row by row of [rows, channels]; dst
-// may be src.
+// dst = (src - mean) / sqrt(variance + eps) * weight + bias over the channels of each row, or of
+// each pixel of a block that is a vector; dst may be src.
 struct RowNormalization {
   const float *src, *weight, *bias;  // weight and bias: [channels], or null
   float* dst;
   std::int64_t channels;
+  std::int64_t row_step, vector_step;  // floats from a row, or vector of one, to the next
   double eps;
 };
 

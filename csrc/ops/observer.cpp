@@ -1,10 +1,13 @@
 #include "ops/observer.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <span>
@@ -173,6 +176,10 @@ struct Context : at::ObserverContext {
   Context(What kind, std::size_t at) : what(kind), place(at) {}
 };
 
+// What it takes to hand an op to the observer, arguments and results boxed, beyond the observer's
+// own time: 0.5 us or so, in ResNet-50 on blocked tensors 3 % of a pass.
+std::int64_t handing_ns = 0;
+
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
   if (!trace::recording()) return nullptr;
   const std::int64_t since = trace::now_ns();
@@ -185,6 +192,7 @@ std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function
   note_module(function);
   if (!function.operator_name()) return nullptr;
   trace::Event* around = trace::innermost();
+  if (around) around->recording_ns += handing_ns;
   const at::Tensor* input = first_tensor(function.inputs());
   if (around && around->kind != trace::Kind::kModule) {
     if (input) name_block(around->src, *input);
@@ -232,6 +240,7 @@ void leave_op(const at::RecordFunction& function, std::int64_t at) {
       op.dst = text(inside.substr(0, inside.find(' ')), " ", output->sizes());
     }
   }
+  op.recording_ns = std::min(op.recording_ns, at - op.start_ns);
   if (op.implementation.empty() && 2 * running.slowest_ns > at - op.start_ns) {
     op.implementation = running.slowest;
   }
@@ -258,6 +267,20 @@ void on_leave(const at::RecordFunction& function, at::ObserverContext* context) 
   trace::close(place, at);
 }
 
+// Nanoseconds of one small op, in the fastest of some rounds.
+std::int64_t small_op_ns() {
+  constexpr int kRounds = 8, kOps = 64;
+  const at::InferenceMode guard;
+  const at::Tensor x = at::empty({1}, at::kFloat).zero_();
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (int round = 0; round < kRounds; ++round) {
+    const std::int64_t start = trace::now_ns();
+    for (int i = 0; i < kOps; ++i) x.add(x);
+    least = std::min(least, (trace::now_ns() - start) / kOps);
+  }
+  return least;
+}
+
 std::mutex observers_mutex;
 int observers = 0;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
@@ -268,11 +291,13 @@ void start_observing(bool onednn) {
   if (onednn) verbose_stream::open();
   const std::lock_guard lock(observers_mutex);
   if (observers++ > 0) return;
+  const std::int64_t unwatched = small_op_ns();
   handle = at::addGlobalCallback(
       at::RecordFunctionCallback(on_enter, on_leave)
           .needsInputs(true)
           .needsOutputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  handing_ns = std::max<std::int64_t>(0, small_op_ns() - unwatched);
 }
 
 void stop_observing(bool onednn) {

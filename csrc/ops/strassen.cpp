@@ -82,8 +82,6 @@ Strassen::Part Strassen::part(std::int64_t index) const {
   return {index / parts_, upper, end - half, half};
 }
 
-std::int64_t Strassen::packed_floats() const { return kStrassenProducts * side_weights(); }
-
 void Strassen::pack_group(const float* weight, const Group& group, float* to) const {
   const std::int64_t wide = group.left * width(), floats = half_lanes() * wide;
   std::vector<float> quarters(static_cast<std::size_t>(4 * floats), 0.f);
@@ -103,7 +101,7 @@ void Strassen::pack_group(const float* weight, const Group& group, float* to) co
 }
 
 at::Tensor Strassen::pack(const at::Tensor& weight) const {
-  const at::Tensor packed = empty_pooled({packed_floats()}, weight.options());
+  const at::Tensor packed = empty_pooled({kStrassenProducts * side_weights()}, weight.options());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   const auto* from = weight.const_data_ptr<float>();
@@ -185,43 +183,47 @@ std::int64_t Strassen::spans() const {
   return std::min(groups_, std::max(ceil_div(groups_, fitting), shared));
 }
 
+void Strassen::join(const Part& part, const Group& group, const float* products,
+                    const VectorSteps& dst, const kernels::Epilogue& epilogue,
+                    const Buffers& buffers) const {
+  const std::int64_t offset =
+      part.image * dst.image + part.upper * dst.row + group.first * dst.vector;
+  kernels_->strassen_join({.products = products,
+                           .rows = part.half,
+                           .vectors = group.left,
+                           .right_vectors = group.right,
+                           .common = part.upper + part.half - part.lower,
+                           .bias = buffers.bias ? buffers.bias + group.first * width() : nullptr,
+                           .half = half_columns_ * width(),
+                           .channels = columns_ - group.first * width(),
+                           .residual = buffers.residual ? buffers.residual + offset : nullptr,
+                           .dst = buffers.dst + offset,
+                           .row_step = dst.row,
+                           .vector_step = dst.vector,
+                           .lower = (part.lower - part.upper) * dst.row,
+                           .right = half_columns_ * dst.vector,
+                           .epilogue = epilogue});
+}
+
+// One product after the other, so that its left side stays in L2 for all groups of the span.
 void Strassen::run(const VectorSteps& src, const VectorSteps& dst,
                    const kernels::Epilogue& epilogue, const Buffers& buffers) const {
   const std::int64_t spans = this->spans(), most_rows = part(0).half + 1;
   const std::int64_t sides = kStrassenProducts * half_vectors_ * most_rows * width();
-  const auto products_of = [&](const Group& g) { return kStrassenProducts * g.left * width(); };
-  const auto join = [&](const Part& part, const Group& g, const float* products) {
-    const std::int64_t offset =
-        part.image * dst.image + part.upper * dst.row + g.first * dst.vector;
-    kernels_->strassen_join({.products = products,
-                             .rows = part.half,
-                             .vectors = g.left,
-                             .right_vectors = g.right,
-                             .common = part.upper + part.half - part.lower,
-                             .bias = buffers.bias ? buffers.bias + g.first * width() : nullptr,
-                             .half = half_columns_ * width(),
-                             .channels = columns_ - g.first * width(),
-                             .residual = buffers.residual ? buffers.residual + offset : nullptr,
-                             .dst = buffers.dst + offset,
-                             .row_step = dst.row,
-                             .vector_step = dst.vector,
-                             .lower = (part.lower - part.upper) * dst.row,
-                             .right = half_columns_ * dst.vector,
-                             .epilogue = epilogue});
-  };
-  const auto run_span = [&](const Part& part, std::int64_t begin, std::int64_t end, Work& work) {
+  const auto floats_of = [&](const Group& g, std::int64_t rows) { return rows * g.left * width(); };
+  const auto run_span = [&](const Part& part, Range span, Work& work) {
     for (std::int64_t product = 0; product < kStrassenProducts; ++product) {
       float* to = work.products;
-      for (std::int64_t i = begin; i < end; ++i) {
-        const Group g = group(i);
-        multiply(product, g, buffers.weights, work, to + product * part.half * g.left * width());
-        to += products_of(g) * part.half;
+      for (std::int64_t i = span.begin; i < span.end; ++i) {
+        const std::int64_t floats = floats_of(group(i), part.half);
+        multiply(product, group(i), buffers.weights, work, to + product * floats);
+        to += kStrassenProducts * floats;
       }
     }
     const float* from = work.products;
-    for (std::int64_t i = begin; i < end; ++i) {
-      join(part, group(i), from);
-      from += products_of(group(i)) * part.half;
+    for (std::int64_t i = span.begin; i < span.end; ++i) {
+      join(part, group(i), from, dst, epilogue, buffers);
+      from += kStrassenProducts * floats_of(group(i), part.half);
     }
   };
   share_units(images_ * parts_ * spans, kLargeUnit, [&](Pieces& pieces) {
@@ -236,7 +238,7 @@ void Strassen::run(const VectorSteps& src, const VectorSteps& dst,
         const Part at = part(i / spans);
         if (std::exchange(in_sides, i / spans) != i / spans) split(at, src, buffers.src, work);
         const std::int64_t span = i % spans;
-        run_span(at, span * groups_ / spans, (span + 1) * groups_ / spans, work);
+        run_span(at, {span * groups_ / spans, (span + 1) * groups_ / spans}, work);
       }
     }
   });

@@ -16,26 +16,25 @@
 
 namespace torch_blocked {
 
-// A matrix of rows and lanes, or columns, whose vectors are whole: vector v of row r begins at
-// r * row_step + v * vector_step floats.
+// Floats from a row of a matrix, a vector of it, and an image, to the next; vectors are whole.
 struct VectorSteps {
-  std::int64_t row, vector, image;  // image: to that of the next image
+  std::int64_t row, vector, image;
 };
 
 class Strassen {
  public:
-  // dst [rows, columns] = src [rows, lanes] x weights, for each of `images`. `threads` decides how
-  // the work is shared, not what is computed.
+  // dst [rows, columns] = src [rows, lanes] x weights, for each of `images`.
   Strassen(const kernels::Kernels& kernels, std::int64_t images, std::int64_t rows,
            std::int64_t lanes, std::int64_t columns);
 
-  // Whether the matrices are so small that their sums take what the eighth product would.
+  // Why not, in words, where the matrices are so small that their sums take what the eighth product
+  // would.
   static const char* refuses(const kernels::Kernels& kernels, std::int64_t rows, std::int64_t lanes,
                              std::int64_t columns);
 
-  // weight [columns, lanes], contiguous -> [groups of columns, products, lanes, columns].
+  // weight [columns, lanes], contiguous
+  //   -> right sides [products, groups of half the columns, half the lanes, columns of the group].
   at::Tensor pack(const at::Tensor& weight) const;
-  std::int64_t packed_floats() const;
 
   struct Buffers {
     const float *src, *weights, *bias, *residual;  // bias [columns] and residual may be null
@@ -69,6 +68,8 @@ class Strassen {
   void split(const Part& part, const VectorSteps& src, const float* from, Work& work) const;
   void multiply(std::int64_t product, const Group& group, const float* weights, Work& work,
                 float* to) const;
+  void join(const Part& part, const Group& group, const float* products, const VectorSteps& dst,
+            const kernels::Epilogue& epilogue, const Buffers& buffers) const;
 
   const kernels::Kernels* kernels_;
   std::int64_t images_, rows_, lanes_, columns_;

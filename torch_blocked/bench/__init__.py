@@ -14,5 +14,6 @@ measure.py    interleaved timing and its statistics, for any set of functions
 arguments.py  types and options that several commands share
 report.py     the circumstances of a run, progress, JSON and CSV
 plot.py       marks of relative speeds and bars of times, as SVG
-pictures.py   the times of a JSON file as bars
+pictures.py   a JSON file as a picture
+time_bars.py  the times of records as bars
 """

@@ -27,7 +27,7 @@ from torch_blocked.formats import CONTIGUOUS
 from torch_blocked.tensor import format_name
 from torch_blocked.text_table import markdown
 
-from . import arguments, models, pictures
+from . import arguments, models, time_bars
 from .fold import Untraceable, fold_batch_norms
 from .measure import Timing, on_threads, time_interleaved
 from .report import WrongResult, circumstances, describe, progress, write
@@ -157,7 +157,7 @@ def main(args: argparse.Namespace) -> int:
     print(render(context, results))
     write(args, context, [result.record() for result in results])
     if args.plot:
-        args.plot.write_text(pictures.draw(result.record() for result in results))
+        args.plot.write_text(time_bars.draw(result.record() for result in results))
     return 0
 
 

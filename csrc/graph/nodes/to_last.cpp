@@ -5,21 +5,6 @@
 namespace torch_blocked::graph {
 namespace {
 
-// [0, 2, 3, 1] and the like; and the inverse, [0, 3, 1, 2].
-Dims order_to_last(std::size_t rank) {
-  Dims order(rank);
-  for (std::size_t i = 1; i < rank; ++i) order[i] = static_cast<std::int64_t>(i % (rank - 1) + 1);
-  return order;
-}
-Dims order_from_last(std::size_t rank) {
-  const Dims to_last = order_to_last(rank);
-  Dims order(rank);
-  for (std::size_t i = 1; i < rank; ++i) {
-    order[static_cast<std::size_t>(to_last[i])] = static_cast<std::int64_t>(i);
-  }
-  return order;
-}
-
 bool permutes(const Candidate& candidate, Dims (*order)(std::size_t rank)) {
   const Value src = candidate.node.read(0);
   const std::size_t rank = src == kNone ? 0 : candidate.meta(src).dims.size();
