@@ -9,7 +9,6 @@
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
 #include "kernels/reorder.h"
-#include "ops/convolution.h"
 #include "ops/linear.h"
 #include "ops/rows_of_blocks.h"
 #include "runtime/isa.h"
@@ -42,24 +41,6 @@ at::Tensor pack(const at::Tensor& weight) {
     }
   });
   return packed;
-}
-
-// Rows as the pixels of an image whose channels are one block; those of dst lie in blocks.
-ConvolutionProblem convolution_of(const LinearProblem& p) {
-  return {.src_dims = {1, p.inputs, p.rows},
-          .dst_dims = {1, p.outputs, p.rows},
-          .weight_dims = {p.outputs, p.inputs, 1},
-          .stride = {1},
-          .padding = {0},
-          .dilation = {1},
-          .output_padding = {0},
-          .groups = 1,
-          .src_format = {Format::Kind::kBlocked, p.inputs},
-          .dst_format = {Format::Kind::kBlocked, kernels::kernels().width},
-          .transposed = false,
-          .has_bias = p.has_bias,
-          .dtype = at::kBFloat16,
-          .epilogue = {.before = p.activation, .after = {}}};
 }
 
 }  // namespace
@@ -105,9 +86,11 @@ std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& p) {
 
 std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& p) {
   if (refuses_linear_bfloats(p)) return std::nullopt;
-  auto plan = plan_dots_bfloat16(convolution_of(p));
+  const std::int64_t width = kernels::kernels().width;
+  auto plan = plan_dots_bfloat16(
+      pixels_of_rows(p.rows, p.inputs, p.outputs, width, at::kBFloat16, p.activation));
   if (!plan) return std::nullopt;
-  const RowsOfBlocks blocks{p.rows, p.outputs, kernels::kernels().width};
+  const RowsOfBlocks blocks{p.rows, p.outputs, width};
   const auto run = [blocks, inner = std::move(plan->run)](const LinearBuffers& buffers) {
     const at::Tensor in_blocks = at::empty(
         {ceil_div(blocks.channels, blocks.block) * blocks.rows * blocks.block}, at::kBFloat16);

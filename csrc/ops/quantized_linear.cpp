@@ -2,30 +2,16 @@
 // channels are one block, and those of dst, which tiles make in blocks, are put together after.
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "ops/quantized_convolution.h"
 #include "ops/rows_of_blocks.h"
 
 namespace torch_blocked {
+
 std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLinearProblem& p) {
   if (p.inputs % 4 != 0) return std::nullopt;
   const Format blocks = quantized_src_format(p.inputs + 4);  // of dst: those of a vector
   const QuantizedConvolutionProblem rows{
-      .sizes = {.src_dims = {1, p.inputs, p.rows},
-                .dst_dims = {1, p.outputs, p.rows},
-                .weight_dims = {p.outputs, p.inputs, 1},
-                .stride = {1},
-                .padding = {0},
-                .dilation = {1},
-                .output_padding = {0},
-                .groups = 1,
-                .src_format = {Format::Kind::kBlocked, p.inputs},
-                .dst_format = blocks,
-                .transposed = false,
-                .has_bias = true,
-                .dtype = at::kByte,
-                .epilogue = {.before = p.activation, .after = {}}},
+      .sizes = pixels_of_rows(p.rows, p.inputs, p.outputs, blocks.block, at::kByte, p.activation),
       .src = p.src,
       .dst = p.dst,
       .residual = {}};
