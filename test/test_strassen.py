@@ -71,6 +71,17 @@ def test_transposed():
     check(F.conv_transpose2d, input, weight.transpose(0, 1), bias)
 
 
+@pytest.mark.parametrize("arguments", ({"dilation": 2, "output_padding": 1}, {"padding": 1}))
+def test_outputs_beyond_the_pixels(arguments):
+    input, weight, bias = layer((1, 96, 9, 9), 96)
+    with forced("strassen"), torch_blocked.strict(), torch.no_grad():
+        with pytest.raises(NotImplementedError, match="expected a problem for strassen"):
+            F.conv_transpose2d(input.to_blocked(), weight, bias, **arguments)
+    result = F.conv_transpose2d(input.to_blocked(), weight, bias, **arguments)
+    expected = F.conv_transpose2d(input, weight, bias, **arguments)
+    torch.testing.assert_close(result.to_dense(), expected)
+
+
 def test_gradients():
     input, weight, bias = layer((2, 128, 9, 9), 96)
     grad = torch.randn(2, 96, 9, 9)

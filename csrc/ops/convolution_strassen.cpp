@@ -46,7 +46,9 @@ const char* refuses_strassen(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (p.groups != 1) return "takes one group only";
   if (!all(sizes.kernel, 1)) return "takes 1x1 kernels only";
-  if (!all(p.stride, 1) || !all(p.padding, 0)) return "takes stride 1 without padding only";
+  // A transposed one with dilation may be padded at its end.
+  const bool pixelwise = all(p.stride, 1) && all(p.padding, 0) && sizes.in == sizes.out;
+  if (!pixelwise) return "takes stride 1 without padding only";
   if (p.src_format != p.dst_format) return "reads and writes one format only";
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
   const Matrices m = matrices_of(p);
