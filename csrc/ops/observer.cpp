@@ -177,7 +177,7 @@ struct Context : at::ObserverContext {
 };
 
 // What it takes to hand an op to the observer, arguments and results boxed, beyond the observer's
-// own time: 0.5 us or so, in ResNet-50 on blocked tensors 3 % of a pass.
+// own time: 0.1 us of an op with two tensors, more of those with more arguments.
 std::int64_t handing_ns = 0;
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
