@@ -250,6 +250,12 @@ struct Inputs {
   std::string key;
 };
 
+// As optimize() takes it: False, True or "full".
+graph::Timing timing_of(const py::object& tune) {
+  if (py::isinstance<py::str>(tune)) return graph::Timing::kAll;
+  return tune.cast<bool>() ? graph::Timing::kOpen : graph::Timing::kNothing;
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
@@ -281,6 +287,8 @@ void bind_graph(py::module_& m) {
              return questions;
            })
       .def("wrote_state", &graph::Recorder::wrote_state)
+      .def("seconds_in_ops",
+           [](const graph::Recorder& recorder) { return recorder.seconds_in_ops().count(); })
       .def("refusal", &graph::Recorder::refusal)
       .def("has_fixed_sizes", &graph::Recorder::has_fixed_sizes)
       .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });
@@ -343,10 +351,11 @@ void bind_graph(py::module_& m) {
     };
   };
   py::class_<Compiled>(m, "Compiled")
-      .def(py::init([](const py::object& capture, bool tune, std::string tuning_file,
+      .def(py::init([](const py::object& capture, const py::object& tune, std::string tuning_file,
                        const Times& times, std::shared_ptr<graph::Weights> weights,
-                       std::function<void(const std::string&)> timing) {
-        graph::Tuner tuner(tune, std::move(tuning_file), known_of(times), std::move(timing));
+                       std::function<void(const std::string&)> told) {
+        graph::Tuner tuner(timing_of(tune), std::move(tuning_file), known_of(times),
+                           std::move(told));
         return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
       }))
       .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())

@@ -9,6 +9,8 @@ from test_optimize import blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 
+from torch_blocked.capture import capture
+
 # B, H, T, S, D, E; H = 0: tensors of three dims.
 SIZES = [
     (1, 1, 1, 1, 1, 1),
@@ -133,3 +135,14 @@ def test_what_is_left_as_written(name):
     optimized = blocked(model, *inputs)
     assert not is_one_step(optimized)
     torch.testing.assert_close(optimized(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout, is_random", ((0.0, False), (0.5, True)))
+def test_only_dropout_draws_numbers(dropout, is_random):
+    """The op's tag says that it may; what it is told decides whether results are compared."""
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+    captured = capture(Attention(attention).eval(), tuple(torch.randn(3, 1, 2, 5, 8)))
+    assert captured.is_random() == is_random

@@ -201,22 +201,37 @@ DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("channels", [2, 8, 17, 33, 96])
+# Input and output channels, and groups: of one channel; in all lanes of a vector the same input,
+# inputs of one vector, of two, and of any number.
+GROUPS = [
+    *((channels, channels, channels) for channels in (2, 8, 17, 33, 96)),
+    (32, 32, 2),
+    (48, 32, 2),
+    (32, 32, 8),
+    (33, 33, 11),
+    (24, 48, 3),
+    (72, 12, 6),
+]
+
+
+@pytest.mark.parametrize("channels, outputs, groups", GROUPS)
 @pytest.mark.parametrize("geometry", DEPTHWISE, ids=str)
-def test_depthwise_in_bfloat16(channels, geometry):
+def test_groups_in_bfloat16(channels, outputs, groups, geometry):
     """Within the rounding of its result of the same numbers summed in float64."""
     geometry = dict(geometry)
     kind = nn.ConvTranspose2d if geometry.pop("transposed", False) else nn.Conv2d
-    arguments = {"kernel_size": 3, "padding": 1, "groups": channels} | geometry
+    arguments = {"kernel_size": 3, "padding": 1, "groups": groups} | geometry
+    name = "depthwise_bfloat16" if groups == channels == outputs else "grouped_bfloat16"
     for n, size in ((3, (13, 15)), (1, (7, 29)), (0, (5, 5))):
         x = torch.randn(n, channels, *size).bfloat16()
-        conv = kind(channels, channels, **arguments).bfloat16()
-        y = by("depthwise_bfloat16", conv, x)
+        conv = kind(channels, outputs, **arguments).bfloat16()
+        y = by(name, conv, x)
         if y is None:
             return
         exact = copy.deepcopy(conv).double()(x.double())
         assert y.dtype == torch.bfloat16 and y.shape == exact.shape
-        assert torch.ops.torch_blocked.tail_is_zero(y._physical, channels)
+        assert torch.ops.torch_blocked.tail_is_zero(y._physical, outputs)
+        assert torch.equal(by(name, conv, x)._physical, y._physical)
         error = (y.to_dense().double() - exact).abs()
         assert (error <= exact.abs() * 2**-8 + 1e-5).all()
 

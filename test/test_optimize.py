@@ -1,5 +1,6 @@
 """torch_blocked.optimize: whole models against float64, fused steps, sizes, files, threads."""
 
+import importlib
 import threading
 import time
 import weakref
@@ -577,6 +578,54 @@ def test_the_faster_of_two_is_found():
     x = (torch.zeros(1),)
     assert _is_slower(Sleeper(), nn.Identity(), x)
     assert not _is_slower(nn.Identity(), Sleeper(), x)
+
+
+def test_the_run_that_is_recorded_is_what_results_are_compared_with():
+    """It is the model's first, and costs as long as all others."""
+
+    class Counted(nn.Module):
+        runs = 0
+
+        def forward(self, x):
+            Counted.runs += 1
+            return self.conv(x).relu(), (x + 1,)
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+
+    optimized = tb.optimize(Counted().eval(), torch.randn(1, 3, 9, 9), tune=False)
+    assert optimized.choice == "blocked"
+    assert Counted.runs == 2  # one of them at other sizes
+    assert optimized._ran is None  # it holds results
+
+
+def test_what_differs_from_the_recorded_run_is_found(monkeypatch):
+    optimizing, capturing = (
+        importlib.import_module(f"torch_blocked.{n}") for n in ("optimize", "capture")
+    )
+    monkeypatch.setattr(optimizing, "others_like", lambda example: [])
+    monkeypatch.setattr(capturing, "_copied", lambda each: each.detach() + 1)
+    with pytest.warns(UserWarning, match="differed from the model"):
+        optimized = tb.optimize(nn.Conv2d(3, 16, 3).eval(), torch.randn(1, 3, 9, 9), tune=False)
+    assert optimized.choice == "model"
+
+
+@pytest.mark.parametrize("tune", ("all", 1, None))
+def test_tune_is_one_of_three(tune):
+    with pytest.raises(ValueError, match="expected tune as True, False or 'full'"):
+        tb.optimize(nn.Conv2d(3, 16, 3).eval(), torch.randn(1, 3, 9, 9), tune=tune)
+
+
+def test_full_tuning_times_more():
+    """Plain convolutions between blocked ones promise nothing."""
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 1) for _ in range(3))).eval()
+    x = torch.randn(1, 64, 40, 40)
+    full, usual = (
+        blocked(model, x, tune=tune)._forms[0].compiled.times() for tune in ("full", True)
+    )
+    assert len(full) > len(usual) and not any(" nchw-nchw " in each for each in usual)
+    assert any(" nchw-nchw " in each for each in full)
 
 
 @pytest.mark.parametrize("dropout", (nn.Dropout, nn.Dropout2d, nn.AlphaDropout))

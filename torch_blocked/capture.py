@@ -72,6 +72,15 @@ class Node:
 
 
 @dataclass
+class Ran:
+    """What a recorded run returned, and what its ops took: less than the forward, which Python is
+    part of, but for what only a first run does."""
+
+    results: Any
+    seconds: float
+
+
+@dataclass
 class Capture:
     """Values are numbered: inputs, constants (parameters and buffers) and what nodes return."""
 
@@ -96,12 +105,14 @@ class Capture:
     out_spec: Any = None  # a TreeSpec
     # What a user should know of it; empty: nothing.
     notice: str = ""
+    # The run that was recorded, for whoever compares with it; no file keeps it.
+    ran: Ran | None = field(default=None, compare=False, repr=False)
 
     def is_random(self) -> bool:
         """Whether an op draws numbers: two runs give different results."""
         return any(
             torch.Tag.nondeterministic_seeded in getattr(_overload(node), "tags", ())
-            and not (node.name.endswith("dropout") and node.arguments[2] is False)
+            and not _drops_nothing(node)
             for node in self.nodes
         )
 
@@ -136,6 +147,14 @@ def _overload(node: Node):
     namespace, _, name = node.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     return getattr(packet, node.overload or "default", None)
+
+
+def _drops_nothing(node: Node) -> bool:
+    """Whether an op that may draw numbers does not, because it is told to drop nothing."""
+    names = [each.name for each in _overload(node)._schema.arguments]
+    given = dict(zip(names, node.arguments, strict=False))
+    off = given.get("train", given.get("training")) is False
+    return off or given.get("dropout_p") == 0
 
 
 # Ops that see how memory lies, which is not the same in a plan.
@@ -215,6 +234,9 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         paths = module_paths.known(), module_paths.from_here()
         with Watch(recorder.ask) as watch, FreeQuestions(), paths[0], paths[1]:
             results = model(*args, **kwargs)
+        # Before what it wrote is put back: a result may be memory of an input.
+        recorder.stop(WatchedTensor)
+        ran = Ran(pytree.tree_map_only(Tensor, _copied, results), recorder.seconds_in_ops())
     finally:
         recorder.stop(WatchedTensor)
         recorder.restore()
@@ -240,7 +262,12 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
         fixed_sizes=watch.asks_strides or recorder.has_fixed_sizes(),
         out_spec=out_spec,
+        ran=ran,
     )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 # What a forward may return beside tensors: the same for all inputs that give the same answers.

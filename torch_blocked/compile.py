@@ -19,7 +19,9 @@ from torch_blocked import _C, module_paths, structure
 from torch_blocked.capture import CaptureError
 from torch_blocked.optimized_module import (
     OptimizedModule,
+    Tune,
     check_dtype,
+    check_tune,
     checked_inputs,
     refuse_tracing,
     refuse_training,
@@ -87,7 +89,7 @@ class OptimizedParts(nn.Module):
     _model: nn.Module
     _compiled: Callable[..., Any]
 
-    def __init__(self, model: nn.Module, reason: str, *, tune: bool = True) -> None:
+    def __init__(self, model: nn.Module, reason: str, *, tune: Tune = True) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._reason, self._compiles = reason, True
@@ -154,7 +156,7 @@ def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
     return bool(taken)
 
 
-def _checked(options: dict[str, Any]) -> tuple[bool, torch.dtype | None]:
+def _checked(options: dict[str, Any]) -> tuple[Tune, torch.dtype | None]:
     unknown = options.keys() - {"tune", "dtype"}
     if unknown:
         raise ValueError(
@@ -162,6 +164,7 @@ def _checked(options: dict[str, Any]) -> tuple[bool, torch.dtype | None]:
             f"{', '.join(map(repr, sorted(unknown)))}; leave others out"
         )
     check_dtype(options.get("dtype"))
+    check_tune(options.get("tune", True))
     return options.get("tune", True), options.get("dtype")
 
 

@@ -24,7 +24,7 @@ from torch_blocked.explain_layers import (
     split_reason,
 )
 from torch_blocked.optimize import optimize
-from torch_blocked.optimized_module import OptimizedModule, _InParts
+from torch_blocked.optimized_module import OptimizedModule, Tune, _InParts
 from torch_blocked.progress import Bar
 
 _DATA = "/*DATA*/null"
@@ -81,14 +81,15 @@ def explain(
     example_inputs: Tensor | tuple[Any, ...] = (),
     *,
     example_kwargs: dict[str, Any] | None = None,
-    tune: bool = True,
+    tune: Tune = True,
 ) -> Explanation:
     """Runs `model` in evaluation mode on blocked inputs, and optimized, and says of each layer
     whether it is blocked, by which implementation, what others would cost, and if not, why.
 
     model: one to optimize, or what optimize() returned, which is explained alone.
     example_inputs, example_kwargs: as for optimize().
-    tune: measure the implementations that did not run, too; False: only why they cannot.
+    tune: as for optimize(), and measure the implementations that did not run, too; False: only why
+    they cannot.
     Raises what optimize() raises."""
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     kwargs = example_kwargs or {}

@@ -12,15 +12,23 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
-from torch_blocked.capture import CaptureError
+from torch_blocked.capture import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
-from torch_blocked.optimized_module import OptimizedModule, check_dtype, dense, named
+from torch_blocked.optimized_module import (
+    OptimizedModule,
+    Tune,
+    check_dtype,
+    check_tune,
+    dense,
+    named,
+)
 from torch_blocked.state import unchanged
 from torch_blocked.verify import (
     TOLERANCE,
@@ -37,7 +45,7 @@ def optimize(
     *,
     example_kwargs: dict[str, Any] | None = None,
     dynamic: bool = True,
-    tune: bool = True,
+    tune: Tune = True,
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> nn.Module:
@@ -47,8 +55,10 @@ def optimize(
     by name. Tensors may be dense or blocked; for what is no tensor, each value has a capture.
     dynamic: sizes may change from call to call without another capture, where the model does not
     ask for them.
-    tune: time the kernels that fit on each layer, and the result against the model, whose ops run
-    on if they are faster; False: take kernels by estimates.
+    tune: time the kernels that may be the fastest of each layer, and the result against the model,
+    whose ops run on if they are faster; "full": time all that fit, in each format, which takes two
+    to four times as long and makes models a few percent faster at best; False: take kernels by
+    estimates.
     dtype: torch.bfloat16 computes in it; results are float32 still.
     verify: compare the results with the model's on the example and at other sizes. Where they
     differ, the model itself runs on, and a warning says which step differs first.
@@ -67,6 +77,7 @@ def optimize(
             "call eval()"
         )
     check_dtype(dtype)
+    check_tune(tune)
     if not isinstance(example_inputs, Tensor | tuple):
         raise TypeError(
             "torch_blocked::optimize: expected example_inputs as a tensor or a tuple of arguments, "
@@ -84,7 +95,7 @@ def _optimized(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic: bool,
-    tune: bool,
+    tune: Tune,
     dtype: torch.dtype | None,
     verify: bool,
 ) -> nn.Module:
@@ -99,10 +110,31 @@ def _optimized(
             model(*args, **kwargs)  # what the model itself refuses, it says best
         return parts(model, str(error))
     warm = _verify(optimized) if verify else None
-    if optimized.choice == "blocked" and tune:
+    optimized._ran = None
+    if optimized.choice == "blocked" and tune and not (warm and warm.is_clear()):
         if _is_slower(optimized, model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
     return optimized
+
+
+# Two rounds in which one takes so many times as long as the other tell as much as seven.
+_CLEARLY = 1.5
+# And so does one round of this: two runs of a slow model are a tenth of what optimize takes.
+_BEYOND_NOISE = 2.0
+# Or the first run of each: that of the model takes up to twice the time, ours up to 1.5 times.
+_BEYOND_FIRST_RUNS = 3.0
+
+
+@dataclass
+class _Warm:
+    """Seconds that the optimized model and the model took when they were compared."""
+
+    own: float
+    model: float
+    is_first_run: bool  # of the model; its ops, watched by the recorder
+
+    def is_clear(self) -> bool:
+        return self.is_first_run and self.model > _BEYOND_FIRST_RUNS * self.own
 
 
 def _is_exported(model: nn.Module) -> bool:
@@ -129,40 +161,50 @@ def _is_of_torch(hook: object) -> bool:
     return bool(module.startswith("torch."))
 
 
-def _verify(optimized: OptimizedModule) -> tuple[float, float] | None:
+def _verify(optimized: OptimizedModule) -> _Warm | None:
     """Compares with the model on the example and, if the model takes these, at other sizes.
 
-    Returns the seconds that the plan and the model took for the example."""
-    form, example = optimized._forms[0], optimized._example
+    Returns what the plan and the model took for the example."""
+    form, example, ran = optimized._forms[0], optimized._example, optimized._ran
     if form.captured.is_random():
         return None
-    times = _compare(optimized, example, form.compiled)
+    recorded = ran is not None
+    ran = ran or _run(optimized, example)
+    warm = None
+    if ran:
+        warm = _Warm(_compare(optimized, example, form.compiled, ran), ran.seconds, recorded)
     for case in others_like(example) if optimized.choice == "blocked" else ():
         if not form.compiled.covers(optimized._call(*case).inputs):
             continue  # captured when it comes
-        if _compare(optimized, case, form.compiled.by_estimates):
+        if ran := _run(optimized, case):
+            _compare(optimized, case, form.compiled.by_estimates, ran)
             break
-    return times
+    return warm
+
+
+def _run(optimized: OptimizedModule, case: tuple[tuple[Any, ...], dict[str, Any]]) -> Ran | None:
+    """What the model returns for these arguments, and the time; None if it raises an error."""
+    model = optimized._model
+    args, kwargs = dense(case)
+    keep = unchanged(model) if optimized._forms[0].captured.notice else contextlib.nullcontext()
+    start = time.perf_counter()
+    try:
+        with torch.no_grad(), keep:
+            results = model(*args, **kwargs)
+    except Exception:
+        return None
+    return Ran(results, time.perf_counter() - start)
 
 
 def _compare(
     optimized: OptimizedModule,
     case: tuple[tuple[Any, ...], dict[str, Any]],
     run: Callable[[_C.Inputs], list[Tensor]],
-) -> tuple[float, float] | None:
-    """Compares `run` with the model on one case; where they differ, the model runs from now on.
-
-    Returns the seconds that each took; None if the model raises an error for these arguments."""
-    model, form = optimized._model, optimized._forms[0]
-    args, kwargs = dense(case)
-    keep = unchanged(model) if form.captured.notice else contextlib.nullcontext()
-    start = time.perf_counter()
-    try:
-        with torch.no_grad(), keep:
-            expected = model(*args, **kwargs)
-    except Exception:
-        return None
-    model_seconds = time.perf_counter() - start
+    ran: Ran,
+) -> float:
+    """Compares `run` with what the model returned for one case; where they differ, the model runs
+    from now on. Returns the seconds that `run` took."""
+    form, expected = optimized._forms[0], ran.results
     call = optimized._call(*case)
     start = time.perf_counter()
     result = optimized._results(form.captured, run(call.inputs))
@@ -182,13 +224,7 @@ def _compare(
             "model, it is a defect of torch_blocked",
             stacklevel=5,
         )
-    return seconds, model_seconds
-
-
-# Two rounds in which one takes so many times as long as the other tell as much as seven.
-_CLEARLY = 1.5
-# And so does one round of this: two runs of a slow model are a tenth of what optimize takes.
-_BEYOND_NOISE = 2.0
+    return seconds
 
 
 def _is_slower(
@@ -197,11 +233,12 @@ def _is_slower(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     *,
-    warm: tuple[float, float] | None = None,
+    warm: _Warm | None = None,
 ) -> bool:
     """Whether the rival wins most of seven rounds, or of fewer where it is clear. They run in turn,
-    so that noise meets both. warm: the seconds that both took for the same just now."""
-    own, others = ([warm[0]], [warm[1]]) if warm else ([], [])
+    so that noise meets both. warm: what both took for the same just now."""
+    is_round = warm is not None and not warm.is_first_run
+    own, others = ([warm.own], [warm.model]) if warm and is_round else ([], [])
     kwargs = kwargs or {}
     with torch.no_grad():
         for each in () if warm else (model, rival):

@@ -11,14 +11,14 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, progress, structure
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, capture
+from torch_blocked.capture import VALUE, Capture, CaptureError, Node, Ran, capture
 from torch_blocked.environment import cpu_name, measured_with, tuning_file
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged
@@ -30,6 +30,9 @@ from torch_blocked.watched import WatchedTensor
 _FORMS, _SERVED = 8, 4096
 
 _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
+
+# What is timed: what estimates leave open, nothing, or all that could run.
+Tune = bool | Literal["full"]
 
 
 @dataclass
@@ -80,7 +83,7 @@ class OptimizedModule(nn.Module):
         in_parts: Callable[[nn.Module, str], nn.Module] | None = None,
         *,
         dynamic: bool = True,
-        tune: bool = True,
+        tune: Tune = True,
         dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
     ) -> None:
@@ -98,6 +101,7 @@ class OptimizedModule(nn.Module):
         self._lock = threading.RLock()
         self._released = False
         self._parts: nn.Module | None = None
+        self._ran: Ran | None = None  # by the model for the example, when it was captured
         self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.choice, self.reason = "blocked", ""
         super().train(False)
@@ -208,6 +212,7 @@ class OptimizedModule(nn.Module):
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise CaptureError(f"sizes depend on values: {reason[0]}") from error
+        self._ran, captured.ran = None if self._forms else captured.ran, None
         form = _Form(signature, captured, compiled)
         self._forms.append(form)
         if len(self._forms) > _FORMS:
@@ -447,7 +452,8 @@ def refuse_training() -> NoReturn:
 
 
 def _form_to_data(form: _Form) -> dict[str, Any]:
-    data = {each.name: getattr(form.captured, each.name) for each in fields(Capture)}
+    names = [each.name for each in fields(Capture) if each.name != "ran"]
+    data = {name: getattr(form.captured, name) for name in names}
     # A file that others get tells nothing of the folders of this machine.
     data["nodes"] = [
         vars(node) | {"line": os.path.basename(node.line)} for node in form.captured.nodes
@@ -504,6 +510,13 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
         loaded._example = (args, kwargs)
         loaded._choose(data["choice"], "faster where it was saved")
     return loaded
+
+
+def check_tune(tune: Tune) -> None:
+    if not isinstance(tune, bool) and tune != "full":
+        raise ValueError(
+            f"torch_blocked::optimize: expected tune as True, False or 'full', got {tune!r}"
+        )
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -83,13 +83,14 @@ def _infinite(value: Tensor) -> Tensor:
 
 
 def others_like(value: Any) -> list[Any]:
-    """Tensors of other sizes, with values of these repeated: one more in the batch, and images of
-    half the size, or, where a model does not take those, of one that is 64 less or 32 more. Names
-    and numbers stay."""
+    """Tensors of other sizes, with values of these repeated: one more in the batch, and images of a
+    quarter of the size, or, where a model does not take those, of half or of one that is 64 less or
+    32 more. Names and numbers stay."""
     return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
 
 
 _SIZES: tuple[Callable[[int], int], ...] = (
+    lambda size: size // 4 if size >= 128 else size // 2 if size >= 16 else size + 32,
     lambda size: size // 2 if size >= 16 else size + 32,
     lambda size: size - 64 if size > 128 else size + 32,
 )

@@ -131,7 +131,10 @@ Tuner::Known Compiled::times() {
 }
 
 std::vector<at::Tensor> Compiled::by_estimates(const std::vector<Given>& inputs) {
-  Tuner tuner(false, "", {});
+  Tuner tuner = [&] {
+    const std::lock_guard lock(mutex_);
+    return tuner_.without_timing();
+  }();
   Weights packed(weights_.get());
   return run(*planned(inputs, true, tuner, packed), inputs);
 }
@@ -179,7 +182,7 @@ void Compiled::prepare(const std::vector<Given>& inputs) {
 }
 
 std::string Compiled::first_difference(const std::vector<Given>& inputs, double tolerance) {
-  Tuner tuner(false, "", {});
+  Tuner tuner(Timing::kNothing, "", {});
   Weights packed(weights_.get());
   const auto entry = planned(inputs, true, tuner, packed),
              ops = planned(inputs, false, tuner, packed);

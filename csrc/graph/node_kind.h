@@ -72,6 +72,8 @@ struct NodeKind {
   // are not tied to the formats in which it reads them.
   double (*cost)(Planner& planner, const Node& node, Format format) = [](Planner&, const Node&,
                                                                          Format) { return 0.0; };
+  // A bound below cost() for which nothing is timed that has not been; null: cost() times nothing.
+  double (*least)(Planner& planner, const Node& node, Format format) = nullptr;
   // Whether it runs only when something first needs its result.
   bool waits = false;
   // Adds to the step what is not known from the tied arguments: other reads, the kind's choice.

@@ -13,6 +13,10 @@ namespace {
 // the caches, of which 0.2 to 3 MB run at 55 to 75 GB/s on one thread of a Zen 5 and at 100 on two.
 constexpr double kReorderMicroseconds = 3, kBytesPerMicrosecond = 25e3;
 
+// Parts of the cost of a whole plan: what a change of one group's format, or of all, must promise
+// to bring it below before it is timed.
+constexpr double kWorthTiming = 0.998, kWorthTimingAll = 0.85;
+
 std::size_t at(Value value) { return static_cast<std::size_t>(value); }
 
 std::span<const Argument> tied_arguments(const Node& node) {
@@ -106,9 +110,17 @@ Format Planner::wanted_by(const Node& node) const {
 }
 
 double Planner::cost() {
+  return total([](const NodeKind& kind) { return kind.cost; });
+}
+
+double Planner::least_cost() {
+  return total([](const NodeKind& kind) { return kind.least ? kind.least : kind.cost; });
+}
+
+double Planner::total(Price (*price_of)(const NodeKind& kind)) {
   double total = 0;
   for (const Node& node : graph_.nodes) {
-    const double own = node.kind->cost(*this, node, home(node.output()));
+    const double own = price_of(*node.kind)(*this, node, home(node.output()));
     if (own == kImpossible) return kImpossible;
     total += own;
     const Format wanted = wanted_by(node);
@@ -120,8 +132,10 @@ double Planner::cost() {
 }
 
 // One group after the other takes the format that makes the whole cheapest, until none changes:
-// groups meet at convolutions only, so two or three rounds do. Returns the cost.
+// groups meet at convolutions only, so two or three rounds do. A format is timed where it may save
+// enough of the whole. Returns the cost.
 double Planner::descend(const std::vector<Value>& groups) {
+  const double worth_timing = tuner_.times_all() ? kImpossible : kWorthTiming;
   double least = cost();
   for (int round = 0; round < 3; ++round) {
     const double before = least;
@@ -129,8 +143,10 @@ double Planner::descend(const std::vector<Value>& groups) {
       Format& format = formats_[at(group)];
       Format kept = format;
       for (const Format other : {blocked_, kChannelsLast, kPlain}) {
+        if (other == kept) continue;
         format = other;
-        const double total = other == kept ? least : cost();
+        if (!(least_cost() < worth_timing * least)) continue;
+        const double total = cost();
         // A change should win more than rounding: formats that cost the same stay.
         if (total < 0.9995 * least) {
           least = total;
@@ -145,7 +161,8 @@ double Planner::descend(const std::vector<Value>& groups) {
 }
 
 // From the blocked format on, and from channels-last: a chain of groups of which each alone would
-// pay for reorders at both ends changes as a whole only.
+// pay for reorders at both ends changes as a whole only. The whole is timed in channels-last where
+// reorders are so much of it, or lanes without channels, that this may be far better.
 void Planner::choose_formats() {
   if (!tuner_.enabled()) return;
   std::vector<Value> groups;
@@ -159,7 +176,8 @@ void Planner::choose_formats() {
   const double from_blocked = descend(groups);
   std::vector<Format> formats = formats_;
   for (const Value group : groups) formats_[at(group)] = kChannelsLast;
-  if (!(descend(groups) < 0.9995 * from_blocked)) formats_ = std::move(formats);
+  const bool is_timed = tuner_.times_all() || least_cost() < kWorthTimingAll * from_blocked;
+  if (!is_timed || !(descend(groups) < 0.9995 * from_blocked)) formats_ = std::move(formats);
 }
 
 std::vector<std::pair<Format, double>> Planner::beside(Value value) {

@@ -34,18 +34,27 @@ struct Contest {
     std::function<void()> run;
     at::Tensor weights;       // packed
     bool loops_only = false;  // threads may go through it together
+    double handicap = 1;      // it must be faster by this factor
   };
 
   std::string name;   // the key of its times, with all that decides them but the machine
+  std::string layer;  // the same without the sizes of images; empty: there are none
   std::string words;  // what is being timed
-  std::vector<const char*> implementations;
-  // The fastest by estimates; null where these say nothing.
-  std::function<const char*()> estimated;
+  // Those that may be the fastest; and the others, which are timed only where these all take more
+  // than `expected` microseconds: then they are not what their estimates took them for.
+  std::vector<const char*> implementations, others = {};
+  double expected = 0;
+  // `preferred` if that is not null and takes the problem, else the fastest by estimates; null
+  // where these say nothing.
+  std::function<const char*(const char* preferred)> estimated;
   // Nothing if the implementation is not for this problem. `known`: another has been timed.
   std::function<std::optional<Entry>(const char* implementation, bool known)> entry;
 };
 
-// Finds the fastest implementation of a problem: by running all of them, from what an earlier
+// What is timed: nothing, what estimates and bounds leave open, or all that could run.
+enum class Timing : std::uint8_t { kNothing, kOpen, kAll };
+
+// Finds the fastest implementation of a problem: by running those that may be, from what an earlier
 // process measured, or by estimates.
 class Tuner {
  public:
@@ -55,31 +64,38 @@ class Tuner {
   };
   // What is known of problems, by their names; nothing where no implementation takes one.
   using Known = std::map<std::string, std::optional<Choice>>;
-  // `enabled` false: estimates decide and nothing is run. `path`: the file that keeps measurements,
-  // one a line; empty: none. `given`: choices for what the file does not have. `timing`: told what
-  // is timed next, in words, and "" when a plan is made.
-  Tuner(bool enabled, std::string path, Known given,
-        std::function<void(const std::string&)> timing = {});
+  // `path`: the file that keeps measurements, one a line; empty: none. `given`: choices for what
+  // the file does not have. `told`: is told what is timed next, in words, and "" when a plan is
+  // made.
+  Tuner(Timing timing, std::string path, Known given,
+        std::function<void(const std::string&)> told = {});
+  // One that times nothing, and takes what this one has found for a layer of the same kind at other
+  // sizes: its weights are packed already.
+  Tuner without_timing() const;
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
   // All implementations that take the problem, timed now; empty where nothing is to be run.
   const std::vector<Choice>& all(const Contest& contest);
-  bool enabled() const { return enabled_; }
+  bool enabled() const { return timing_ != Timing::kNothing; }
+  bool times_all() const { return timing_ == Timing::kAll; }
   // Of the problems that were asked for.
   const Known& known() const { return known_; }
   // Tells whom it has told of timing that this is over.
   void finish_plan();
 
  private:
+  std::string key_of(const Contest& contest) const;
+  std::optional<Choice> found(const Contest& contest);
   std::optional<Choice> measured(const Contest& contest, const std::string& name);
   void tell(const std::string& words);
 
-  bool enabled_;
+  Timing timing_;
   std::string path_;
   Known given_, known_;
+  std::map<std::string, std::string> of_layers_;  // implementations, by Contest::layer
   std::map<std::string, std::vector<Choice>> compared_;
-  std::function<void(const std::string&)> timing_;
-  bool told_ = false;
+  std::function<void(const std::string&)> told_;
+  bool has_told_ = false;
 };
 
 // `blocked`: the blocked format to choose beside channels-last and plain.

@@ -42,13 +42,21 @@ class Planner {
   using Key = std::tuple<const Node*, Format, Format>;
   template <typename T, typename Make>
   const T& once(const Key& key, const Make& make) {
-    auto found = made_once_.find(key);
-    if (found == made_once_.end()) found = made_once_.emplace(key, T(make())).first;
-    return *std::any_cast<T>(&found->second);
+    if (const T* known = made<T>(key)) return *known;
+    return *std::any_cast<T>(&made_once_.emplace(key, T(make())).first->second);
+  }
+  // What once() has for a key; null if it was not called.
+  template <typename T>
+  const T* made(const Key& key) const {
+    const auto found = made_once_.find(key);
+    return found == made_once_.end() ? nullptr : std::any_cast<T>(&found->second);
   }
 
  private:
+  using Price = double (*)(Planner&, const Node&, Format);
+  double total(Price (*price_of)(const NodeKind& kind));
   double cost();
+  double least_cost();
   Format wanted_by(const Node& node) const;
   void choose_formats();
   double descend(const std::vector<Value>& groups);

@@ -207,10 +207,13 @@ void Recorder::enter(const at::RecordFunction& function) {
   } catch (const std::exception& error) {
     refuse(error.what());
   }
+  if (outermost) running_.start = std::chrono::steady_clock::now();
 }
 
 void Recorder::leave(const at::RecordFunction& function) {
-  if (!function.operator_name() || --depth_ > 0 || !refusal_.empty() || !running_.is_noted) return;
+  if (!function.operator_name() || --depth_ > 0) return;
+  in_ops_ += std::chrono::steady_clock::now() - running_.start;
+  if (!refusal_.empty() || !running_.is_noted) return;
   try {
     end(function);
   } catch (const std::exception& error) {

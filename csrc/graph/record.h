@@ -7,6 +7,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -55,6 +56,8 @@ class Recorder {
   // Whether the forward wrote memory of `state` or of inputs, even by results that ATen does not
   // call views, as those of unsafe_chunk.
   bool wrote_state() const { return wrote_state_; }
+  // What the ops took, without what Python and the recorder do between them.
+  std::chrono::duration<double> seconds_in_ops() const { return in_ops_; }
   // Results of ops that somebody still holds.
   std::vector<at::Tensor> alive() const;
   // Why the nodes do not tell the whole forward; empty: they do.
@@ -92,6 +95,7 @@ class Recorder {
     std::unordered_set<const c10::StorageImpl*> made = {};
     bool writes = false, reaches_others = false;
     at::ScalarType type = at::kFloat;
+    std::chrono::steady_clock::time_point start = {};
   };
 
   void refuse(const std::string& reason);
@@ -132,6 +136,7 @@ class Recorder {
   Where where_;
   Value count_ = 0;
   int depth_ = 0;
+  std::chrono::nanoseconds in_ops_{0};
   bool has_fixed_sizes_ = false, wrote_state_ = false;
   std::optional<std::uint64_t> handle_;
 };

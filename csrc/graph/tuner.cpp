@@ -29,8 +29,9 @@ using Clock = std::chrono::steady_clock;
 constexpr double kAgree = 1.04;
 // An implementation this much slower than the leader, twice, is out.
 constexpr double kBeaten = 1.15;
-// Rounds until all that are left agree with themselves, or this much time has gone.
-constexpr int kLeastRounds = 3;
+// Rounds until all that are left agree with themselves, or this much time has gone. One that has no
+// rival is timed for its price only.
+constexpr int kLeastRounds = 3, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.
 constexpr std::chrono::milliseconds kLong{200};
@@ -96,7 +97,8 @@ struct Contender {
     entry.run();
     Microseconds time = Clock::now() - start;
     if (!tells_work) time = kMeeting * time + kMeetings;
-    const Microseconds worked = work.elapsed();
+    time *= entry.handicap;
+    const Microseconds worked = entry.handicap * work.elapsed();
     disturbed = std::min(disturbed, time);
     const bool is_disturbed = interruptions() > before || !all_have_cores();
     if (is_disturbed && !tells_work) return;
@@ -106,8 +108,8 @@ struct Contender {
     best = std::min(best, time);
   }
 
-  bool agrees() const {
-    return best > kLong || (rounds >= kLeastRounds && second <= kAgree * best);
+  bool agrees(int least_rounds) const {
+    return best > kLong || (rounds >= least_rounds && second <= kAgree * best);
   }
   bool is_beaten_by(const Contender& other) const {
     return rounds > 1 && best > kBeaten * other.second;
@@ -115,37 +117,45 @@ struct Contender {
   double microseconds() const { return (rounds > 0 ? best : disturbed).count(); }
 };
 
-// Runs all in turn until the fastest is known.
-Contender& fastest_of(std::vector<Contender>& contenders) {
+// Runs all in turn until the fastest is known; null if there are none.
+const Contender* fastest_of(std::vector<Contender>& contenders) {
+  if (contenders.empty()) return nullptr;
   for (Contender& each : contenders) each.entry.run();  // generated code, workspaces, caches
   std::vector<Contender*> left;
   for (Contender& each : contenders) left.push_back(&each);
   const auto begin = Clock::now();
+  const int least_rounds = contenders.size() > 1 ? kLeastRounds : kLeastAlone;
   const auto settled = [&] {
     const auto spent = Clock::now() - begin;
     const auto has_run = [](const Contender* each) { return each->rounds > 0; };
     if (spent > kTime && std::ranges::all_of(left, has_run)) return true;
     return spent > kPatience ||
-           std::ranges::all_of(left, [](const Contender* each) { return each->agrees(); });
+           std::ranges::all_of(left, [&](const auto* each) { return each->agrees(least_rounds); });
   };
   do {
     for (Contender* each : left) each->run_once();
     const Contender& leader = **std::ranges::min_element(left, {}, &Contender::second);
     std::erase_if(left, [&](const Contender* each) { return each->is_beaten_by(leader); });
   } while (!settled());
-  return **std::ranges::min_element(left, {}, &Contender::microseconds);
+  return *std::ranges::min_element(left, {}, &Contender::microseconds);
 }
 
-// Those that take the problem, ready to run.
-std::vector<Contender> contenders_of(const Contest& contest) {
-  std::vector<Contender> contenders;
-  for (const char* implementation : contest.implementations) {
+// Adds those of the names that take the problem, ready to run.
+void add_contenders(std::vector<Contender>& contenders, const Contest& contest,
+                    const std::vector<const char*>& names) {
+  for (const char* implementation : names) {
     auto entry = contest.entry(implementation, !contenders.empty());
     if (!entry) continue;
     const bool tells_work = threads() == 1 || entry->loops_only;
     contenders.push_back({implementation, *std::move(entry), tells_work});
   }
-  return contenders;
+}
+
+bool takes_part(const Contest& contest, const std::string& implementation) {
+  const auto has = [&](const auto& names) {
+    return std::ranges::find(names, implementation) != names.end();
+  };
+  return has(contest.implementations) || has(contest.others);
 }
 
 // What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
@@ -194,26 +204,36 @@ class Measurements {
   std::string last_;  // line that was read
 };
 
-// A problem's name here: times are those of an instruction set and a number of threads.
-std::string key_of(const Contest& contest) {
-  return text(isa_name(isa()), " ", at::get_num_threads(), " ", contest.name);
-}
-
 }  // namespace
 
-Tuner::Tuner(bool enabled, std::string path, Known given,
-             std::function<void(const std::string&)> timing)
-    : enabled_(enabled),
-      path_(std::move(path)),
-      given_(std::move(given)),
-      timing_(std::move(timing)) {}
+Tuner::Tuner(Timing timing, std::string path, Known given,
+             std::function<void(const std::string&)> told)
+    : timing_(timing), path_(std::move(path)), given_(std::move(given)), told_(std::move(told)) {}
+
+// A problem's name here: times are those of an instruction set, a number of threads, and of all
+// implementations or of those that were left open.
+std::string Tuner::key_of(const Contest& contest) const {
+  return text(isa_name(isa()), " ", at::get_num_threads(), times_all() ? " all " : " ",
+              contest.name);
+}
+
+Tuner Tuner::without_timing() const {
+  Tuner tuner(Timing::kNothing, "", {});
+  tuner.of_layers_ = of_layers_;
+  return tuner;
+}
 
 std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
+  const auto choice = found(contest);
+  if (choice && !contest.layer.empty()) of_layers_[contest.layer] = choice->implementation;
+  return choice;
+}
+
+std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   const std::string name = key_of(contest);
   if (const auto found = known_.find(name); found != known_.end()) return found->second;
   const auto takes_part = [&](const Choice& choice) {
-    return std::ranges::find(contest.implementations, choice.implementation) !=
-           contest.implementations.end();
+    return graph::takes_part(contest, choice.implementation);
   };
   if (const auto found = Measurements::find(path_, name); found && takes_part(*found)) {
     return known_[name] = found;
@@ -221,18 +241,26 @@ std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
   if (const auto found = given_.find(name); found != given_.end()) {
     if (!found->second || takes_part(*found->second)) return known_[name] = found->second;
   }
-  if (enabled_) return known_[name] = measured(contest, name);
-  const char* estimated = contest.estimated();
+  if (enabled()) return known_[name] = measured(contest, name);
+  const auto like = of_layers_.find(contest.layer);
+  const char* preferred = like == of_layers_.end() ? nullptr : like->second.c_str();
+  const char* estimated = contest.estimated(preferred);
   return known_[name] = estimated ? std::optional(Choice{estimated, 0}) : std::nullopt;
 }
 
 std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
   tell(contest.words);
-  std::vector<Contender> contenders = contenders_of(contest);
-  if (contenders.empty()) return std::nullopt;
-  const Contender& best = fastest_of(contenders);
-  const Choice choice{best.implementation, best.microseconds()};
-  if (best.rounds > 0 && !path_.empty()) {  // a busy machine's word is good for today only
+  std::vector<Contender> contenders;
+  add_contenders(contenders, contest, contest.implementations);
+  const Contender* best = fastest_of(contenders);
+  if (!contest.others.empty() && !(best && best->microseconds() < contest.expected)) {
+    if (best) contenders = {*best};
+    add_contenders(contenders, contest, contest.others);
+    best = fastest_of(contenders);
+  }
+  if (!best) return std::nullopt;
+  const Choice choice{best->implementation, best->microseconds()};
+  if (best->rounds > 0 && !path_.empty()) {  // a busy machine's word is good for today only
     std::ofstream(path_, std::ios::app)
         << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
   }
@@ -241,9 +269,12 @@ std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::
 
 const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
   std::vector<Choice>& choices = compared_[key_of(contest)];
-  if (!enabled_ || !choices.empty()) return choices;
+  if (!enabled() || !choices.empty()) return choices;
   tell(contest.words);
-  for (Contender& each : contenders_of(contest)) {
+  std::vector<Contender> contenders;
+  add_contenders(contenders, contest, contest.implementations);
+  add_contenders(contenders, contest, contest.others);
+  for (Contender& each : contenders) {
     each.entry.run();
     for (int round = 0; round < kLeastRounds; ++round) each.run_once();
     choices.push_back({each.implementation, each.microseconds()});
@@ -252,13 +283,13 @@ const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
 }
 
 void Tuner::tell(const std::string& words) {
-  if (!timing_) return;
-  told_ = true;
-  timing_(words);
+  if (!told_) return;
+  has_told_ = true;
+  told_(words);
 }
 
 void Tuner::finish_plan() {
-  if (std::exchange(told_, false)) timing_("");
+  if (std::exchange(has_told_, false)) told_("");
 }
 
 }  // namespace torch_blocked::graph

@@ -37,7 +37,7 @@ at::Tensor Weights::packed(const std::vector<at::Tensor>& weights, const std::st
   const std::lock_guard lock(mutex_);
   at::Tensor& packed = packed_[key];
   if (!packed.defined()) {
-    packed = placed(pack());
+    packed = others_ ? pack() : placed(pack());
     kept_.insert(kept_.end(), weights.begin(), weights.end());
   }
   return packed;

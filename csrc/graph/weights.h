@@ -22,8 +22,8 @@ class Weights {
   // What `others` have packed already is used; what is packed besides dies with this store.
   explicit Weights(Weights* others = nullptr) : others_(others) {}
 
-  // In the packed form named `format`. Packed weights lie one after the other in large pieces of
-  // memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
+  // In the packed form named `format`. Packed weights that stay lie one after the other in large
+  // pieces of memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
   at::Tensor packed(const std::vector<at::Tensor>& weights, const std::string& format,
                     const std::function<at::Tensor()>& pack);
   // What fold() makes of `sources`, made once; `how` names all else that decides the result.

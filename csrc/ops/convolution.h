@@ -54,6 +54,8 @@ struct ConvolutionPlan {
   // What pack() makes, with oneDNN's dims (G,) O, I, *kernel; nothing where no descriptor can say
   // it.
   std::optional<Descriptor> weights_desc = {};
+  // By so much it must be faster than others, where all are timed, to be taken.
+  double handicap = 1;
 };
 
 // Checks these arguments and makes a problem of them, with src and dst in one format. What ATen
@@ -130,6 +132,7 @@ const char* refuses_winograd3(const ConvolutionProblem& problem);
 // where it was measured to be fastest: it takes a NaN to other pixels.
 std::optional<ConvolutionPlan> plan_strassen(const ConvolutionProblem& problem);
 const char* refuses_strassen(const ConvolutionProblem& problem);
+double estimate_strassen(const ConvolutionProblem& problem);
 
 // convolution_grouped.cpp: groups of one channel (depthwise), and groups of few.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
@@ -140,6 +143,9 @@ const char* refuses_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_depthwise_bfloat16(const ConvolutionProblem& problem);
 double estimate_depthwise_bfloat16(const ConvolutionProblem& problem);
 const char* refuses_depthwise_bfloat16(const ConvolutionProblem& problem);
+std::optional<ConvolutionPlan> plan_grouped_bfloat16(const ConvolutionProblem& problem);
+double estimate_grouped_bfloat16(const ConvolutionProblem& problem);
+const char* refuses_grouped_bfloat16(const ConvolutionProblem& problem);
 const char* refuses_grouped(const ConvolutionProblem& problem);
 
 // convolution_direct.cpp: our kernel without tricks, for what oneDNN's blocked ones refuse or run

@@ -56,7 +56,12 @@ const char* refuses_dots_bfloat16(const Problem& p) {
 }
 
 double estimate_dots_bfloat16(const Problem& p) {
-  return kBarelyFaster * direct_microseconds(p) / 2;
+  if (refuses_dots_bfloat16(p)) return kNever;
+  // Products of a whole block with zeros beside the weights of a smaller group.
+  const std::int64_t inputs = p.src_dims[1] / p.groups, block = p.src_format.block;
+  const double wasted =
+      p.groups > 1 && inputs < block ? static_cast<double>(block) / static_cast<double>(inputs) : 1;
+  return kBarelyFaster * wasted * direct_microseconds(p) / 2;
 }
 
 std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {

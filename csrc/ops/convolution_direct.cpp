@@ -452,8 +452,11 @@ const char* refuses_direct(const Problem& p) {
 }
 
 double estimate_direct(const Problem& p) {
-  if (!possible(p)) return kNever;
-  return direct_microseconds(p) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower);
+  Problem plain = p;
+  plain.epilogue = {};
+  if (!possible(plain)) return kNever;
+  const double apart = possible(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
+  return direct_microseconds(p) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower) + apart;
 }
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {

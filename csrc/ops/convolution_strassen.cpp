@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "format/errors.h"
-#include "ops/convolution.h"
+#include "ops/convolution_time.h"
 #include "ops/strassen.h"
 
 namespace torch_blocked {
@@ -63,6 +63,12 @@ const char* refuses_strassen(const Problem& p) {
   return Strassen::refuses(m.kernels, m.pixels, ic, oc);
 }
 
+double estimate_strassen(const Problem& p) {
+  if (refuses_strassen(p)) return kNever;
+  const std::int64_t width = matrices_of(p).kernels.width;
+  return direct_microseconds(p) * Strassen::share(width, p.src_dims[1], p.dst_dims[1]);
+}
+
 std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
   if (refuses_strassen(p)) return std::nullopt;
   const Matrices m = matrices_of(p);
@@ -84,7 +90,8 @@ std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
                            static_cast<const float*>(b.bias), static_cast<const float*>(b.residual),
                            static_cast<float*>(b.dst)});
           },
-      .loops_only = true};
+      .loops_only = true,
+      .handicap = Strassen::kHandicap};
 }
 
 }  // namespace torch_blocked

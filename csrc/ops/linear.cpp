@@ -185,7 +185,11 @@ double estimate_onednn(const LinearProblem& p) {
 const Implementations<LinearProblem, LinearPlan> kImplementations(
     "linear",
     {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
-     {"strassen", plan_linear_strassen, only_measured, {}, refuses_linear_strassen},
+     {"strassen",
+      plan_linear_strassen,
+      estimate_linear_strassen,
+      {.only_measured = true},
+      refuses_linear_strassen},
      {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_linear_direct},
      {"few_rows_bfloat16",
       plan_linear_few_bfloats,
@@ -212,6 +216,11 @@ std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
     if (!forced && row.name != names[0] && row.plan(p)) names.push_back(row.name);
   }
   return names;
+}
+
+bool linear_may_be_fastest(const LinearProblem& p, const char* implementation) {
+  const auto& row = kImplementations.row(implementation);
+  return !row.traits.only_measured || row.estimate(p) < kImplementations.least_estimate(p);
 }
 
 LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {

@@ -37,6 +37,8 @@ struct LinearPlan {
   bool loops_only = false;  // of run(): threads may go through it together
   // What pack() makes of [outputs, inputs]; nothing where no descriptor can say it.
   std::optional<Descriptor> weights_desc = {};
+  // By so much it must be faster than others, where all are timed, to be taken.
+  double handicap = 1;
 };
 
 // By the tiles of direct convolution.
@@ -53,12 +55,15 @@ const char* refuses_linear_bfloats(const LinearProblem& problem);
 // linear_strassen.cpp: by seven eighths of the products.
 std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& problem);
 const char* refuses_linear_strassen(const LinearProblem& problem);
+double estimate_linear_strassen(const LinearProblem& problem);
 
 // Whether any implementation takes a problem.
 bool takes_linear(const LinearProblem& problem);
 // The implementations that take a problem: the one that should be fastest, then the others; only
 // one if it is forced.
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);
+// Whether its estimate leaves it a chance.
+bool linear_may_be_fastest(const LinearProblem& problem, const char* implementation);
 // The plan by one of these.
 LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
 

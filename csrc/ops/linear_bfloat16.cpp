@@ -112,6 +112,7 @@ double estimate_linear_few_bfloats(const LinearProblem& p) {
 }
 
 double estimate_linear_bfloats(const LinearProblem& p) {
+  if (refuses_linear_bfloats(p)) return kNever;
   constexpr double kFlops = 200e3, kBytes = 17e3;
   const double products = static_cast<double>(p.inputs * p.outputs);
   return std::max(2 * products * static_cast<double>(p.rows) / kFlops, 2 * products / kBytes);

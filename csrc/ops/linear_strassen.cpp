@@ -16,6 +16,11 @@ const char* refuses_linear_strassen(const LinearProblem& p) {
   return Strassen::refuses(kernels, p.rows, p.inputs, p.outputs);
 }
 
+double estimate_linear_strassen(const LinearProblem& p) {
+  if (refuses_linear_strassen(p)) return kNever;
+  return estimate_linear_direct(p) * Strassen::share(kernels::kernels().width, p.inputs, p.outputs);
+}
+
 std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
   if (refuses_linear_strassen(p)) return std::nullopt;
   const kernels::Kernels& kernels = kernels::kernels();
@@ -33,6 +38,7 @@ std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
                    static_cast<const float*>(b.bias), nullptr, static_cast<float*>(b.dst)});
   };
   plan.loops_only = true;
+  plan.handicap = Strassen::kHandicap;
   return plan;
 }
 

@@ -68,6 +68,12 @@ const char* Strassen::refuses(const kernels::Kernels& kernels, std::int64_t rows
   return large ? nullptr : "is for larger matrices";
 }
 
+double Strassen::share(std::int64_t width, std::int64_t lanes, std::int64_t columns) {
+  constexpr double kSums = 1;
+  return 7. / 8 + kSums * static_cast<double>(width) *
+                      (1 / static_cast<double>(lanes) + 1 / static_cast<double>(columns));
+}
+
 Strassen::Group Strassen::group(std::int64_t index) const {
   const std::int64_t first = index * sizes().vectors;
   const std::int64_t left = std::min(sizes().vectors, half_columns_ - first);

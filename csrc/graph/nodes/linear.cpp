@@ -88,7 +88,7 @@ struct Probe {
            probe.bias.defined() ? probe.bias.const_data_ptr() : nullptr,
            probe.dst.mutable_data_ptr()});
     };
-    return {run, weights, plan.loops_only};
+    return {run, weights, plan.loops_only, plan.handicap};
   }
 };
 
@@ -101,15 +101,27 @@ bool is_timed(const Tuner& tuner, const LinearProblem& p) {
 }
 
 // `names`: of the implementations that take the problem.
-Contest contest_of(const LinearProblem& p, const std::vector<const char*>& names,
-                   std::optional<Probe>& probe) {
+Contest contest_of(const Tuner& tuner, const LinearProblem& p,
+                   const std::vector<const char*>& names, std::optional<Probe>& probe) {
   const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
   const char* dtype = p.dtype == at::kFloat ? "" : " bfloat16";
+  std::vector<const char*> likely = names;
+  const auto others = std::ranges::stable_partition(likely, [&](const char* name) {
+    return tuner.times_all() || linear_may_be_fastest(p, name);
+  });
   return {.name = text(words, dtype, p.has_bias ? " bias" : "", " e",
                        static_cast<std::int64_t>(p.activation.kind)),
+          .layer = text("linear ", p.inputs, " -> ", p.outputs, dtype),
           .words = words,
-          .implementations = names,
-          .estimated = [&] { return names[0]; },
+          .implementations = {likely.begin(), others.begin()},
+          .others = {others.begin(), likely.end()},
+          .expected = kImpossible,
+          .estimated =
+              [&](const char* preferred) {
+                const auto like =
+                    std::ranges::find(names, std::string_view(preferred ? preferred : ""));
+                return like == names.end() ? names[0] : *like;
+              },
           .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
             if (!probe) probe.emplace(p);
             return probe->entry(plan_linear(p, name));
@@ -120,7 +132,7 @@ Choice choose(Tuner& tuner, const LinearProblem& p) {
   const std::vector<const char*> names = linear_implementations_for(p);
   if (names.size() == 1 || !is_timed(tuner, p)) return {p, names[0]};
   std::optional<Probe> probe;
-  const auto best = tuner.best(contest_of(p, names, probe));
+  const auto best = tuner.best(contest_of(tuner, p, names, probe));
   const auto is_best = [&](const char* name) { return best->implementation == name; };
   return {p, *std::ranges::find_if(names, is_best), best->microseconds};
 }
@@ -171,7 +183,8 @@ std::vector<Rival> rivals(Planner& planner, const Step& step) {
   if (is_timed(planner.tuner(), p)) {
     const std::vector<const char*> names = linear_implementations_for(p);
     std::optional<Probe> probe;
-    for (const auto& [name, microseconds] : planner.tuner().all(contest_of(p, names, probe))) {
+    for (const auto& [name, microseconds] :
+         planner.tuner().all(contest_of(planner.tuner(), p, names, probe))) {
       all.push_back({name, format, microseconds, ""});
     }
   }

@@ -326,14 +326,16 @@ Contest contest_of(const PoolingProblem& p, const char* implementation) {
                       dst = filled(p.dst_dims)] {
       run(src.const_data_ptr(), dst.mutable_data_ptr());
     };
-    return Contest::Entry{run, at::full({0}, 0, at::kFloat), plan.loops_only};
+    return Contest::Entry{
+        .run = run, .weights = at::full({0}, 0, at::kFloat), .loops_only = plan.loops_only};
   };
   return {.name = text("pooling ", c10::toString(p.dtype), static_cast<int>(p.kind), p.src_dims,
                        p.dst_dims, p.kernel, p.stride, p.padding, p.dilation,
                        p.format.name(p.src_dims.size())),
+          .layer = "",
           .words = text("pooling ", p.src_dims, " -> ", p.dst_dims),
           .implementations = {implementation},
-          .estimated = [implementation] { return implementation; },
+          .estimated = [implementation](const char*) { return implementation; },
           .entry = entry};
 }
 
