@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_optimize import assert_exact, blocked
 from torch import nn
 from torch.nn import functional as F
 
@@ -253,3 +254,35 @@ def test_a_module_that_ran_in_parts_is_not_saved(tmp_path):
     assert torch.equal(fast(x), model(x))
     with pytest.raises(NotImplementedError, match="captured whole"):
         fast.save(tmp_path / "after")
+
+
+# Size of an image, kernel, stride, padding, dilation, and the taps that see a pixel for some output.
+UNSEEN = [
+    ((16, 16), 3, 1, 24, 24, (1, 1)),
+    ((16, 9), 3, 1, (16, 9), (16, 9), (1, 1)),
+    ((16, 16), 3, 1, 12, 12, (3, 3)),
+    ((7, 40), 5, 1, 16, 8, (1, 5)),
+    ((9, 9), (3, 5), 2, (18, 6), (18, 3), (1, 5)),
+    ((1, 5), 3, 1, 1, 1, (1, 3)),
+    ((2, 2), 7, 1, 3, 1, (3, 3)),
+    ((3, 3), 3, 4, 1, 1, (2, 2)),
+    ((7, 7), 3, 9, 2, 5, (2, 2)),
+]
+
+
+@pytest.mark.parametrize("size, kernel, stride, padding, dilation, seen", UNSEEN)
+@pytest.mark.parametrize("groups", (1, 16))
+def test_taps_that_see_padding_only_are_left_out(
+    size, kernel, stride, padding, dilation, seen, groups
+):
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    conv = nn.Conv2d(16, 32 // (2 if groups > 1 else 1), kernel, **arguments).eval()
+    x = torch.randn(2, 16, *size)
+    optimized = blocked(conv, x)
+    assert_exact(conv, optimized, x)
+    flops = max(step.flops for step in optimized.steps())
+    products = conv.weight[0, :, 0, 0].numel() * seen[0] * seen[1]
+    assert flops == 2 * products * conv(x).numel()
+    for n, extra in ((1, 0), (3, 17)):  # other sizes see other taps
+        y = torch.randn(n, 16, size[0] + extra, size[1] + extra)
+        assert_exact(conv, optimized, y)
