@@ -256,7 +256,7 @@ def test_a_module_that_ran_in_parts_is_not_saved(tmp_path):
         fast.save(tmp_path / "after")
 
 
-# Size of an image, kernel, stride, padding, dilation, and the taps that see a pixel for some output.
+# Size of an image, kernel, stride, padding, dilation, and the taps that see a pixel for an output.
 UNSEEN = [
     ((16, 16), 3, 1, 24, 24, (1, 1)),
     ((16, 9), 3, 1, (16, 9), (16, 9), (1, 1)),
