@@ -56,9 +56,9 @@ def optimize(
     dynamic: sizes may change from call to call without another capture, where the model does not
     ask for them.
     tune: time the kernels that may be the fastest of each layer, and the result against the model,
-    whose ops run on if they are faster; "full": time all that fit, in each format, which takes two
-    to four times as long and makes models a few percent faster at best; False: take kernels by
-    estimates.
+    whose ops run on if they are faster; "full": time all that fit, in each format, which takes up
+    to four times as long and seldom makes a model faster (benchmarks/tuning.py); False: take
+    kernels by estimates.
     dtype: torch.bfloat16 computes in it; results are float32 still.
     verify: compare the results with the model's on the example and at other sizes. Where they
     differ, the model itself runs on, and a warning says which step differs first.

@@ -37,6 +37,10 @@ struct Padding {
 std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
                                   const Dims& stride, const Dims& dilation);
 
+// convolution_padding.cpp: padding that stands before convolutions, and taps that see nothing but
+// it.
+void simplify_padding(Rewrite& rewrite);
+
 // Whether a bias, if there is one, is a vector of a weight's type and outputs.
 inline bool bias_fits(const at::Tensor* bias, at::ScalarType dtype, std::int64_t outputs) {
   return !bias || (bias->scalar_type() == dtype && bias->dim() == 1 && bias->size(0) == outputs);
