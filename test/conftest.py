@@ -17,7 +17,8 @@ for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
 
 
 # CPUs without AVX2 have no Winograd kernels.
-collect_ignore = ["test_winograd.py"] if torch_blocked.env()["isa"] == "default" else []
+WINOGRAD = ["test_winograd.py", "test_int8_winograd.py"]
+collect_ignore = WINOGRAD if torch_blocked.env()["isa"] == "default" else []
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,9 @@ def test_families():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match=r"expected one of \[transpose, onednn, aten\], got best"):
+    with pytest.raises(
+        ValueError, match=r"expected one of \[transpose, picture, onednn, aten\], got best"
+    ):
         _C.force_implementation("reorder", "best")
     with pytest.raises(ValueError, match="expected one of .*, got convolutions"):
         _C.force_implementation("convolutions", "")
@@ -45,7 +47,7 @@ def test_unknown_names():
         _C.last_implementation("convolutions")
 
 
-@pytest.mark.parametrize("name", _C.implementations()["reorder"])
+@pytest.mark.parametrize("name", ("transpose", "onednn", "aten"))
 @pytest.mark.parametrize("block", (8, 16))
 def test_reorders(name, block):
     x = torch.randn(2, 17, 5, 7)
@@ -56,6 +58,20 @@ def test_reorders(name, block):
             assert _C.last_implementation("reorder") == name
             assert torch.equal(result._physical, expected._physical)
             assert torch.equal(result.to_dense(), x)
+
+
+@pytest.mark.parametrize("name", ("picture", "onednn", "aten"))
+@pytest.mark.parametrize("channels", (1, 2, 3, 4))
+@pytest.mark.parametrize("images", (1, 3))
+def test_reorders_of_pictures(name, channels, images):
+    x = torch.randint(0, 256, (images, channels, 37, 31), dtype=torch.uint8)
+    expected = torch.zeros(images, 1, 37, 31, 4, dtype=torch.uint8)
+    expected[:, 0, :, :, :channels] = x.permute(0, 2, 3, 1)
+    for dense in (x, x.contiguous(memory_format=torch.channels_last)):
+        with forced(name, "reorder"):
+            result = dense.to_blocked("nChw4c")
+            assert _C.last_implementation("reorder") == name
+        assert torch.equal(result._physical, expected)
 
 
 def test_forced_reorder_refuses():

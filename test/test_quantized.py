@@ -9,6 +9,7 @@ from torch.ao.nn import quantized as nnq
 
 import torch_blocked
 from torch_blocked.optimize import _verify
+from torch_blocked.verify import nudged
 
 pytestmark = pytest.mark.any_isa
 
@@ -114,6 +115,37 @@ def test_a_step_is_no_defect_in_a_model_that_rounds(function, rounds, monkeypatc
     else:
         _verify(fast)
     assert fast.choice == ("blocked" if rounds else "model")
+
+
+def chaotic(x):
+    """What a nudge of x changes beyond recognition."""
+    return per_tensor(torch.sin(1e6 * x)).dequantize()
+
+
+@pytest.mark.parametrize(("function", "amplifies"), [(chaotic, True), (THROUGH["relu"], False)])
+def test_a_model_that_rounds_may_amplify(function, amplifies, monkeypatch):
+    """Two fifths of the largest value are a defect, but where a nudge of inputs makes as much."""
+    x = image()
+    fast = torch_blocked.optimize(Function(function).eval(), x, tune=False, verify=False)
+    most = function(x).abs().max()
+    monkeypatch.setattr(fast, "_model", Function(lambda x: function(x) + 0.4 * most))
+    if amplifies:
+        _verify(fast)
+    else:
+        with pytest.warns(UserWarning, match="differed from the model"):
+            _verify(fast)
+    assert fast.choice == ("blocked" if amplifies else "model")
+
+
+def test_nudged_inputs_are_of_the_same_kinds():
+    x = image()
+    case = ((x, x.to_blocked(), torch.arange(3), "name"), {"mask": x > 0, "none": x[:0]})
+    args, kwargs = nudged(case)
+    assert 0 < (args[0] - x).abs().max() < 1.1e-5 * x.abs().max()
+    assert args[1].format == case[0][1].format
+    assert 0 < (args[1].to_dense() - x).abs().max() < 1.1e-5 * x.abs().max()
+    assert torch.equal(args[2], case[0][2]) and args[3] == "name"
+    assert torch.equal(kwargs["mask"], x > 0) and kwargs["none"].shape == x[:0].shape
 
 
 class Prepacked(nn.Module):

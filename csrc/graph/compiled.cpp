@@ -196,6 +196,7 @@ std::string Compiled::first_difference(const std::vector<Given>& inputs, double 
       .watched(inputs, [&](std::size_t step, Value value, const at::Tensor& result) {
         const auto found = expected.find(value);
         if (!difference.empty() || found == expected.end() || !result.numel()) return;
+        if (result.scalar_type() != found->second.scalar_type()) return;  // bytes of these numbers
         const at::Tensor apart = result.sub(found->second).abs().max();
         const double scale = found->second.abs().max().item<double>();
         if (apart.item<double>() <= tolerance * scale) return;  // NaN is a difference, too

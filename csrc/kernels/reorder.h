@@ -13,6 +13,15 @@ struct ImageReorder {
   bool stream;  // write past the cache
 };
 
+// Bytes of at most four channels of one image, whose pixels and channels lie so many bytes apart,
+// as [pixels, 4].
+struct PictureReorder {
+  const std::uint8_t* src;
+  std::int64_t pixel_stride, channel_stride;
+  std::uint8_t* dst;
+  std::int64_t channels;
+};
+
 // src [rows, columns] -> dst [columns, rows]; the strides are those of a row of either.
 struct Transposition {
   const float* src;

@@ -64,6 +64,25 @@ inline Index dot_words(const Index& sum, const Index& x, const Index& y) {
 #endif
 }
 
+// The same by one instruction: needs VNNI.
+inline Index dot_words_vnni(const Index& sum, const Index& x, const Index& y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512i result = sum;
+  asm("vpdpwssd %2, %1, %0"
+      : "+v"(result)
+      : "v"(static_cast<__m512i>(x)), "v"(static_cast<__m512i>(y)));
+  return result;
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256i result = sum;
+  asm("%{vex%} vpdpwssd %2, %1, %0"
+      : "+x"(result)
+      : "x"(static_cast<__m256i>(x)), "x"(static_cast<__m256i>(y)));
+  return result;
+#else
+  return dot_words(sum, x, y);
+#endif
+}
+
 // The upper halves of 32 bits, and the lower, as the float32 that bfloat16 are the upper halves of.
 inline Vec upper_bfloats(const Index& x) {
   return at::vec::cast<float>(x & Index(static_cast<std::int32_t>(0xffff0000u)));
@@ -148,6 +167,25 @@ template <int kLanes>
 inline void store_lanes(const Vec& value, std::uint16_t* dst) {
   static_assert(kLanes == kWidth);
   store_bfloats(value, dst);
+}
+
+// The nearest words, of values that are in their range.
+inline void store_words(const Vec& x, std::int16_t* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst),
+                      _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i nearest = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(dst),
+      _mm_packs_epi32(_mm256_castsi256_si128(nearest), _mm256_extracti128_si256(nearest, 1)));
+#else
+  float values[kWidth];
+  x.store(values);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    dst[i] = static_cast<std::int16_t>(std::nearbyint(values[i]));
+  }
+#endif
 }
 
 // Four pixels of kWidth bytes that follow each other, as four bytes for each lane: needs VBMI on

@@ -1,6 +1,7 @@
 // Reorders between dense and blocked, one image at a time. A large dst is written past the cache
 // (`stream`): an ordinary store reads the line first, a third more traffic.
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/lanes.h"
 #include "kernels/reorder.h"
@@ -16,6 +17,22 @@ inline void write(const float* src, float* dst, std::int64_t count, bool past_ca
     for (std::int64_t i = 0; i < count; i += kWidth) stream(Vec::loadu(src + i), dst + i);
   } else {
     for_lanes(count, [&](std::int64_t i, std::int64_t n) { store(load(src + i, n), dst + i, n); });
+  }
+}
+
+// Constant strides and pointers that no store can change: the loop runs in vectors.
+template <int kChannels, bool kIsPlanes>
+void block_picture_of(const PictureReorder& r, std::int64_t begin, std::int64_t end) {
+  const std::uint8_t* __restrict src = r.src;
+  auto* __restrict dst = reinterpret_cast<std::uint32_t*>(r.dst);
+  const std::int64_t plane = r.channel_stride;
+  for (std::int64_t pixel = begin; pixel < end; ++pixel) {
+    std::uint32_t channels = 0;
+    for (int i = 0; i < kChannels; ++i) {
+      const std::int64_t at = kIsPlanes ? i * plane + pixel : i + kChannels * pixel;
+      channels |= std::uint32_t{src[at]} << (8 * i);
+    }
+    dst[pixel] = channels;
   }
 }
 
@@ -95,6 +112,15 @@ void block_planes(const ImageReorder& r, std::int64_t begin, std::int64_t end) {
     }
   }
   if (r.stream) stream_fence();
+}
+
+void block_picture(const PictureReorder& r, std::int64_t begin, std::int64_t end) {
+  using Run = void (*)(const PictureReorder&, std::int64_t, std::int64_t);
+  static constexpr Run kRuns[2][4] = {{block_picture_of<1, false>, block_picture_of<2, false>,
+                                       block_picture_of<3, false>, block_picture_of<4, false>},
+                                      {block_picture_of<1, true>, block_picture_of<2, true>,
+                                       block_picture_of<3, true>, block_picture_of<4, true>}};
+  kRuns[r.pixel_stride == 1][r.channels - 1](r, begin, end);
 }
 
 void unblock_planes(const ImageReorder& r, std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,6 @@
 // Winograd convolution F(2x2, 3x3) and F(4x4, 3x3): the transforms of src, dst and weights. 3x3x3
 // kernels have F(2, 3) along depth besides.
-#include "kernels/finish.h"
+#include "kernels/dot_ends.h"
 #include "kernels/winograd_src.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -29,45 +29,142 @@ template <typename T, typename Products, int kLanes, typename From>
   }
 }
 
-// What happens to an output on its way to memory.
-struct Store {
+// The same of bytes, whose words fill a vector with two tiles.
+template <typename T, typename Products>
+[[gnu::flatten]] void transform_byte_src(const WinogradShape& shape, WinogradTiles tiles,
+                                         const std::uint8_t* src, std::int16_t* v) {
+  const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
+                     padded_ic = round_up(shape.ic, kWidth);
+  const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
+  const std::int64_t image = padded_ic / kWidth * block_size;
+  for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {
+    Walk<T> at(shape, tiles.first);
+    for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
+      std::int16_t* to = v + begin * padded_ic + vector * count * kWidth;
+      for (; count > 1; count -= 2, to += 2 * kWidth) {
+        const Walk<T> first = at;
+        at.next();
+        src_tiles<T>(shape, {src + first.image * image, src + at.image * image}, {first, at}, to,
+                     stride);
+        at.next();
+      }
+      if (count > 0) {
+        src_tile<T, kWidth>(shape, src + at.image * image, at, to, stride);
+        at.next();
+      }
+    });
+  }
+}
+
+// What happens to an output on its way to dst, of which it is number `at`. A `Stored` kind of it is
+// made for a vector of channels from `channel` on, `count` of which there are.
+template <typename Number>
+struct Real {
+  static constexpr bool kInTwo = false, kWholeRows = false;
   Vec bias, lanes;  // lanes: all bits of the channels there are, none of the tail
   Finish finish;
+  Number* dst;
   bool stream;
 
+  Real(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
+      : bias(to.bias && count ? Vec::loadu(to.bias + channel, count) : Vec(0.f)),
+        lanes(lanes_mask(count)),
+        finish(to.epilogue, to.residual, to.dst),
+        dst(static_cast<Number*>(to.dst)),
+        stream(streams) {}
+
   template <int kLanes>
-  void operator()(const Vec& sum, float* dst) const {
-    const Vec value = finish(sum + bias, dst, kLanes) & lanes;
-    kLanes == kWidth&& stream ? kernels::CPU_CAPABILITY::stream(value, dst)
-                              : value.store(dst, kLanes);
-  }
-  template <int kLanes>
-  void operator()(const Vec& sum, std::uint16_t* dst) const {
-    store_lanes<kLanes>(finish(sum + bias, dst, kLanes) & lanes, dst);
+  void put(const Vec& sum, std::int64_t at) const {
+    const Vec value = finish(sum + bias, dst + at, kLanes) & lanes;
+    if constexpr (std::is_same_v<Number, float> && kLanes == kWidth) {
+      if (stream) return kernels::CPU_CAPABILITY::stream(value, dst + at);
+    }
+    store_lanes<kLanes>(value, dst + at);
   }
 };
 
-// Where one tile's outputs go: planes x rows x columns of them are inside dst.
-template <typename T, int kLanes, typename Number>
+// Bytes that bounds make of sums.
+struct BoundedBytes {
+  static constexpr bool kInTwo = false, kWholeRows = true;
+  const DotChannels& channels;
+  const std::uint8_t* residual;
+  Vec residual_scale;
+  std::uint8_t* dst;
+
+  BoundedBytes(const WinogradDst& to, std::int64_t channel, std::int64_t, bool)
+      : channels(to.channels[channel / kWidth]),
+        residual(static_cast<const std::uint8_t*>(to.residual)),
+        residual_scale(to.residual_scale),
+        dst(static_cast<std::uint8_t*>(to.dst)) {}
+
+  Vec value(const Vec& sum, std::int64_t at) const {
+    const Vec real = scaled(channels, sum);
+    return residual ? at::vec::fmadd(load_bytes(residual + at), residual_scale, real) : real;
+  }
+  template <int kLanes>
+  void put(const Vec& sum, std::int64_t at) const {
+    store_bytes(bounded(channels, value(sum, at)), dst + at);
+  }
+  // Four pixels that follow each other.
+  void put_row(const Vec (&sums)[4], std::int64_t at) const {
+    if (!channels.is_small) {
+      unrolled<4>([&]<int i>() { put<kWidth>(sums[i], at + i * kWidth); });
+      return;
+    }
+    const auto whole = [&](int i) { return nearest(value(sums[i], at + i * kWidth)); };
+    store_quad(whole(0), whole(1), whole(2), whole(3), Index::loadu(channels.least_bytes.data()),
+               Index::loadu(channels.most_bytes.data()), dst + at);
+  }
+};
+
+// Bytes or float32 that a general end makes of sums.
+struct EndedBytes {
+  static constexpr bool kInTwo = true, kWholeRows = false;
+  const WinogradDst& to;
+  const DotChannels& channels;
+
+  EndedBytes(const WinogradDst& dst, std::int64_t channel, std::int64_t, bool)
+      : to(dst), channels(dst.channels[channel / kWidth]) {}
+
+  template <int kLanes>
+  void put(const Vec& sum, std::int64_t at) const {
+    const auto* residual = static_cast<const std::uint8_t*>(to.residual);
+    finish_vector(*to.end, channels, scaled(channels, sum), residual ? residual + at : nullptr,
+                  to.is_float32 ? static_cast<void*>(static_cast<float*>(to.dst) + at)
+                                : static_cast<std::uint8_t*>(to.dst) + at,
+                  to.is_float32);
+  }
+};
+
+// Where one tile's outputs go: planes x rows x columns of them are inside dst, from `at` on.
+template <typename T, int kLanes, typename Stored>
 struct DstTile {
-  Number* dst;
+  static constexpr bool kWholeRows = Stored::kWholeRows;
+  std::int64_t at;
   Steps steps;
   std::int64_t planes, rows, columns;
-  const Store& store;
+  const Stored& stored;
 
   bool takes(int plane, int row) const {
     return (T::Depth::kM == 1 || plane < planes) && row < rows;
   }
   void put(int plane, int row, int column, const Vec& value) const {
     if (column >= columns) return;
-    store.template operator()<kLanes>(
-        value, dst + plane * steps.plane + row * steps.row + column * steps.pixel);
+    stored.template put<kLanes>(value,
+                                at + plane * steps.plane + row * steps.row + column * steps.pixel);
+  }
+  void put_row(int plane, int row, const Vec (&values)[T::Plane::kM]) const {
+    if (columns >= T::Plane::kM) {
+      return stored.put_row(values, at + plane * steps.plane + row * steps.row);
+    }
+    for (int column = 0; column < T::Plane::kM; ++column) put(plane, row, column, values[column]);
   }
 };
 
 // The outputs of a tile on their own.
 template <typename T, int kLanes>
 struct Outputs {
+  static constexpr bool kWholeRows = false;
   alignas(64) float values[T::Depth::kM][T::Plane::kM][T::Plane::kM][kLanes];
 
   bool takes(int, int) const { return true; }
@@ -92,9 +189,19 @@ inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, To& to)
   });
   unrolled<sizeof...(rows)>([&]<int i>() {
     if (!to.takes(plane, kRows[i])) return;
-    unrolled<Plane::kM>([&]<int column>() {
-      to.put(plane, kRows[i], column, Plane::template dst<column>([&](int j) { return t[i][j]; }));
-    });
+    const auto value = [&]<int column>() {
+      return Plane::template dst<column>([&](int j) { return t[i][j]; });
+    };
+    if constexpr (To::kWholeRows) {
+      Vec values[Plane::kM];
+      unrolled<Plane::kM>(
+          [&]<int column>() { values[column] = value.template operator()<column>(); });
+      to.put_row(plane, kRows[i], values);
+    } else {
+      unrolled<Plane::kM>([&]<int column>() {
+        to.put(plane, kRows[i], column, value.template operator()<column>());
+      });
+    }
   });
 }
 
@@ -113,9 +220,9 @@ inline void dst_tile(const float* m, std::int64_t stride, To& to) {
 
 // The same by way of an array. With an epilogue for each of the 32 outputs of a 3-D tile the code
 // would be 70 KB, more than L1 holds, and take twice as long.
-template <typename T, int kLanes, typename Number>
+template <typename T, int kLanes, typename Stored>
 inline void dst_tile_in_two(const float* m, std::int64_t stride,
-                            const DstTile<T, kLanes, Number>& to) {
+                            const DstTile<T, kLanes, Stored>& to) {
   Outputs<T, kLanes> outputs;
   dst_tile<T, kLanes>(m, stride, outputs);
   for (int plane = 0; plane < T::Depth::kM; ++plane) {
@@ -127,7 +234,7 @@ inline void dst_tile_in_two(const float* m, std::int64_t stride,
   }
 }
 
-template <typename T, int kLanes, typename Number>
+template <typename T, int kLanes, typename Stored>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {
   const Steps steps{shape.out[1] * shape.out[2] * shape.block, shape.out[2] * shape.block,
@@ -138,22 +245,20 @@ template <typename T, int kLanes, typename Number>
   const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);
   for (std::int64_t channel = first; channel < end; channel += kLanes, m += kLanes) {
     const std::int64_t count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
-    const Store store{to.bias && count ? Vec::loadu(to.bias + channel, count) : Vec(0.f),
-                      lanes_mask(count), Finish(to.epilogue, to.residual, to.dst), shape.stream};
-    Number* block =
-        static_cast<Number*>(to.dst) + channel / shape.block * block_size + channel % shape.block;
+    const Stored stored(to, channel, count, shape.stream);
+    const std::int64_t block = channel / shape.block * block_size + channel % shape.block;
     Walk<T> at(shape, tiles.first);
     for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-      const DstTile<T, kLanes, Number> tile{.dst = block + at.image * blocks * block_size +
-                                                   at.d * steps.plane + at.h * steps.row +
-                                                   at.w * steps.pixel,
+      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * blocks * block_size +
+                                                  at.d * steps.plane + at.h * steps.row +
+                                                  at.w * steps.pixel,
                                             .steps = steps,
                                             .planes = shape.out[0] - at.d,
                                             .rows = shape.out[1] - at.h,
                                             .columns = shape.out[2] - at.w,
-                                            .store = store};
+                                            .stored = stored};
       const float* from = m + i * kGroupChannels;
-      if constexpr (T::Depth::kM * T::Plane::kM * T::Plane::kM > 16) {
+      if constexpr (Stored::kInTwo || T::Depth::kM * T::Plane::kM * T::Plane::kM > 16) {
         dst_tile_in_two(from, m_stride(tiles.count), tile);
       } else {
         dst_tile<T, kLanes>(from, m_stride(tiles.count), tile);
@@ -214,14 +319,17 @@ void put_weights(const Taps<T>* taps, std::int64_t stride, float* u) {
   });
 }
 
+inline void store_short(const Vec& x, std::uint16_t* dst) { store_bfloats(x, dst); }
+inline void store_short(const Vec& x, std::int16_t* dst) { store_words(x, dst); }
+
 // Two input channels beside each other.
-template <typename T>
-void put_weights(const Taps<T>* taps, std::int64_t stride, std::uint16_t* u) {
-  std::uint16_t values[2][T::kPositions][kWidth];
+template <typename T, typename Short>
+void put_weights(const Taps<T>* taps, std::int64_t stride, Short* u) {
+  Short values[2][T::kPositions][kWidth];
   for (int i = 0; i < 2; ++i) {
     unrolled<T::Depth::kTile>([&]<int depth>() {
       weights_plane<T, depth>(taps[i].values, [&](int position, const Vec& value) {
-        store_bfloats(value, values[i][position]);
+        store_short(value, values[i][position]);
       });
     });
   }
@@ -253,7 +361,7 @@ void transform_weights(const WinogradWeights& w, std::int64_t channel, std::int6
 }
 
 // What a kernel is made of: the transforms of a tile, the products, and the numbers of src and dst.
-// Those of 16 bits have blocks of whole vectors only.
+// Those of less than 32 bits have blocks of whole vectors only.
 template <typename T, typename Products, typename Number>
 struct KernelOf {
   using Multiplied = typename Products::Number;
@@ -275,17 +383,27 @@ struct KernelOf {
     if constexpr (kHalves && kWidth > 8) {
       if (shape.block % kWidth != 0) return run.template operator()<8>();
     }
-    run.template operator()<kWidth>();
+    if constexpr (std::is_same_v<Number, std::uint8_t>) {
+      transform_byte_src<T, Products>(shape, tiles, static_cast<const Number*>(from),
+                                      static_cast<Multiplied*>(v));
+    } else {
+      run.template operator()<kWidth>();
+    }
   }
 
   static void dst(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group,
                   const float* m, const WinogradDst& to) {
     if constexpr (kHalves && kWidth > 8) {
       if (shape.block % kWidth != 0) {
-        return transform_dst<T, 8, Number>(shape, tiles, group, m, to);
+        return transform_dst<T, 8, Real<Number>>(shape, tiles, group, m, to);
       }
     }
-    transform_dst<T, kWidth, Number>(shape, tiles, group, m, to);
+    if constexpr (std::is_same_v<Number, std::uint8_t>) {
+      to.end ? transform_dst<T, kWidth, EndedBytes>(shape, tiles, group, m, to)
+             : transform_dst<T, kWidth, BoundedBytes>(shape, tiles, group, m, to);
+    } else {
+      transform_dst<T, kWidth, Real<Number>>(shape, tiles, group, m, to);
+    }
   }
 
   static void multiply(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
@@ -318,11 +436,15 @@ template <typename Along, typename Across, typename Products = WinogradFloats,
 constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across>, Products, Number>::kTable;
 
 extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3,
-    winograd2_bfloats, winograd4_bfloats;
+    winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni;
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
                          winograd2_bfloats = kKernel<F1, F2, WinogradBfloats, std::uint16_t>,
-                         winograd4_bfloats = kKernel<F1, F4, WinogradFloats, std::uint16_t>;
+                         winograd4_bfloats = kKernel<F1, F4, WinogradFloats, std::uint16_t>,
+                         winograd4_words =
+                             kKernel<F1, WholeF4, WinogradWords<WordPairs>, std::uint8_t>,
+                         winograd4_words_vnni =
+                             kKernel<F1, WholeF4, WinogradWords<VnniWordPairs>, std::uint8_t>;
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

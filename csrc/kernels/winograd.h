@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/epilogue.h"
+#include "kernels/dots.h"
 
 namespace torch_blocked::kernels {
 
@@ -14,7 +14,8 @@ namespace torch_blocked::kernels {
 struct WinogradShape {
   std::int64_t ic, oc, block;
   std::array<std::int64_t, 3> in, out, padding;
-  bool stream;  // write dst past the cache
+  bool stream;                      // write dst past the cache
+  std::uint8_t padding_number = 0;  // what stands for 0, in src of bytes
 };
 
 // `count` tiles of dst from `first` on, numbered along w, then h and d, then through the images.
@@ -28,6 +29,11 @@ struct WinogradDst {
   const void* residual;  // numbers as those of dst; may be null
   void* dst;
   Epilogue epilogue;
+  // Of bytes, instead of bias and epilogue: as those of DotTiles, with channels of all vectors.
+  const DotChannels* channels = nullptr;
+  const DotEnd* end = nullptr;
+  float residual_scale = 0;
+  bool is_float32 = false;
 };
 
 // Weights by strides in elements, so that OC and IC may be exchanged and the kernel flipped (by
@@ -46,7 +52,9 @@ struct WinogradWeights {
 //   dst:      dst                    = epilogue(A^T M A + bias)
 // with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
 // floats; their inner order is the kernels' own. src and dst are float32 or, on vectors of whole
-// blocks, bfloat16; so are V and U, which are multiplied. All else is float32.
+// blocks, bfloat16; so are V and U, which are multiplied. All else is float32. Of src and weights
+// of bytes V and U are words, whose products are exact, and M is kFactor^2 = 576 times what it
+// should be.
 struct Winograd {
   std::array<std::int64_t, 3> tile;  // outputs along d, h, w
   std::int64_t positions;

@@ -8,16 +8,21 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
+template <typename Products>
+constexpr bool kIsWhole = std::is_same_v<typename Products::Sum, Index>;
+
 // v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kGroupChannels] = v u;
-// u of bfloat16 is [ic / 2, kVectors * kWidth, 2].
+// u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that `is_begun` it is added.
 // Prefetches a line of each row of `ahead`, which is as large as u.
 template <typename Products, int kTiles, int kVectors, typename Number = Products::Number>
-void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead) {
+void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead,
+              bool is_begun) {
   constexpr int kRow = kVectors * kWidth * Products::kChannels;
   constexpr int kSums = kTiles * kVectors;
-  Vec total[kSums], sum[kSums];
-#pragma GCC unroll 16
-  for (int i = 0; i < kSums; ++i) total[i] = sum[i] = Vec(0.f);
+  using Sum = typename Products::Sum;
+  Sum total[kSums], sum[kSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < kSums; ++i) total[i] = sum[i] = Sum(0);
   for (; ic > 0; ic -= kWidth, v += kTiles * kWidth) {
     const Number* end = v + std::min(ic, kWidth);
     for (const Number* lane = v; lane < end;
@@ -39,21 +44,27 @@ void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       total[i] = total[i] + sum[i];
-      sum[i] = Vec(0.f);
+      sum[i] = Sum(0);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kTiles; ++i) {
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      const Vec& all = (Products::kSumVectors ? total : sum)[i * kVectors + j];
-      all.store(m + i * kGroupChannels + j * kWidth);
+      const Sum& all = (Products::kSumVectors ? total : sum)[i * kVectors + j];
+      float* to = m + i * kGroupChannels + j * kWidth;
+      if constexpr (kIsWhole<Products>) {
+        const Vec value = to_floats(all);
+        (is_begun ? Vec::loadu(to) + value : value).store(to);
+      } else {
+        all.store(to);
+      }
     }
   }
 }
 
 template <typename Number>
-using Multiply = void (*)(const Number*, const Number*, float*, std::int64_t, const Number*);
+using Multiply = void (*)(const Number*, const Number*, float*, std::int64_t, const Number*, bool);
 
 template <typename Products, int... i>
 constexpr std::array<std::array<Multiply<typename Products::Number>, 2>, sizeof...(i)> table_of(
@@ -86,8 +97,12 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
     std::int64_t line = 0;
     for_groups(tiles, Products::kTiles, [&](std::int64_t first, std::int64_t count) {
       const auto& of_tiles = kMultiply<Products>[static_cast<std::size_t>(count - 1)];
-      of_tiles[static_cast<std::size_t>(channels / kWidth - 1)](
-          v + first * padded_ic, u, m + first * kGroupChannels, shape.ic, ahead + line);
+      for (std::int64_t ic = 0; ic < shape.ic; ic += Products::kMostInputs) {
+        of_tiles[static_cast<std::size_t>(channels / kWidth - 1)](
+            v + first * padded_ic + ic * count, u + ic * channels, m + first * kGroupChannels,
+            std::min(shape.ic - ic, Products::kMostInputs), ahead + ic * channels + line, ic > 0);
+        if (Products::kMostInputs >= shape.ic) break;
+      }
       line = (line + kLine<Number>) % (channels * Products::kChannels);
     });
     v += v_stride<Products>(shape.ic, tiles);
@@ -101,5 +116,13 @@ template void winograd_multiply<WinogradFloats>(const WinogradShape&, std::int64
 template void winograd_multiply<WinogradBfloats>(const WinogradShape&, std::int64_t, std::int64_t,
                                                  std::int64_t, const std::uint16_t*,
                                                  const std::uint16_t*, float*);
+template void winograd_multiply<WinogradWords<WordPairs>>(const WinogradShape&, std::int64_t,
+                                                          std::int64_t, std::int64_t,
+                                                          const std::int16_t*, const std::int16_t*,
+                                                          float*);
+template void winograd_multiply<WinogradWords<VnniWordPairs>>(const WinogradShape&, std::int64_t,
+                                                              std::int64_t, std::int64_t,
+                                                              const std::int16_t*,
+                                                              const std::int16_t*, float*);
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

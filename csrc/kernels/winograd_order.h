@@ -1,7 +1,7 @@
 // What the Winograd sources share: the inner order of V, U and M.
 //
 //   V [positions, | groups of tiles, IC vectors, tiles of the group, kWidth | + pad]
-//   U [groups of OC, positions, IC, channels of the group]; of bfloat16
+//   U [groups of OC, positions, IC, channels of the group]; of 16 bits
 //     [groups of OC, positions, IC / 2, channels of the group, 2]
 //   M [positions, | tiles, kGroupChannels | + pad]
 //
@@ -28,6 +28,7 @@ inline constexpr std::int64_t kLine = 64 / sizeof(Number);  // numbers of a cach
 // adding up each vector of input channels on its own brings the error from 10 times down to 3 times
 // that of oneDNN's AVX-512 kernels, which sum so too (AVX2: from 1.4 times), and costs no time.
 struct WinogradFloats : Floats {
+  static constexpr std::int64_t kMostInputs = std::numeric_limits<std::int64_t>::max();
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int kTiles = 7;
   static constexpr bool kSumVectors = true;
@@ -39,10 +40,25 @@ struct WinogradFloats : Floats {
 
 // Beside the rounding to bfloat16 that of the sums is nothing, so that all registers can hold sums.
 struct WinogradBfloats : Bfloats {
+  static constexpr std::int64_t kMostInputs = std::numeric_limits<std::int64_t>::max();
 #if defined(CPU_CAPABILITY_AVX512)
   static constexpr int kTiles = 14;
 #else
   static constexpr int kTiles = 4;  // products of 16 bits take registers, too
+#endif
+  static constexpr bool kSumVectors = false;
+};
+
+// Words of bytes of src and of weights in F(4x4) at whole points: the largest product is that of
+// 18 * 255 and 49 * 128, of which a sum of 74 stays within 32 bits. Sums of kMostInputs channels
+// are exact; they are added up as float32.
+template <typename Pairs>
+struct WinogradWords : Pairs {
+  static constexpr std::int64_t kMostInputs = 64;
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int kTiles = 14;
+#else
+  static constexpr int kTiles = 6;
 #endif
   static constexpr bool kSumVectors = false;
 };

@@ -57,16 +57,78 @@ struct Steps {
   std::int64_t plane, row, pixel;
 };
 
-template <typename T, int kLanes, int depth, int... rows, typename From, typename To>
-inline void src_pass(Rows<rows...>, const From* src, const Steps& steps, To* v,
+// kWidth words of a pixel, and of two. Vectors of GCC, which keeps their arrays in registers; those
+// of a class of them it does not.
+using PixelWords [[gnu::vector_size(2 * kWidth)]] = std::int16_t;
+using PairWords [[gnu::vector_size(4 * kWidth)]] = std::int16_t;
+
+// Bytes of a pixel as words, or of two.
+TORCH_BLOCKED_INLINE inline PixelWords load_words(const std::uint8_t* src) {
+  using Bytes [[gnu::vector_size(kWidth)]] = std::uint8_t;
+  Bytes bytes;
+  std::memcpy(&bytes, src, sizeof bytes);
+  return __builtin_convertvector(bytes, PixelWords);
+}
+
+TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
+                                                 const std::uint8_t* next) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const auto *first = reinterpret_cast<const __m128i_u*>(src),
+             *second = reinterpret_cast<const __m128i_u*>(next);
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(*first), *second, 1);
+  return reinterpret_cast<PairWords>(_mm512_cvtepu8_epi16(both));
+#else
+  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
+  const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(next));
+  return reinterpret_cast<PairWords>(_mm256_cvtepu8_epi16(_mm_unpacklo_epi64(first, second)));
+#endif
+}
+
+template <typename Words>
+TORCH_BLOCKED_INLINE inline void put_words(const Words& words, std::int16_t* dst) {
+  std::memcpy(dst, &words, sizeof words);
+}
+
+// kLanes channels of the pixels of a tile, and words of those of two, all from the first pixel on.
+template <int kLanes, typename From>
+struct OneTile {
+  const From* src;
+
+  auto load(std::int64_t offset) const { return load_lanes<kLanes>(src + offset); }
+  template <typename To>
+  static void store(const Vec& value, To* v) {
+    store_lanes<kLanes>(value, v);
+  }
+};
+
+template <int kLanes>
+struct OneTile<kLanes, std::uint8_t> {
+  const std::uint8_t* src;
+
+  TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const { return load_words(src + offset); }
+  static void store(const PixelWords& value, std::int16_t* v) { put_words(value, v); }
+};
+
+struct TwoTiles {
+  const std::uint8_t *src, *next;
+
+  TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const {
+    return load_words(src + offset, next + offset);
+  }
+  static void store(const PairWords& value, std::int16_t* v) { put_words(value, v); }
+};
+
+template <typename T, int depth, int... rows, typename Source, typename To>
+inline void src_pass(Rows<rows...>, const Source& src, const Steps& steps, To* v,
                      std::int64_t stride) {
   using Plane = typename T::Plane;
   constexpr int kRows[] = {rows...};
-  Vec t[sizeof...(rows)][Plane::kTile];
+  using Lanes = std::remove_cvref_t<decltype(src.load(0))>;
+  Lanes t[sizeof...(rows)][Plane::kTile];
   unrolled<Plane::kTile>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template src<depth>([&](int plane) {
-        return load_lanes<kLanes>(src + plane * steps.plane + i * steps.row + column * steps.pixel);
+        return src.load(plane * steps.plane + i * steps.row + column * steps.pixel);
       });
     };
     unrolled<sizeof...(rows)>(
@@ -74,37 +136,75 @@ inline void src_pass(Rows<rows...>, const From* src, const Steps& steps, To* v,
   });
   unrolled<sizeof...(rows)>([&]<int i>() {
     unrolled<Plane::kTile>([&]<int column>() {
-      const Vec value = Plane::template src<column>([&](int j) { return t[i][j]; });
-      store_lanes<kLanes>(value, v + (kRows[i] * Plane::kTile + column) * stride);
+      const Lanes value = Plane::template src<column>([&](int j) { return t[i][j]; });
+      Source::store(value, v + (kRows[i] * Plane::kTile + column) * stride);
     });
   });
 }
 
-template <typename T, int kLanes, int depth, typename... passes, typename From, typename To>
-inline void src_plane(Passes<passes...>, const From* src, const Steps& steps, To* v,
+template <typename T, int depth, typename... passes, typename Source, typename To>
+inline void src_plane(Passes<passes...>, const Source& src, const Steps& steps, To* v,
                       std::int64_t stride) {
-  (src_pass<T, kLanes, depth>(passes(), src, steps, v, stride), ...);
+  (src_pass<T, depth>(passes(), src, steps, v, stride), ...);
 }
 
-// The tile at (d, h, w) of an image with zeros around it, [planes, kTile, kTile, kLanes].
+// B^T src B; position p to v + p * stride.
+template <typename T, typename Source, typename To>
+inline void src_planes(const Source& src, const Steps& steps, To* v, std::int64_t stride) {
+  unrolled<T::Depth::kTile>([&]<int depth>() {
+    src_plane<T, depth>(typename T::Plane::SrcPasses(), src, steps, v + depth * T::kPlane * stride,
+                        stride);
+  });
+}
+
+inline Steps steps_of(const WinogradShape& shape) {
+  return {shape.in[1] * shape.in[2] * shape.block, shape.in[2] * shape.block, shape.block};
+}
+
+// The first pixel of src of a tile, which may lie in the padding.
+struct Corner {
+  std::int64_t d, h, w;
+
+  template <typename T>
+  Corner(const WinogradShape& shape, const Walk<T>& at)
+      : d(at.d - shape.padding[0]), h(at.h - shape.padding[1]), w(at.w - shape.padding[2]) {}
+  std::int64_t offset(const Steps& steps) const {
+    return d * steps.plane + h * steps.row + w * steps.pixel;
+  }
+};
+
+// Whether all pixels of a tile are in src.
+template <typename T>
+inline bool is_inside(const WinogradShape& shape, const Corner& at) {
+  constexpr int kTile = T::Plane::kTile;
+  return at.d >= 0 && at.h >= 0 && at.w >= 0 && at.d + T::Depth::kTile <= shape.in[0] &&
+         at.h + kTile <= shape.in[1] && at.w + kTile <= shape.in[2];
+}
+
+// A tile of an image with padding around it, [planes, kTile, kTile, kLanes].
 template <typename T, int kLanes, typename Number>
-void padded_tile(const WinogradShape& shape, const Number* image, std::int64_t d, std::int64_t h,
-                 std::int64_t w, Number* tile) {
+void padded_tile(const WinogradShape& shape, const Number* image, const Corner& at, Number* tile) {
   constexpr int kTile = T::Plane::kTile;
   const auto fill = [&](const Number* row, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < kTile; ++i, tile += kLanes) {
-      const bool inside = i >= begin && i < end;
-      store_lanes<kLanes>(inside ? load_lanes<kLanes>(row + i * shape.block) : Vec(0.f), tile);
+      if (i >= begin && i < end) {
+        std::memcpy(tile, row + i * shape.block, kLanes * sizeof(Number));
+      } else {
+        std::fill_n(tile, kLanes, static_cast<Number>(shape.padding_number));
+      }
     }
   };
-  for (std::int64_t plane = d; plane < d + T::Depth::kTile; ++plane) {
-    for (std::int64_t i = h; i < h + kTile; ++i) {
+  for (std::int64_t plane = at.d; plane < at.d + T::Depth::kTile; ++plane) {
+    for (std::int64_t i = at.h; i < at.h + kTile; ++i) {
       const bool inside = plane >= 0 && plane < shape.in[0] && i >= 0 && i < shape.in[1];
-      fill(image + ((plane * shape.in[1] + i) * shape.in[2] + w) * shape.block, -w,
-           inside ? shape.in[2] - w : 0);
+      fill(image + ((plane * shape.in[1] + i) * shape.in[2] + at.w) * shape.block, -at.w,
+           inside ? shape.in[2] - at.w : 0);
     }
   }
 }
+
+template <typename T, int kLanes>
+inline constexpr Steps kPaddedSteps{T::kPlane * kLanes, T::Plane::kTile * kLanes, kLanes};
 
 // Prefetches what the tile two further on reads first: 6 rows at a time are too many for the
 // hardware prefetcher. With src in L3 this saves a quarter of the time.
@@ -124,25 +224,35 @@ inline void prefetch_tile(const Number* tile, const Steps& steps) {
 template <typename T, int kLanes, typename From, typename To>
 inline void src_tile(const WinogradShape& shape, const From* image, const Walk<T>& at, To* v,
                      std::int64_t stride) {
-  constexpr int kTile = T::Plane::kTile;
-  const std::int64_t d = at.d - shape.padding[0], h = at.h - shape.padding[1],
-                     w = at.w - shape.padding[2];
-  const bool inside = d >= 0 && h >= 0 && w >= 0 && d + T::Depth::kTile <= shape.in[0] &&
-                      h + kTile <= shape.in[1] && w + kTile <= shape.in[2];
+  const Corner corner(shape, at);
   alignas(64) From padded[T::kPositions * kLanes];
-  Steps steps{shape.in[1] * shape.in[2] * shape.block, shape.in[2] * shape.block, shape.block};
+  Steps steps = steps_of(shape);
   const From* src = padded;
-  if (inside) {
-    src = image + d * steps.plane + h * steps.row + w * steps.pixel;
+  if (is_inside<T>(shape, corner)) {
+    src = image + corner.offset(steps);
     prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);
   } else {
-    padded_tile<T, kLanes>(shape, image, d, h, w, padded);
-    steps = {T::kPlane * kLanes, kTile * kLanes, kLanes};
+    padded_tile<T, kLanes>(shape, image, corner, padded);
+    steps = kPaddedSteps<T, kLanes>;
   }
-  unrolled<T::Depth::kTile>([&]<int depth>() {
-    src_plane<T, kLanes, depth>(typename T::Plane::SrcPasses(), src, steps,
-                                v + depth * T::kPlane * stride, stride);
-  });
+  src_planes<T>(OneTile<kLanes, From>{src}, steps, v, stride);
+}
+
+// The same of a vector of two tiles of bytes, which follow each other in V.
+template <typename T>
+inline void src_tiles(const WinogradShape& shape, const std::array<const std::uint8_t*, 2>& images,
+                      const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
+  const Corner first(shape, at[0]), second(shape, at[1]);
+  alignas(64) std::uint8_t padded[2][T::kPositions * kWidth];
+  Steps steps = steps_of(shape);
+  if (is_inside<T>(shape, first) && is_inside<T>(shape, second)) {
+    return src_planes<T>(
+        TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)}, steps, v,
+        stride);
+  }
+  padded_tile<T, kWidth>(shape, images[0], first, padded[0]);
+  padded_tile<T, kWidth>(shape, images[1], second, padded[1]);
+  src_planes<T>(TwoTiles{padded[0], padded[1]}, kPaddedSteps<T, kWidth>, v, stride);
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY::winograd

@@ -121,6 +121,57 @@ struct F3 {
   }
 };
 
+// F(4, 3) of integers: at 0, +-1, +-2 and infinity, with G times the least that makes it whole and
+// A^T times 24, of which each row takes back what that of G has. All but the division by 24 of each
+// dim is exact. src is words, all else float32.
+struct WholeF4 {
+  static constexpr int kM = 4, kTile = 6, kTaps = 3, kFactor = 24;
+  using SrcPasses = F4::SrcPasses;
+  using DstPasses = F4::DstPasses;
+
+  // B^T: [4 0 -5 0 1 0], [0 -4 -4 1 1 0], [0 4 -4 -1 1 0], [0 -2 -1 2 1 0], [0 2 -1 -2 1 0],
+  // [0 4 0 -5 0 1]
+  template <int row, typename R>
+  TORCH_BLOCKED_INLINE static auto src(R&& r) {
+    if constexpr (row == 0) {
+      return ((r(0) - r(2)) << 2) + (r(4) - r(2));
+    } else if constexpr (row == 5) {
+      return ((r(1) - r(3)) << 2) + (r(5) - r(3));
+    } else if constexpr (row < 3) {
+      const auto even = r(4) - (r(2) << 2), odd = r(3) - (r(1) << 2);
+      if constexpr (row == 1) return even + odd;
+      return even - odd;
+    } else {
+      const auto even = r(4) - r(2), odd = (r(3) - r(1)) << 1;
+      if constexpr (row == 3) return even + odd;
+      return even - odd;
+    }
+  }
+
+  // 24 A^T
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    if constexpr (row % 2 == 0) {
+      const Vec sum1 = r(1) + r(2), sum2 = r(3) + r(4);
+      if constexpr (row == 0) return fma(6.f, r(0), fma(-4.f, sum1, sum2));
+      return Vec(4.f) * (sum2 - sum1);
+    } else {
+      const Vec difference1 = r(1) - r(2), difference2 = r(3) - r(4);
+      if constexpr (row == 1) return fma(-4.f, difference1, difference2 + difference2);
+      return fma(-4.f, difference1, fma(8.f, difference2, Vec(24.f) * r(5)));
+    }
+  }
+
+  // G: [1 0 0], [1 1 1], [1 -1 1], [1 2 4], [1 -2 4], [0 0 1]
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(2);
+    constexpr float point = (row < 3 ? 1.f : 2.f) * (row % 2 == 1 ? 1.f : -1.f);
+    return fma(point, fma(point, r(2), r(1)), r(0));
+  }
+};
+
 struct F2 {
   static constexpr int kM = 2, kTile = 4, kTaps = 3;
   using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3>>;
@@ -154,7 +205,7 @@ struct F1 {
   static constexpr int kM = 1, kTile = 1, kTaps = 1;
 
   template <int row, typename R>
-  static Vec src(R&& r) {
+  static auto src(R&& r) {
     return r(0);
   }
 

@@ -51,8 +51,9 @@ Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2
 
 bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
 
-// Whatever the dtype is.
-const char* refuses_sizes(const Problem& p) {
+}  // namespace
+
+const char* refuses_winograd_sizes(const Problem& p) {
   const auto all = [](const Dims& dims, std::int64_t value) {
     return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
   };
@@ -67,6 +68,8 @@ const char* refuses_sizes(const Problem& p) {
   if (!p.blocked()) return "reads and writes one blocked format only";
   return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
 }
+
+namespace {
 
 bool possible(const Problem& p) { return !refuses_winograd(p); }
 
@@ -96,8 +99,9 @@ std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
          ceil_div(out[2], tile[2]);
 }
 
-// weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides, float32 or bfloat16 -> U.
-at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
+}  // namespace
+
+at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat);
   const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
   const std::int64_t lanes = p.dst_format.blocks(oc) * p.dst_format.block;
@@ -141,6 +145,8 @@ at::Tensor pack(const Winograd& kernel, const Problem& p, const at::Tensor& narr
   return packed;
 }
 
+namespace {
+
 struct Units {
   std::int64_t tiles, blocks, groups;  // blocks of tiles, groups of output channels
   std::int64_t rows;                   // tiles that the kernel multiplies at a time
@@ -182,10 +188,10 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   return {tiles, blocks, groups, rows};
 }
 
-void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
-         const Epilogue& epilogue, const ConvolutionBuffers& buffers) {
-  const kernels::WinogradDst dst{static_cast<const float*>(buffers.bias), buffers.residual,
-                                 buffers.dst, epilogue};
+}  // namespace
+
+void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
+                  const void* src, const void* weights, const kernels::WinogradDst& dst) {
   const Units units = units_of(kernel, shape, tiles);
   share_units(units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
     const std::int64_t most = units.largest();
@@ -195,8 +201,8 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
     std::int64_t in_v = -1;  // the block whose src is transformed there
     const auto run_unit = [&](std::int64_t i, std::int64_t group) {
       const WinogradTiles block = units.block(i);
-      if (std::exchange(in_v, i) != i) kernel.src(shape, block, buffers.src, v);
-      kernel.multiply(shape, block.count, group, v, buffers.weights, m);
+      if (std::exchange(in_v, i) != i) kernel.src(shape, block, src, v);
+      kernel.multiply(shape, block.count, group, v, weights, m);
       kernel.dst(shape, block, group, m, dst);
     };
     for (Range piece; pieces.next(piece);) {
@@ -207,15 +213,21 @@ void run(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
   });
 }
 
+namespace {
+
 ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
   return ConvolutionPlan{
       .weights_format =
           text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
                kernel.input_channels > 1 ? "/pairs" : "", p.transposed ? "/transposed" : ""),
-      .pack = [p, &kernel](const at::Tensor& weight) { return pack(kernel, p, weight); },
+      .pack = [p, &kernel](const at::Tensor& weight) { return pack_winograd(kernel, p, weight); },
       .run =
-          [epilogue = p.epilogue, &kernel, shape = shape_of(p), tiles = tiles_of(p, kernel.tile)](
-              const ConvolutionBuffers& buffers) { run(kernel, shape, tiles, epilogue, buffers); },
+          [epilogue = p.epilogue, &kernel, shape = shape_of(p),
+           tiles = tiles_of(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+            run_winograd(
+                kernel, shape, tiles, buffers.src, buffers.weights,
+                {static_cast<const float*>(buffers.bias), buffers.residual, buffers.dst, epilogue});
+          },
       .loops_only = true};
 }
 
@@ -350,13 +362,13 @@ bool winograd_possible(const Problem& p) { return possible(p); }
 
 const char* refuses_winograd(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
-  return refuses_sizes(p);
+  return refuses_winograd_sizes(p);
 }
 
 const char* refuses_winograd_bfloat16(const Problem& p) {
   if (p.dtype != at::kBFloat16) return "is for bfloat16";
   if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
-  if (const char* refusal = refuses_sizes(p)) return refusal;
+  if (const char* refusal = refuses_winograd_sizes(p)) return refusal;
   if (is_deep(p)) return "takes 3x3 kernels only";
   return p.dst_format.block == kernels::kernels().width ? nullptr : "takes the CPU's own blocks";
 }

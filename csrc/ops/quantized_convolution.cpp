@@ -127,6 +127,7 @@ namespace {
 const QuantizedConvolutionImplementations kImplementations(
     "quantized_convolution",
     {{"dots_depthwise", plan_dots_depthwise, estimate_dots_depthwise, {}, refuses_dots_depthwise},
+     {"winograd_words", plan_winograd_words, estimate_winograd_words, {}, refuses_winograd_words},
      {"dots", plan_dots, estimate_dots, {}, refuses_dots}});
 
 }  // namespace

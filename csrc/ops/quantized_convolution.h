@@ -62,6 +62,13 @@ std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(
 double estimate_dots_depthwise(const QuantizedConvolutionProblem& problem);
 const char* refuses_dots_depthwise(const QuantizedConvolutionProblem& problem);
 
+// By Winograd's F(4x4, 3x3) in words, which is exact: a quarter of the products, each of which
+// takes twice as long.
+std::optional<QuantizedConvolutionPlan> plan_winograd_words(
+    const QuantizedConvolutionProblem& problem);
+double estimate_winograd_words(const QuantizedConvolutionProblem& problem);
+const char* refuses_winograd_words(const QuantizedConvolutionProblem& problem);
+
 // What becomes of the sums of each vector of `width` channels, as kernels::DotChannels, and its
 // name; and of those of a general end.
 std::string dot_channels_format(const QuantizedConvolutionProblem& problem);

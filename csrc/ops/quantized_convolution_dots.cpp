@@ -16,7 +16,9 @@ const char* refuses_dots(const Problem& p) {
   return nullptr;
 }
 
-double estimate_dots(const Problem& p) { return direct_microseconds(p.sizes) / 4; }
+double estimate_dots(const Problem& p) {
+  return direct_microseconds(p.sizes) / (multiplies_bytes() ? 4 : 2);
+}
 
 std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
   if (refuses_dots(p)) return std::nullopt;

@@ -88,6 +88,39 @@ std::optional<Call> plan_transpose(const Reorder& reorder) {
   return [&reorder] { run_ours(reorder); };
 }
 
+// Pictures of bytes, which quantized convolutions read as nChw4c: where oneDNN's takes 54 us on two
+// threads and 25 on one for [1, 3, 224, 224], it takes 4.
+bool is_picture(const Reorder& r) {
+  return r.dst.format.block == 4 && r.dims[1] <= 4 && !r.src.is_blocked() &&
+         r.src.tensor.itemsize() == 1 && !r.changes_dtype() && format_of(r.src.tensor) != kStrided;
+}
+
+void run_picture(const Reorder& r) {
+  const bool planes = r.src.tensor.is_contiguous();
+  const std::int64_t images = r.dims[0], channels = r.dims[1];
+  const std::int64_t pixels = r.src.tensor.numel() / (images * channels);
+  const auto* src = static_cast<const std::uint8_t*>(r.src.tensor.const_data_ptr());
+  auto* dst = static_cast<std::uint8_t*>(r.dst.tensor.mutable_data_ptr());
+  constexpr std::int64_t kPart = 1024;  // pixels
+  const std::int64_t parts = ceil_div(pixels, kPart);
+  parallel_units(images * parts, kPart * 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t image = i / parts, first = i % parts * kPart;
+      kernels::kernels().block_picture({.src = src + image * pixels * channels,
+                                        .pixel_stride = planes ? 1 : channels,
+                                        .channel_stride = planes ? pixels : 1,
+                                        .dst = dst + image * pixels * 4,
+                                        .channels = channels},
+                                       first, std::min(first + kPart, pixels));
+    }
+  });
+}
+
+std::optional<Call> plan_picture(const Reorder& reorder) {
+  if (!is_picture(reorder)) return std::nullopt;
+  return [&reorder] { run_picture(reorder); };
+}
+
 // oneDNN, unless it has only a reference kernel or cannot express the strides.
 std::optional<Call> plan_onednn(const Reorder& reorder) {
   const at::Tensor &src = reorder.src.tensor, &dst = reorder.dst.tensor;
@@ -173,6 +206,7 @@ std::optional<Call> plan_aten(const Reorder& reorder) {
 // Fastest first; ATen takes what is left.
 const Implementations<Reorder, Call> kImplementations(
     "reorder", {{"transpose", plan_transpose},
+                {"picture", plan_picture},
                 {"onednn", plan_onednn},
                 {"aten", plan_aten, nullptr, {.last_resort = true}}});
 
