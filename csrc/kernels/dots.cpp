@@ -67,6 +67,7 @@ template <typename Dot, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles& t,
                                                                   const std::uint8_t* first) {
   constexpr std::int64_t kBits = 4, kVector = kWidth * kBits;
+  constexpr std::int64_t kAhead = 8192;
   Sums<Dot, kPixels, kVectors> sums(t.channels);
   const std::uint8_t* weights = t.weights;
   constexpr int kHalf = kPixels / 2;  // pixels of the first of two rows
@@ -76,8 +77,10 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
     const std::uint8_t* src = first + segment->offset;
     for (const std::uint8_t* src_end = src + segment->groups * kBits; src < src_end; src += kBits) {
       Index w[kVectors];
-      unrolled<kVectors>([&]<int j>()
-                             TORCH_BLOCKED_INLINE { w[j] = Index::loadu(weights + j * kVector); });
+      unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+        w[j] = Index::loadu(weights + j * kVector);
+        __builtin_prefetch(weights + j * kVector + kAhead);
+      });
       unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
         const std::int64_t at = i < kHalf ? i * t.src_step : second + (i - kHalf) * t.src_step;
         const Index x = repeat_bits(src + at);
