@@ -46,7 +46,12 @@ def test_other_geometry_of_winograd(words):
     check(Conv(18, 20, (1, 3, 3), ndim=3, padding=1), torch.randn(2, 18, 3, 8, 7), by=words)
     huge = Conv(16, 16, padding=1, to=(1e-10, 3))
     check(huge, 1e3 * torch.randn(2, 16, 9, 11), by=words)
-    for kernel, geometry in ((3, {"stride": 2}), (5, {}), (3, {"groups": 16}), (3, {"dilation": 2})):
+    for kernel, geometry in (
+        (3, {"stride": 2}),
+        (5, {}),
+        (3, {"groups": 16}),
+        (3, {"dilation": 2}),
+    ):
         with pytest.raises(NotImplementedError, match="expected a problem for winograd_words"):
             check(Conv(16, 16, kernel, **geometry), torch.randn(1, 16, 9, 11))
 

@@ -611,23 +611,6 @@ def test_what_differs_from_the_recorded_run_is_found(monkeypatch):
     assert optimized.choice == "model"
 
 
-@pytest.mark.parametrize("tune", ("all", 1, None))
-def test_tune_is_one_of_three(tune):
-    with pytest.raises(ValueError, match="expected tune as True, False or 'full'"):
-        tb.optimize(nn.Conv2d(3, 16, 3).eval(), torch.randn(1, 3, 9, 9), tune=tune)
-
-
-def test_full_tuning_times_more():
-    """Plain convolutions between blocked ones promise nothing."""
-    model = nn.Sequential(*(nn.Conv2d(64, 64, 1) for _ in range(3))).eval()
-    x = torch.randn(1, 64, 40, 40)
-    full, usual = (
-        blocked(model, x, tune=tune)._forms[0].compiled.times() for tune in ("full", True)
-    )
-    assert len(full) > len(usual) and not any(" nchw-nchw " in each for each in usual)
-    assert any(" nchw-nchw " in each for each in full)
-
-
 @pytest.mark.parametrize("dropout", (nn.Dropout, nn.Dropout2d, nn.AlphaDropout))
 def test_dropout_that_is_on_stays_on(dropout):
     """As Monte Carlo dropout keeps it, in a model that is else in evaluation mode."""

@@ -147,7 +147,11 @@ double Planner::descend(const std::vector<Value>& groups) {
         format = other;
         if (!(least_cost() < worth_timing * least)) continue;
         const double total = cost();
-        // A change should win more than rounding: formats that cost the same stay.
+        // A change should win more than rounding: formats that cost the same stay. What it is
+        // compared with may have been timed again since, because the times contradict each other.
+        if (!(total < 0.9995 * least)) continue;
+        format = kept;
+        least = cost();
         if (total < 0.9995 * least) {
           least = total;
           kept = other;

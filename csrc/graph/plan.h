@@ -74,6 +74,8 @@ class Tuner {
   Tuner without_timing() const;
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
+  // The same once it was timed anew: the lesser time counts. For a time that another contradicts.
+  std::optional<Choice> again(const Contest& contest);
   // All implementations that take the problem, timed now; empty where nothing is to be run.
   const std::vector<Choice>& all(const Contest& contest);
   bool enabled() const { return timing_ != Timing::kNothing; }
@@ -86,7 +88,7 @@ class Tuner {
  private:
   std::string key_of(const Contest& contest) const;
   std::optional<Choice> found(const Contest& contest);
-  std::optional<Choice> measured(const Contest& contest, const std::string& name);
+  std::optional<Choice> measured(const Contest& contest);
   void tell(const std::string& words);
 
   Timing timing_;

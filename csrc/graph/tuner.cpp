@@ -241,14 +241,22 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   if (const auto found = given_.find(name); found != given_.end()) {
     if (!found->second || takes_part(*found->second)) return known_[name] = found->second;
   }
-  if (enabled()) return known_[name] = measured(contest, name);
+  if (enabled()) return known_[name] = measured(contest);
   const auto like = of_layers_.find(contest.layer);
   const char* preferred = like == of_layers_.end() ? nullptr : like->second.c_str();
   const char* estimated = contest.estimated(preferred);
   return known_[name] = estimated ? std::optional(Choice{estimated, 0}) : std::nullopt;
 }
 
-std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::string& name) {
+std::optional<Tuner::Choice> Tuner::again(const Contest& contest) {
+  const auto before = best(contest);
+  if (!enabled() || !before) return before;
+  const auto choice = measured(contest);
+  return choice && choice->microseconds < before->microseconds ? known_[key_of(contest)] = choice
+                                                               : before;
+}
+
+std::optional<Tuner::Choice> Tuner::measured(const Contest& contest) {
   tell(contest.words);
   std::vector<Contender> contenders;
   add_contenders(contenders, contest, contest.implementations);
@@ -262,7 +270,7 @@ std::optional<Tuner::Choice> Tuner::measured(const Contest& contest, const std::
   const Choice choice{best->implementation, best->microseconds()};
   if (best->rounds > 0 && !path_.empty()) {  // a busy machine's word is good for today only
     std::ofstream(path_, std::ios::app)
-        << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
+        << key_of(contest) << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
   }
   return choice;
 }

@@ -1,5 +1,5 @@
-// Convolutions of bytes by Winograd's F(4x4, 3x3) in words: sums are exact, as those of all products
-// are, and only what A^T makes of them is rounded, to float32.
+// Convolutions of bytes by Winograd's F(4x4, 3x3) in words: sums are exact, as those of all
+// products are, and only what A^T makes of them is rounded, to float32.
 #include "kernels/kernels.h"
 #include "ops/convolution_time.h"
 #include "ops/convolution_winograd.h"
@@ -43,9 +43,9 @@ const char* refuses_winograd_words(const Problem& p) {
                                                               : "makes the CPU's own blocks";
 }
 
-// In products of words, which take half the time of an FMA, as those of bytes a quarter: 36 for each
-// tile, whose transforms of src and dst take as long as 400 each. Measured on Zen 5 with VNNI, one
-// thread, G/s of products of a direct convolution, by it and by dots:
+// In products of words, which take half the time of an FMA, as those of bytes a quarter: 36 for
+// each tile, whose transforms of src and dst take as long as 400 each. Measured on Zen 5 with VNNI,
+// one thread, G/s of products of a direct convolution, by it and by dots:
 //   64@56   1490 1090    128@28 1740 1100    256@14 1500 1090    512@7 850 940    64@224 1400 1090
 //   256@56  1930 1120    512@28 2020 1110    512@14 1460 1040    64@7  925 825    16@56   625  740
 double estimate_winograd_words(const Problem& p) {
