@@ -123,8 +123,9 @@ def test_bfloat16_by_dot_products(channels, geometry):
     assert (error <= exact.abs() * 2**-8 + 1e-3).all()
 
 
-# Error in the Euclidean norm: F(4x4) rounds its result only, F(2x2) what it multiplies, too.
-WINOGRAD = {"winograd4_bfloat16": 2e-3, "winograd2_bfloat16": 5e-3}
+# Error in the Euclidean norm: F(4x4) in float32 rounds its result only, in fixed point what it
+# multiplies to 10 bits and more, F(2x2) to 8.
+WINOGRAD = {"winograd4_bfloat16": 2e-3, "winograd4_fixed": 2.5e-3, "winograd2_bfloat16": 5e-3}
 TILES = [
     {},
     {"padding": 0, "bias": False},
@@ -152,6 +153,87 @@ def test_bfloat16_by_winograd(implementation, tiles):
         assert y.shape == exact.shape
         error = (y.to_dense().double() - exact).norm()
         assert error <= WINOGRAD[implementation] * exact.norm()
+
+
+FIXED = "winograd4_fixed"
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e20, 1e30])
+def test_numbers_of_any_size_in_fixed_point(scale):
+    conv = nn.Conv2d(17, 24, 3, padding=1, bias=False).bfloat16()
+    x = (scale * torch.randn(2, 17, 13, 15)).bfloat16()
+    x[0, 3] = 0
+    y = by(FIXED, conv, x)
+    if y is None:
+        return
+    exact = copy.deepcopy(conv).double()(x.double())
+    error = (y.to_dense().double() - exact).abs().max()
+    # As in all of avx512_bf16, what is almost denormal counts as 0.
+    assert error <= max(8e-3 * exact.abs().max(), 1e-32)
+    zero = by(FIXED, conv, torch.zeros_like(x))
+    assert torch.equal(zero.to_dense(), torch.zeros_like(exact).bfloat16())
+
+
+def test_sizes_of_channels_differ_in_fixed_point():
+    """One of src 50 times as large as the others; those of weights by up to 1e6."""
+    conv = nn.Conv2d(70, 24, 3, padding=1, bias=False)
+    conv.weight.data *= torch.logspace(-3, 3, 24).view(-1, 1, 1, 1)
+    x = torch.randn(2, 70, 13, 15)
+    x[:, 5] *= 50
+    conv, x = conv.bfloat16(), x.bfloat16()
+    y = by(FIXED, conv, x)
+    if y is None:
+        return
+    exact = copy.deepcopy(conv).double()(x.double())
+    error = (y.to_dense().double() - exact).abs().amax((0, 2, 3)) / exact.abs().amax((0, 2, 3))
+    assert error.max() <= 1.5e-2
+
+
+def test_no_sum_overflows_in_fixed_point():
+    """The largest words that src can make at a position meet equal weights in all channels. An
+    overflow would be off by as much as all products add up to."""
+    conv = nn.Conv2d(200, 24, 3, bias=False).bfloat16()
+    conv.weight.data.fill_(1.0)
+    for signs in ([1, -1, -1, 1], [1, 1, 1, 1], [1, -1, 1, -1]):
+        signs = torch.tensor(signs).repeat(4)
+        x = (signs[:, None] * signs).bfloat16().expand(1, 200, 16, 16).contiguous()
+        y = by(FIXED, conv, x)
+        if y is None:
+            return
+        exact = F.conv2d(x.double(), conv.weight.double())
+        assert (y.to_dense().double() - exact).abs().max() <= 0.01 * 9 * 200
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_in_fixed_point_reaches_its_tiles(value):
+    conv = nn.Conv2d(33, 24, 3, padding=1).bfloat16()
+    x = torch.randn(1, 33, 26, 27).bfloat16()
+    usual = by(FIXED, conv, x)
+    if usual is None:
+        return
+    for row, column in ((0, 0), (9, 11), (12, 14), (25, 26)):
+        marked = x.clone()
+        marked[0, 7, row, column] = value
+        result, usual_dense = by(FIXED, conv, marked).to_dense(), usual.to_dense()
+        reached = torch.zeros(26, 27, dtype=torch.bool)
+        for h in range(0, 26, 4):
+            for w in range(0, 27, 4):
+                if h - 1 <= row < h + 5 and w - 1 <= column < w + 5:
+                    reached[h : h + 4, w : w + 4] = True
+        assert result[..., reached].isnan().all()
+        assert torch.equal(result[..., ~reached], usual_dense[..., ~reached])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_in_fixed_point(value):
+    conv, x = nn.Conv2d(33, 24, 3).bfloat16(), torch.randn(1, 33, 9, 9).bfloat16()
+    conv.weight.data[5, 3, 1, 1] = value
+    y = by(FIXED, conv, x)
+    if y is None:
+        return
+    result = y.to_dense()
+    assert result[:, 5].isnan().all()
+    assert result[:, [i for i in range(24) if i != 5]].isfinite().all()
 
 
 def is_refused(model, x):

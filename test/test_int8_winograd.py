@@ -58,7 +58,7 @@ def test_other_geometry_of_winograd(words):
 
 @torch.no_grad()
 def test_no_sum_of_winograd_overflows(words):
-    """The largest words of src, 18 * 255, meet those of weights, 49 * 127, in each of 200 channels."""
+    """The largest words of src, 18 * 255, meet those of weights, 49 * 127, in all 200 channels."""
     model = Conv(200, 16, bias=False, src=(1.0, 0), to=None).eval()
     model.weight.fill_(127)
     model.scale.fill_(1)

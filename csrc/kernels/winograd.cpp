@@ -56,30 +56,184 @@ template <typename T, typename Products>
   }
 }
 
+// The larger of each lane of `most` and the absolute value of bfloat16 at src, as their bits, whose
+// order is that of the values.
+template <typename Words>
+TORCH_BLOCKED_INLINE inline void take_larger(Words& most, const std::uint16_t* src) {
+  Words bits;
+  std::memcpy(&bits, src, sizeof bits);
+  bits &= std::int16_t{0x7fff};
+  most = most > bits ? most : bits;
+}
+
+// The same of `pixels` of a row, two at a time, the last but one twice where they are odd.
+template <int kPixels>
+TORCH_BLOCKED_INLINE inline void take_row(PairWords& most, const std::uint16_t* row) {
+  if constexpr (kPixels == 1) {
+    PixelWords alone{};
+    take_larger(alone, row);
+    PairWords both{};
+    std::memcpy(&both, &alone, sizeof alone);
+    most = most > both ? most : both;
+  } else {
+    unrolled<(kPixels + 1) / 2>([&]<int i>() TORCH_BLOCKED_INLINE {
+      take_larger(most, row + std::min(2 * i, kPixels - 2) * kWidth);
+    });
+  }
+}
+
+// The same of [IC vectors, rows, kPixels, kWidth].
+template <int kPixels>
+void take_pixels(PairWords& most, const std::uint16_t* src, std::int64_t vectors,
+                 std::int64_t vector_step, std::int64_t rows, std::int64_t row_step) {
+  for (; vectors > 0; --vectors, src += vector_step) {
+    for (std::int64_t i = 0; i < rows; ++i) take_row<kPixels>(most, src + i * row_step);
+  }
+}
+
+// The largest absolute value in a tile; NaN if one is.
+template <typename T>
+float largest_value(const WinogradShape& shape, const std::uint16_t* image, const Corner& at) {
+  static_assert(T::Plane::kTile == 6);
+  static constexpr std::array kTake{take_pixels<1>, take_pixels<2>, take_pixels<3>,
+                                    take_pixels<4>, take_pixels<5>, take_pixels<6>};
+  const auto inside = [](std::int64_t from) { return std::max<std::int64_t>(from, 0); };
+  const std::int64_t h = inside(at.h), w = inside(at.w);
+  const std::int64_t rows = std::min(at.h + T::Plane::kTile, shape.in[1]) - h,
+                     pixels = std::min(at.w + T::Plane::kTile, shape.in[2]) - w;
+  if (at.d < 0 || at.d >= shape.in[0] || pixels <= 0 || rows <= 0) return 0;
+  const Steps steps = steps_of(shape);
+  PairWords most{};
+  kTake[static_cast<std::size_t>(pixels - 1)](
+      most, image + at.d * steps.plane + h * steps.row + w * steps.pixel,
+      (shape.ic + kWidth - 1) / kWidth, shape.in[0] * steps.plane, rows, steps.row);
+  return largest_bfloat(most);
+}
+
+// What the products of a tile are multiplied by, where its largest value makes the largest word:
+// NaN where values are none or infinite, so that all outputs of the tile are NaN. What is as small
+// as almost denormal counts as 0.
+inline float tile_scale(float largest, float largest_word) {
+  constexpr float kSmall = 1e-33f;
+  if (!std::isfinite(largest)) return std::nanf("");
+  return largest > kSmall ? largest / largest_word : 0;
+}
+
+// The same as transform_src in fixed point: V ends with what the products of each tile are
+// multiplied by.
+template <typename T, typename Products>
+[[gnu::flatten]] void transform_fixed_src(const WinogradShape& shape, WinogradTiles tiles,
+                                          const std::uint16_t* src, std::int16_t* v) {
+  const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
+                     padded_ic = round_up(shape.ic, kWidth);
+  const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
+  const std::int64_t image = padded_ic / kWidth * block_size;
+  auto* scales = reinterpret_cast<float*>(v + T::kPositions * stride);
+  Walk<T> at(shape, tiles.first);
+  for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
+    const float largest = largest_value<T>(shape, src + at.image * image, Corner(shape, at));
+    scales[i] = tile_scale(largest, Products::kLargest);
+  }
+  for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {
+    at = Walk<T>(shape, tiles.first);
+    for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
+      std::int16_t* to = v + begin * padded_ic + vector * count * kWidth;
+      for (std::int64_t i = 0; i < count; ++i, to += kWidth, at.next()) {
+        const float factor = scales[begin + i] > 0 ? 1 / scales[begin + i] : 0;
+        fixed_tile<T>(shape, src + at.image * image, at, factor, to, stride);
+      }
+    });
+  }
+}
+
 // What happens to an output on its way to dst, of which it is number `at`. A `Stored` kind of it is
 // made for a vector of channels from `channel` on, `count` of which there are.
+
+// Numbers of dst, with a zero tail.
 template <typename Number>
-struct Real {
-  static constexpr bool kInTwo = false, kWholeRows = false;
+struct Stores {
   Vec bias, lanes;  // lanes: all bits of the channels there are, none of the tail
-  Finish finish;
   Number* dst;
   bool stream;
 
-  Real(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
+  Stores(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
       : bias(to.bias && count ? Vec::loadu(to.bias + channel, count) : Vec(0.f)),
         lanes(lanes_mask(count)),
-        finish(to.epilogue, to.residual, to.dst),
         dst(static_cast<Number*>(to.dst)),
         stream(streams) {}
 
   template <int kLanes>
-  void put(const Vec& sum, std::int64_t at) const {
-    const Vec value = finish(sum + bias, dst + at, kLanes) & lanes;
+  void store(const Vec& value, std::int64_t at) const {
     if constexpr (std::is_same_v<Number, float> && kLanes == kWidth) {
-      if (stream) return kernels::CPU_CAPABILITY::stream(value, dst + at);
+      if (stream) return kernels::CPU_CAPABILITY::stream(value & lanes, dst + at);
     }
-    store_lanes<kLanes>(value, dst + at);
+    store_lanes<kLanes>(value & lanes, dst + at);
+  }
+};
+
+// A residual and bounds, or less: all that there is of most epilogues. Where functions are called,
+// no sum stays in a register: 64@56 of bfloat16 takes 205 us so, 233 with all kinds of epilogues.
+template <typename Number>
+struct Bounded {
+  static constexpr bool kInTwo = false, kWholeRows = false;
+  Stores<Number> stores;
+  const Number* residual;
+  bool is_clamped;
+  Vec least, most;
+
+  Bounded(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
+      : stores(to, channel, count, streams),
+        residual(to.epilogue.residual ? static_cast<const Number*>(to.residual) : nullptr),
+        is_clamped(last(to.epilogue).kind == Activation::Kind::kClamp),
+        least(last(to.epilogue).alpha),
+        most(last(to.epilogue).beta) {}
+
+  static const Activation& last(const Epilogue& e) { return e.residual ? e.after : e.before; }
+  static bool takes(const Epilogue& e) {
+    const auto is_clamp = [](const Activation& a) {
+      return a.kind == Activation::Kind::kNone || a.kind == Activation::Kind::kClamp;
+    };
+    return is_clamp(last(e)) && (!e.residual || e.before.kind == Activation::Kind::kNone);
+  }
+
+  template <int kLanes>
+  void put(const Vec& sum, std::int64_t at) const {
+    Vec value = sum + stores.bias;
+    if (residual) value = value + load_lanes<kLanes>(residual + at);
+    if (is_clamped) value = at::vec::minimum(at::vec::maximum(value, least), most);
+    stores.template store<kLanes>(value, at);
+  }
+};
+
+// Any epilogue.
+template <typename Number>
+struct Finished {
+  static constexpr bool kInTwo = true, kWholeRows = false;
+  Stores<Number> stores;
+  Finish finish;
+
+  Finished(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
+      : stores(to, channel, count, streams), finish(to.epilogue, to.residual, to.dst) {}
+
+  template <int kLanes>
+  void put(const Vec& sum, std::int64_t at) const {
+    stores.template store<kLanes>(finish(sum + stores.bias, stores.dst + at, kLanes), at);
+  }
+};
+
+// Of fixed point.
+template <typename Stored>
+struct Scaled {
+  static constexpr bool kInTwo = Stored::kInTwo, kWholeRows = false;
+  Stored stored;
+  Vec scale;
+
+  Scaled(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
+      : stored(to, channel, count, streams), scale(Vec::loadu(to.scales + channel)) {}
+
+  template <int kLanes>
+  void put(const Vec& sum, std::int64_t at) const {
+    stored.template put<kLanes>(sum * scale, at);
   }
 };
 
@@ -341,6 +495,45 @@ void put_weights(const Taps<T>* taps, std::int64_t stride, Short* u) {
   }
 }
 
+// The largest sum of absolute values over the positions, for each channel of a vector; at least
+// twice the largest value.
+template <typename T>
+Vec largest_sum(const WinogradWeights& w, std::int64_t channel, std::int64_t count,
+                std::int64_t begin, std::int64_t end) {
+  Taps<T> taps;
+  alignas(64) float sums[T::kPositions][kWidth] = {};
+  Vec most(0.f);
+  for (std::int64_t ic = begin; ic < end; ++ic) {
+    taps.load(w, channel, count, ic);
+    unrolled<T::Depth::kTile>([&]<int depth>() {
+      weights_plane<T, depth>(taps.values, [&](int position, const Vec& value) {
+        const Vec absolute = value.abs();
+        (Vec::loadu(sums[position]) + absolute).store(sums[position]);
+        most = at::vec::maximum(most, absolute + absolute);
+      });
+    });
+  }
+  for (const auto& sum : sums) most = at::vec::maximum(most, Vec::loadu(sum));
+  return most;
+}
+
+// NaN where a weight is one, or infinite.
+template <typename T, typename Products>
+void transform_weight_scales(const WinogradWeights& w, std::int64_t channel, float* scales) {
+  const std::int64_t count = std::clamp<std::int64_t>(w.oc - channel, 0, kWidth);
+  Vec most(0.f);
+  for (std::int64_t ic = 0; ic < w.ic; ic += Products::kMostInputs) {
+    most = at::vec::maximum(
+        most, largest_sum<T>(w, channel, count, ic, std::min(w.ic, ic + Products::kMostInputs)));
+  }
+  alignas(64) float all[kWidth];
+  most.store(all);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    const bool is_usual = all[i] > 0 && std::isfinite(all[i]);
+    scales[i] = is_usual ? Products::kLargestSum / all[i] : all[i] - all[i] + 1;
+  }
+}
+
 template <typename T, typename Products>
 void transform_weights(const WinogradWeights& w, std::int64_t channel, std::int64_t begin,
                        std::int64_t end, std::int64_t padded_oc, void* packed) {
@@ -367,8 +560,11 @@ struct KernelOf {
   using Multiplied = typename Products::Number;
   static constexpr bool kHalves = sizeof(Number) == sizeof(float);
 
+  static constexpr bool kIsFixed = requires { Products::kLargest; };
+
   static std::int64_t v_size(const WinogradShape& shape, std::int64_t tiles) {
-    return T::kPositions * v_stride<Products>(shape.ic, tiles) / Products::kChannels;
+    const std::int64_t scales = kIsFixed ? round_up(tiles, kLine<float>) : 0;
+    return T::kPositions * v_stride<Products>(shape.ic, tiles) / Products::kChannels + scales;
   }
 
   static std::int64_t m_size(const WinogradShape&, std::int64_t tiles) {
@@ -383,7 +579,10 @@ struct KernelOf {
     if constexpr (kHalves && kWidth > 8) {
       if (shape.block % kWidth != 0) return run.template operator()<8>();
     }
-    if constexpr (std::is_same_v<Number, std::uint8_t>) {
+    if constexpr (kIsFixed) {
+      transform_fixed_src<T, Products>(shape, tiles, static_cast<const Number*>(from),
+                                       static_cast<Multiplied*>(v));
+    } else if constexpr (std::is_same_v<Number, std::uint8_t>) {
       transform_byte_src<T, Products>(shape, tiles, static_cast<const Number*>(from),
                                       static_cast<Multiplied*>(v));
     } else {
@@ -391,19 +590,32 @@ struct KernelOf {
     }
   }
 
-  static void dst(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group,
-                  const float* m, const WinogradDst& to) {
+  template <typename Stored>
+  static void store(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group,
+                    const float* m, const WinogradDst& to) {
     if constexpr (kHalves && kWidth > 8) {
       if (shape.block % kWidth != 0) {
-        return transform_dst<T, 8, Real<Number>>(shape, tiles, group, m, to);
+        return transform_dst<T, 8, Stored>(shape, tiles, group, m, to);
       }
     }
+    transform_dst<T, kWidth, Stored>(shape, tiles, group, m, to);
+  }
+
+  static void dst(const WinogradShape& shape, WinogradTiles tiles, std::int64_t group,
+                  const float* m, const WinogradDst& to) {
     if constexpr (std::is_same_v<Number, std::uint8_t>) {
-      to.end ? transform_dst<T, kWidth, EndedBytes>(shape, tiles, group, m, to)
-             : transform_dst<T, kWidth, BoundedBytes>(shape, tiles, group, m, to);
+      (to.end ? store<EndedBytes> : store<BoundedBytes>)(shape, tiles, group, m, to);
     } else {
-      transform_dst<T, kWidth, Real<Number>>(shape, tiles, group, m, to);
+      using Usual = std::conditional_t<kIsFixed, Scaled<Bounded<Number>>, Bounded<Number>>;
+      using Any = std::conditional_t<kIsFixed, Scaled<Finished<Number>>, Finished<Number>>;
+      const bool is_usual = Bounded<Number>::takes(to.epilogue);
+      (is_usual ? store<Usual> : store<Any>)(shape, tiles, group, m, to);
     }
+  }
+
+  static constexpr auto weight_scales() -> decltype(Winograd::weight_scales) {
+    if constexpr (kIsFixed) return transform_weight_scales<T, Products>;
+    return nullptr;
   }
 
   static void multiply(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
@@ -419,6 +631,7 @@ struct KernelOf {
                                    .multiply = multiply,
                                    .dst = dst,
                                    .weights = transform_weights<T, Products>,
+                                   .weight_scales = weight_scales(),
                                    .channels = kGroupChannels,
                                    .input_channels = Products::kChannels,
                                    .group_tiles = Products::kTiles,
@@ -436,7 +649,8 @@ template <typename Along, typename Across, typename Products = WinogradFloats,
 constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across>, Products, Number>::kTable;
 
 extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3,
-    winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni;
+    winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni, winograd4_fixed,
+    winograd4_fixed_vnni;
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
@@ -445,6 +659,10 @@ constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4
                          winograd4_words =
                              kKernel<F1, WholeF4, WinogradWords<WordPairs>, std::uint8_t>,
                          winograd4_words_vnni =
-                             kKernel<F1, WholeF4, WinogradWords<VnniWordPairs>, std::uint8_t>;
+                             kKernel<F1, WholeF4, WinogradWords<VnniWordPairs>, std::uint8_t>,
+                         winograd4_fixed =
+                             kKernel<F1, FixedF4, WinogradFixed<WordPairs>, std::uint16_t>,
+                         winograd4_fixed_vnni =
+                             kKernel<F1, FixedF4, WinogradFixed<VnniWordPairs>, std::uint16_t>;
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

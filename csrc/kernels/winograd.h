@@ -34,6 +34,8 @@ struct WinogradDst {
   const DotEnd* end = nullptr;
   float residual_scale = 0;
   bool is_float32 = false;
+  // Of fixed point: what outputs of each channel are multiplied by.
+  const float* scales = nullptr;
 };
 
 // Weights by strides in elements, so that OC and IC may be exchanged and the kernel flipped (by
@@ -54,7 +56,7 @@ struct WinogradWeights {
 // floats; their inner order is the kernels' own. src and dst are float32 or, on vectors of whole
 // blocks, bfloat16; so are V and U, which are multiplied. All else is float32. Of src and weights
 // of bytes V and U are words, whose products are exact, and M is kFactor^2 = 576 times what it
-// should be.
+// should be. In fixed point V and U are words, too, and V ends with a scale for each tile.
 struct Winograd {
   std::array<std::int64_t, 3> tile;  // outputs along d, h, w
   std::int64_t positions;
@@ -66,6 +68,9 @@ struct Winograd {
   // Fills U for the vector of width() output channels from `channel` on, ic in [begin, end).
   void (*weights)(const WinogradWeights& weights, std::int64_t channel, std::int64_t begin,
                   std::int64_t end, std::int64_t padded_oc, void* u);
+  // In fixed point, else null: factors of the weights of the vector of output channels from
+  // `channel` on, with which they make the largest words that sums allow.
+  void (*weight_scales)(const WinogradWeights& weights, std::int64_t channel, float* scales);
   std::int64_t channels;        // output channels of a group: 2 vectors
   std::int64_t input_channels;  // of one 32-bit product; U has whole ones, and `begin` is one's
   // Tiles multiplied at a time: a block of tiles is best a multiple of it.

@@ -9,14 +9,18 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
 template <typename Products>
+constexpr bool kIsFixed = requires { Products::kLargest; };
+
+template <typename Products>
 constexpr bool kIsWhole = std::is_same_v<typename Products::Sum, Index>;
 
 // v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kGroupChannels] = v u;
-// u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that `is_begun` it is added.
+// u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that `is_begun` it is added. In fixed point
+// each tile has a scale.
 // Prefetches a line of each row of `ahead`, which is as large as u.
 template <typename Products, int kTiles, int kVectors, typename Number = Products::Number>
 void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead,
-              bool is_begun) {
+              bool is_begun, const float* scales) {
   constexpr int kRow = kVectors * kWidth * Products::kChannels;
   constexpr int kSums = kTiles * kVectors;
   using Sum = typename Products::Sum;
@@ -54,7 +58,7 @@ void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const
       const Sum& all = (Products::kSumVectors ? total : sum)[i * kVectors + j];
       float* to = m + i * kGroupChannels + j * kWidth;
       if constexpr (kIsWhole<Products>) {
-        const Vec value = to_floats(all);
+        const Vec value = kIsFixed<Products> ? to_floats(all) * Vec(scales[i]) : to_floats(all);
         (is_begun ? Vec::loadu(to) + value : value).store(to);
       } else {
         all.store(to);
@@ -64,7 +68,8 @@ void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const
 }
 
 template <typename Number>
-using Multiply = void (*)(const Number*, const Number*, float*, std::int64_t, const Number*, bool);
+using Multiply = void (*)(const Number*, const Number*, float*, std::int64_t, const Number*, bool,
+                          const float*);
 
 template <typename Products, int... i>
 constexpr std::array<std::array<Multiply<typename Products::Number>, 2>, sizeof...(i)> table_of(
@@ -89,6 +94,8 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
   const std::int64_t padded_ic = round_up(shape.ic, kWidth),
                      rows = round_up(shape.ic, Products::kChannels);
   u += first_channel * positions * rows;
+  const auto* scales =
+      reinterpret_cast<const float*>(v + positions * v_stride<Products>(shape.ic, tiles));
   for (std::int64_t position = 0; position < positions; ++position) {
     // One position's U stays in L1 or L2 for all groups of tiles. Where there are several, they
     // prefetch the next position's U: otherwise the first group waits for it, while memory idles
@@ -100,7 +107,8 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
       for (std::int64_t ic = 0; ic < shape.ic; ic += Products::kMostInputs) {
         of_tiles[static_cast<std::size_t>(channels / kWidth - 1)](
             v + first * padded_ic + ic * count, u + ic * channels, m + first * kGroupChannels,
-            std::min(shape.ic - ic, Products::kMostInputs), ahead + ic * channels + line, ic > 0);
+            std::min(shape.ic - ic, Products::kMostInputs), ahead + ic * channels + line, ic > 0,
+            scales + first);
         if (Products::kMostInputs >= shape.ic) break;
       }
       line = (line + kLine<Number>) % (channels * Products::kChannels);
@@ -120,6 +128,14 @@ template void winograd_multiply<WinogradWords<WordPairs>>(const WinogradShape&, 
                                                           std::int64_t, std::int64_t,
                                                           const std::int16_t*, const std::int16_t*,
                                                           float*);
+template void winograd_multiply<WinogradFixed<WordPairs>>(const WinogradShape&, std::int64_t,
+                                                          std::int64_t, std::int64_t,
+                                                          const std::int16_t*, const std::int16_t*,
+                                                          float*);
+template void winograd_multiply<WinogradFixed<VnniWordPairs>>(const WinogradShape&, std::int64_t,
+                                                              std::int64_t, std::int64_t,
+                                                              const std::int16_t*,
+                                                              const std::int16_t*, float*);
 template void winograd_multiply<WinogradWords<VnniWordPairs>>(const WinogradShape&, std::int64_t,
                                                               std::int64_t, std::int64_t,
                                                               const std::int16_t*,

@@ -63,6 +63,14 @@ struct WinogradWords : Pairs {
   static constexpr bool kSumVectors = false;
 };
 
+// Words of floats, each tile of src and each output channel of weights scaled for it: the largest
+// words of src are kLargest, and the absolute values of weights in any kMostInputs input channels
+// of a position add up to kLargestSum at most, so that sums stay within 32 bits.
+template <typename Pairs>
+struct WinogradFixed : WinogradWords<Pairs> {
+  static constexpr float kLargest = 32760, kLargestSum = 65500;
+};
+
 // Numbers between positions.
 template <typename Products>
 inline std::int64_t v_stride(std::int64_t ic, std::int64_t tiles) {

@@ -84,6 +84,24 @@ TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
 #endif
 }
 
+// The float32 of the largest of lanes that are bits of bfloat16 without signs.
+inline float largest_bfloat(const PairWords& bits) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const auto all = reinterpret_cast<__m512i>(bits);
+  const __m256i two =
+      _mm256_max_epi16(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+#else
+  const auto two = reinterpret_cast<__m256i>(bits);
+#endif
+  const __m128i one = _mm_max_epi16(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+  // There is an instruction for the least of eight: of all ones less these.
+  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(one, _mm_set1_epi16(-1)));
+  const std::uint32_t wide = (~static_cast<std::uint32_t>(_mm_cvtsi128_si32(least)) & 0xffff) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
 template <typename Words>
 TORCH_BLOCKED_INLINE inline void put_words(const Words& words, std::int16_t* dst) {
   std::memcpy(dst, &words, sizeof words);
@@ -95,9 +113,22 @@ struct OneTile {
   const From* src;
 
   auto load(std::int64_t offset) const { return load_lanes<kLanes>(src + offset); }
-  template <typename To>
-  static void store(const Vec& value, To* v) {
+  template <int row, int column, typename To>
+  void store(const Vec& value, To* v) const {
     store_lanes<kLanes>(value, v);
+  }
+};
+
+// The same in fixed point.
+template <typename Plane>
+struct FixedTile {
+  const std::uint16_t* src;
+  float scale;
+
+  auto load(std::int64_t offset) const { return load_bfloats(src + offset); }
+  template <int row, int column>
+  void store(const Vec& value, std::int16_t* v) const {
+    store_words(value * Vec(scale * (Plane::kShare[row] * Plane::kShare[column])), v);
   }
 };
 
@@ -106,7 +137,10 @@ struct OneTile<kLanes, std::uint8_t> {
   const std::uint8_t* src;
 
   TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const { return load_words(src + offset); }
-  static void store(const PixelWords& value, std::int16_t* v) { put_words(value, v); }
+  template <int row, int column>
+  void store(const PixelWords& value, std::int16_t* v) const {
+    put_words(value, v);
+  }
 };
 
 struct TwoTiles {
@@ -115,7 +149,10 @@ struct TwoTiles {
   TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const {
     return load_words(src + offset, next + offset);
   }
-  static void store(const PairWords& value, std::int16_t* v) { put_words(value, v); }
+  template <int row, int column>
+  void store(const PairWords& value, std::int16_t* v) const {
+    put_words(value, v);
+  }
 };
 
 template <typename T, int depth, int... rows, typename Source, typename To>
@@ -137,7 +174,7 @@ inline void src_pass(Rows<rows...>, const Source& src, const Steps& steps, To* v
   unrolled<sizeof...(rows)>([&]<int i>() {
     unrolled<Plane::kTile>([&]<int column>() {
       const Lanes value = Plane::template src<column>([&](int j) { return t[i][j]; });
-      Source::store(value, v + (kRows[i] * Plane::kTile + column) * stride);
+      src.template store<kRows[i], column>(value, v + (kRows[i] * Plane::kTile + column) * stride);
     });
   });
 }
@@ -184,21 +221,18 @@ inline bool is_inside(const WinogradShape& shape, const Corner& at) {
 // A tile of an image with padding around it, [planes, kTile, kTile, kLanes].
 template <typename T, int kLanes, typename Number>
 void padded_tile(const WinogradShape& shape, const Number* image, const Corner& at, Number* tile) {
-  constexpr int kTile = T::Plane::kTile;
-  const auto fill = [&](const Number* row, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = 0; i < kTile; ++i, tile += kLanes) {
-      if (i >= begin && i < end) {
-        std::memcpy(tile, row + i * shape.block, kLanes * sizeof(Number));
-      } else {
-        std::fill_n(tile, kLanes, static_cast<Number>(shape.padding_number));
-      }
-    }
-  };
+  constexpr std::int64_t kTile = T::Plane::kTile;
+  const auto padding = static_cast<Number>(shape.padding_number);
+  const std::int64_t begin = std::clamp<std::int64_t>(-at.w, 0, kTile),
+                     end = std::clamp(shape.in[2] - at.w, begin, kTile);
   for (std::int64_t plane = at.d; plane < at.d + T::Depth::kTile; ++plane) {
-    for (std::int64_t i = at.h; i < at.h + kTile; ++i) {
-      const bool inside = plane >= 0 && plane < shape.in[0] && i >= 0 && i < shape.in[1];
-      fill(image + ((plane * shape.in[1] + i) * shape.in[2] + at.w) * shape.block, -at.w,
-           inside ? shape.in[2] - at.w : 0);
+    for (std::int64_t h = at.h; h < at.h + kTile; ++h, tile += kTile * kLanes) {
+      std::fill_n(tile, kTile * kLanes, padding);
+      if (plane < 0 || plane >= shape.in[0] || h < 0 || h >= shape.in[1]) continue;
+      const Number* row = image + ((plane * shape.in[1] + h) * shape.in[2] + at.w) * shape.block;
+      for (std::int64_t i = begin; i < end; ++i) {
+        std::memcpy(tile + i * kLanes, row + i * shape.block, kLanes * sizeof(Number));
+      }
     }
   }
 }
@@ -236,6 +270,22 @@ inline void src_tile(const WinogradShape& shape, const From* image, const Walk<T
     steps = kPaddedSteps<T, kLanes>;
   }
   src_planes<T>(OneTile<kLanes, From>{src}, steps, v, stride);
+}
+
+// The same in fixed point.
+template <typename T>
+inline void fixed_tile(const WinogradShape& shape, const std::uint16_t* image, const Walk<T>& at,
+                       float factor, std::int16_t* v, std::int64_t stride) {
+  const Corner corner(shape, at);
+  Steps steps = steps_of(shape);
+  if (is_inside<T>(shape, corner)) {
+    const std::uint16_t* src = image + corner.offset(steps);
+    prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);
+    return src_planes<T>(FixedTile<typename T::Plane>{src, factor}, steps, v, stride);
+  }
+  alignas(64) std::uint16_t padded[T::kPositions * kWidth];
+  padded_tile<T, kWidth>(shape, image, corner, padded);
+  src_planes<T>(FixedTile<typename T::Plane>{padded, factor}, kPaddedSteps<T, kWidth>, v, stride);
 }
 
 // The same of a vector of two tiles of bytes, which follow each other in V.

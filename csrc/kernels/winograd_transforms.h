@@ -121,6 +121,43 @@ struct F3 {
   }
 };
 
+// F(4, 3) with rows of B^T and G that are alike in size, for words of few bits: B^T is F4's, of
+// which a value is at most 1 / kShare times the largest of src; rows of G have length 1; A^T takes
+// both back.
+struct FixedF4 : F4 {
+  // 1 / the sum of the absolute values of a row of B^T.
+  static constexpr float kShare[] = {1 / 4.5f,        1 / 5.12132034f, 1 / 5.12132034f,
+                                     1 / 3.62132034f, 1 / 3.62132034f, 1 / 4.5f};
+  // What A^T multiplies rows 0 and 5, 1 and 2, 3 and 4 by: these sums times the length of G's rows,
+  // 1, sqrt(7) / 3 and sqrt(7) / 6.
+  static constexpr float kEnds = 4.5f, kOuter = 4.51659113f, kInner = 1.59686912f;
+
+  template <int row, typename R>
+  static Vec dst(R&& r) {
+    if constexpr (row % 2 == 0) {
+      const Vec sum1 = r(1) + r(2), sum2 = r(3) + r(4);
+      if constexpr (row == 2) return fma(0.5f * kOuter, sum1, Vec(2 * kInner) * sum2);
+      return fma(kEnds, r(0), fma(kOuter, sum1, Vec(kInner) * sum2));
+    } else {
+      const Vec difference1 = r(1) - r(2), difference2 = r(3) - r(4);
+      if constexpr (row == 1) {
+        return fma(kHalfSqrt2 * kOuter, difference1, Vec(kSqrt2 * kInner) * difference2);
+      }
+      return fma(kHalfSqrt2 / 2 * kOuter, difference1,
+                 fma(2 * kSqrt2 * kInner, difference2, Vec(kEnds) * r(5)));
+    }
+  }
+
+  template <int row, typename R>
+  static Vec weights(R&& r) {
+    if constexpr (row == 0) return r(0);
+    if constexpr (row == 5) return r(2);
+    constexpr float sign = row % 2 == 1 ? 1.f : -1.f, seventh = 0.37796447f;  // 1 / sqrt(7)
+    if constexpr (row < 3) return Vec(-seventh) * fma(sign * kSqrt2, r(1), r(0) + r(0) + r(2));
+    return Vec(seventh) * fma(sign * kSqrt2, r(1), r(0) + r(2) + r(2));
+  }
+};
+
 // F(4, 3) of integers: at 0, +-1, +-2 and infinity, with G times the least that makes it whole and
 // A^T times 24, of which each row takes back what that of G has. All but the division by 24 of each
 // dim is exact. src is words, all else float32.

@@ -1,5 +1,5 @@
 // Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, one group.
-// float32, and bfloat16 for kernels of one tap along depth.
+// float32, and bfloat16 for kernels of one tap along depth, in float32, bfloat16 or fixed point.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
 // takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
@@ -8,6 +8,10 @@
 // in order.
 #include "ops/convolution_winograd.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/reciprocal.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -99,17 +103,17 @@ std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
          ceil_div(out[2], tile[2]);
 }
 
-}  // namespace
+std::int64_t padded_outputs(const Winograd& kernel, std::int64_t oc, std::int64_t block) {
+  return round_up(round_up(oc, block), kernel.channels / 2);
+}
 
-at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
-  const at::Tensor weight = narrow.to(at::kFloat);
-  const std::int64_t oc = p.dst_dims[1], ic = p.src_dims[1], width = kernel.channels / 2;
-  const std::int64_t lanes = p.dst_format.blocks(oc) * p.dst_format.block;
-  const std::int64_t padded_oc = round_up(lanes, width);
-  const at::Tensor packed = empty_pooled(
-      {kernel.positions * ceil_div(ic, kernel.input_channels) * padded_oc}, weight.options());
-  trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
+// Floats of U.
+std::int64_t u_size(const Winograd& kernel, const WinogradShape& shape) {
+  return kernel.positions * ceil_div(shape.ic, kernel.input_channels) *
+         padded_outputs(kernel, shape.oc, shape.block);
+}
+
+kernels::WinogradWeights weights_of(const Problem& p, const at::Tensor& weight) {
   const float* data = weight.const_data_ptr<float>();
   Sizes3 strides = as_3d(weight.strides().slice(2), 0);
   const Sizes3 taps = spatial_of(p.weight_dims);
@@ -117,14 +121,26 @@ at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Ten
     data += (taps[i] - 1) * strides[i];
     strides[i] = -strides[i];
   }
-  const kernels::WinogradWeights weights{.data = data,
-                                         .oc = oc,
-                                         .ic = ic,
-                                         .oc_stride = weight.stride(p.transposed ? 1 : 0),
-                                         .ic_stride = weight.stride(p.transposed ? 0 : 1),
-                                         .d_stride = strides[0],
-                                         .h_stride = strides[1],
-                                         .w_stride = strides[2]};
+  return {.data = data,
+          .oc = p.dst_dims[1],
+          .ic = p.src_dims[1],
+          .oc_stride = weight.stride(p.transposed ? 1 : 0),
+          .ic_stride = weight.stride(p.transposed ? 0 : 1),
+          .d_stride = strides[0],
+          .h_stride = strides[1],
+          .w_stride = strides[2]};
+}
+
+}  // namespace
+
+at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
+  const at::Tensor weight = narrow.to(at::kFloat);
+  const std::int64_t ic = p.src_dims[1], width = kernel.channels / 2;
+  const std::int64_t padded_oc = padded_outputs(kernel, p.dst_dims[1], p.dst_format.block);
+  const at::Tensor packed = empty_pooled({u_size(kernel, shape_of(p))}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
+  const kernels::WinogradWeights weights = weights_of(p, weight);
   float* u = packed.mutable_data_ptr<float>();
   // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
   constexpr std::int64_t kChannels = 16;
@@ -241,6 +257,35 @@ std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& k
   return with_float_bias(plan_of(p, kernel), p.dst_dims[1]);
 }
 
+const Winograd& fixed_kernel() {
+  const kernels::Kernels& table = kernels::kernels();
+  return multiplies_bytes() ? *table.winograd4_fixed_vnni : *table.winograd4_fixed;
+}
+
+// [padded output channels] for weight [OC, IC, *kernel].
+at::Tensor fixed_scales(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
+  const kernels::WinogradWeights weights = weights_of(p, weight);
+  const std::int64_t width = kernel.channels / 2;
+  const std::int64_t padded_oc = padded_outputs(kernel, weights.oc, p.dst_format.block);
+  const at::Tensor scales = at::empty({padded_oc}, at::kFloat);
+  auto* to = scales.mutable_data_ptr<float>();
+  parallel_units(padded_oc / width, kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      kernel.weight_scales(weights, i * width, to + i * width);
+  });
+  return scales;
+}
+
+// U of weights times their scales, and then 1 / these.
+at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
+  const at::Tensor weight = narrow.to(at::kFloat), scales = fixed_scales(kernel, p, weight);
+  Dims shape(static_cast<std::size_t>(weight.dim()), 1);
+  shape[p.transposed ? 1 : 0] = p.dst_dims[1];
+  const at::Tensor of_channels = scales.narrow(0, 0, p.dst_dims[1]).view(shape);
+  const at::Tensor u = pack_winograd(kernel, p, at::mul(weight, of_channels));
+  return at::cat({u, at::reciprocal(scales)});
+}
+
 // At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in
 // front, which make the padding even, tap 2 a + phase of a kernel is tap a of the phase's kernel:
 //   src [IC, H, W]          -> [4 IC, H / 2, W / 2], channel (row phase, column phase, ic)
@@ -334,6 +379,12 @@ struct Costs {
 //   64@56  298 310 210    128@28 323 376 216    256@14 262 406 209    512@7  137 299 183
 //   16@56  137 134 155    32@112 250 253 214    64@14  157 208 168    512@28 372 454 228
 constexpr Costs kBfloats{.f4 = {{1, 4, 4}, 36, 600, 400}, .f2 = {{1, 2, 2}, 8, 200, 100}};
+// F(4x4) in fixed point, two products in one instruction. GF/s of it, F(2x2) and F(4x4) in float32
+// on Zen 5, one thread:
+//   64@56  1125 820 790    128@28 1340 940 855    256@14 1190 1015 640    512@28 1750 1130 950
+// and with AVX2, without VNNI:
+//   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
+constexpr Cost kFixed{{1, 4, 4}, 18, 650, 400};
 constexpr Costs kFlat{.f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}},
     kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450}, .f2 = {{1, 2, 2}, 16, 90, 125}},
     kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200}, .f2 = {{2, 2, 2}, 64, 620, 330}};
@@ -438,6 +489,30 @@ std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) {
 
 std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd4_bfloats);
+}
+
+double estimate_winograd4_fixed(const Problem& p) {
+  if (refuses_winograd_bfloat16(p)) return kNever;
+  return microseconds(p, kFixed);
+}
+
+std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
+  if (refuses_winograd_bfloat16(p)) return std::nullopt;
+  const Winograd& kernel = fixed_kernel();
+  ConvolutionPlan plan = plan_of(p, kernel);
+  plan.weights_format = "fixed " + plan.weights_format;
+  plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
+  plan.run = [epilogue = p.epilogue, &kernel, shape = shape_of(p),
+              tiles = tiles_of(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+    const auto* u = static_cast<const float*>(buffers.weights);
+    run_winograd(kernel, shape, tiles, buffers.src, u,
+                 {.bias = static_cast<const float*>(buffers.bias),
+                  .residual = buffers.residual,
+                  .dst = buffers.dst,
+                  .epilogue = epilogue,
+                  .scales = u + u_size(kernel, shape)});
+  };
+  return with_float_bias(std::move(plan), p.dst_dims[1]);
 }
 
 std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const Problem& p) {
