@@ -114,6 +114,18 @@ def test_geometry(geometry):
     check(Conv(32, 64, **geometry, to=(0.02, 3)), torch.randn(2, 32, 13, 15))
 
 
+@pytest.mark.parametrize(
+    "channels, groups", [(32, 8), (32, 4), (24, 6), (40, 5), (20, 10), (64, 4)]
+)
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (3, 1), (3, 2), (5, 1)])
+def test_groups_of_few_channels(channels, groups, kernel, stride):
+    """As many inputs as outputs, so that blocks of both have the same groups."""
+    geometry = {"stride": stride, "padding": kernel // 2, "groups": groups}
+    for then in (F.relu, F.silu):
+        model = Conv(channels, channels, kernel, then=then, **geometry)
+        check(model, torch.randn(2, channels, 13, 15))
+
+
 @pytest.mark.parametrize("groups", [1, 16])
 def test_sums_beyond_all_bytes(groups):
     """As of a layer that saw zeros only in calibration: sums are beyond 32 bits in its bytes."""

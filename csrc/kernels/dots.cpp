@@ -21,6 +21,8 @@ constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
 constexpr std::array<int, 5> kTilePixels{0, 10, 5, 0, 2};
 #endif
 
+constexpr std::int64_t kBits = 4;  // bytes of a group
+
 // Unsigned bytes of src times signed ones of the weights.
 struct Bytes {
   using Sum = Index;
@@ -51,6 +53,28 @@ struct Bfloats {
   }
 };
 
+// How the 32-bit groups of a pixel's src reach the lanes: each as it is in all of them, or of each
+// lane its own.
+template <typename Dot>
+struct Same : Dot {
+  explicit Same(const DotTiles&) {}
+  // `src` is that of a group, which lies `offset` bytes after the first of its segment.
+  TORCH_BLOCKED_INLINE Index lanes(const std::uint8_t* src, std::int64_t) const {
+    return repeat_bits(src);
+  }
+};
+
+template <typename Dot, int kBytes>
+struct Spread : Dot {
+  Index first;
+
+  explicit Spread(const DotTiles& t) : first(Index::loadu(t.lanes)) {}
+  TORCH_BLOCKED_INLINE Index lanes(const std::uint8_t* src, std::int64_t offset) const {
+    const Index at = first + Index(static_cast<std::int32_t>(offset / kBits));
+    return spread_bits<kBytes>(src - offset, at);
+  }
+};
+
 template <typename Dot, int kPixels, int kVectors>
 struct Sums {
   typename Dot::Sum values[kPixels * kVectors];
@@ -66,15 +90,16 @@ struct Sums {
 template <typename Dot, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles& t,
                                                                   const std::uint8_t* first) {
-  constexpr std::int64_t kBits = 4, kVector = kWidth * kBits;
-  constexpr std::int64_t kAhead = 8192;
+  constexpr std::int64_t kVector = kWidth * kBits, kAhead = 8192;
+  const Dot bits(t);
   Sums<Dot, kPixels, kVectors> sums(t.channels);
   const std::uint8_t* weights = t.weights;
   constexpr int kHalf = kPixels / 2;  // pixels of the first of two rows
   const std::int64_t second = t.src_row > 0 ? t.src_row : kHalf * t.src_step;
   const DotSegment* end = t.segments + t.count;
   for (const DotSegment* segment = t.segments; segment < end; ++segment) {
-    const std::uint8_t* src = first + segment->offset;
+    const std::uint8_t* begin = first + segment->offset;
+    const std::uint8_t* src = begin;
     for (const std::uint8_t* src_end = src + segment->groups * kBits; src < src_end; src += kBits) {
       Index w[kVectors];
       unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
@@ -83,7 +108,7 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
       });
       unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
         const std::int64_t at = i < kHalf ? i * t.src_step : second + (i - kHalf) * t.src_step;
-        const Index x = repeat_bits(src + at);
+        const Index x = bits.lanes(src + at, src - begin);
         unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
           auto& sum = sums.values[i * kVectors + j];
           sum = Dot::dot(sum, x, w[j]);
@@ -210,15 +235,24 @@ constexpr std::array<std::array<Tiles, kMostPixels>, 5> kTiles{
     tiles_of<Dot, 4>(std::make_integer_sequence<int, kTilePixels[4]>())};
 
 // The pixels in tiles that differ by one pixel at most, so that no small one is left over.
-template <typename Dot>
-void run(const DotTiles& t) {
-  const auto vectors = static_cast<std::size_t>(t.vectors);
-  const std::int64_t most = kTilePixels[vectors];
+void run(const DotTiles& t, const std::array<Tiles, kMostPixels>& row) {
+  const std::int64_t most = kTilePixels[static_cast<std::size_t>(t.vectors)];
   const std::int64_t count = (t.pixels + most - 1) / most;
   const std::int64_t least = t.pixels / count, larger = t.pixels % count;
-  const auto& row = kTiles<Dot>[vectors];
   if (larger > 0) row[static_cast<std::size_t>(least)](t, 0, larger);
   row[static_cast<std::size_t>(least - 1)](t, larger * (least + 1), count - larger);
+}
+
+template <typename Dot>
+void run(const DotTiles& t) {
+  run(t, kTiles<Same<Dot>>[static_cast<std::size_t>(t.vectors)]);
+}
+
+// One vector at a time.
+template <typename Dot>
+void run_spread(const DotTiles& t) {
+  static constexpr auto kRow = tiles_of<Dot, 1>(std::make_integer_sequence<int, kTilePixels[1]>());
+  run(t, kRow);
 }
 
 }  // namespace
@@ -232,6 +266,10 @@ void dot_byte_tiles(const DotTiles& t) { run<Bytes>(t); }
 void dot_word_tiles(const DotTiles& t) { run<Words>(t); }
 
 void dot_bfloat_tiles(const DotTiles& t) { run<Bfloats>(t); }
+
+void dot_byte_spread_tiles(const DotTiles& t) { run_spread<Spread<Bytes, kWidth>>(t); }
+
+void dot_word_spread_tiles(const DotTiles& t) { run_spread<Spread<Words, 16>>(t); }
 
 void widen_bytes(const std::uint8_t* src, std::int16_t* dst, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) dst[i] = src[i];

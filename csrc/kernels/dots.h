@@ -47,6 +47,9 @@ struct DotTiles {
   std::int64_t count;
   const std::uint8_t* weights;  // [groups of all segments, vectors, lanes], each of 32 bits
   std::int64_t pixels, vectors;
+  // Where the lanes of one vector see groups of channels of their own, which of the 32-bit groups
+  // of a pixel each sees first: a segment's `groups` follow each other from there. Else null.
+  const std::int32_t* lanes;
   const DotChannels* channels;  // of each vector
   // Laid out as dst; or null. Where `end` is null, residual_scale * residual is added before the
   // bounds hold.

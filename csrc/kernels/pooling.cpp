@@ -6,8 +6,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "kernels/short_lanes.h"
+#include "kernels/unrolled.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -81,44 +83,56 @@ inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Tap
   });
 }
 
-// kLanes short numbers at a time as integers of the same order: a block of the CPU's.
+// Short numbers as integers of the same order, and back.
 struct ByteOrder {
   using Number = std::uint8_t;
-  static constexpr std::int64_t kLanes = 16;
-  using Lanes = Number __attribute__((vector_size(kLanes * sizeof(Number))));
   static constexpr Number kLeast = 0;
-  static Lanes integers(const Lanes& bytes) { return bytes; }
-  static Lanes numbers(const Lanes& integers) { return integers; }
+  template <typename Lanes>
+  static void to_integers(Lanes&) {}
+  template <typename Lanes>
+  static void to_numbers(Lanes&) {}
 };
 
 // The bits of bfloat16 are a sign and a magnitude. NaN of either sign becomes the greatest integer,
 // which is a NaN as well.
 struct BfloatOrder {
   using Number = std::int16_t;
-  static constexpr std::int64_t kLanes = kWidth;
-  using Lanes = Number __attribute__((vector_size(kLanes * sizeof(Number))));
   static constexpr Number kMagnitude = 0x7fff, kInfinity = 0x7f80, kLeast = -kInfinity - 1;
-  static Lanes numbers(const Lanes& integers) { return integers ^ ((integers >> 15) & kMagnitude); }
-  static Lanes integers(const Lanes& bits) {
-    const Lanes nan = (bits & kMagnitude) > kInfinity;
-    return numbers((bits & ~nan) | (nan & kMagnitude));
+  template <typename Lanes>
+  static void to_numbers(Lanes& lanes) {
+    lanes ^= (lanes >> 15) & kMagnitude;
+  }
+  template <typename Lanes>
+  static void to_integers(Lanes& lanes) {
+    const Lanes nan = (lanes & kMagnitude) > kInfinity;
+    lanes = (lanes & ~nan) | (nan & kMagnitude);
+    to_numbers(lanes);
   }
 };
 
-// The greatest of `count` lanes from `lane` on, at most Order::kLanes of them.
-template <typename Order, typename Number = Order::Number>
-inline void greatest_shorts(const MaximumWindows& w, const Rows<Number>& rows, const Taps& taps,
-                            std::int64_t lane, std::int64_t count, Number* dst) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(Number);
-  typename Order::Lanes values = typename Order::Lanes{} + Order::kLeast;
-  for_taps(w, rows, taps, [&](const Number* src) {
-    typename Order::Lanes lanes{};
-    std::memcpy(&lanes, src + lane, bytes);
-    const auto next = Order::integers(lanes);
-    values = next > values ? next : values;
-  });
-  values = Order::numbers(values);
-  std::memcpy(dst + lane, &values, bytes);
+// The greatest integers of each of `count` lanes over addresses, in vectors of kBytes; f(a vector
+// of them, the first lane, the bytes of its lanes).
+template <typename Order, std::size_t kBytes, typename Addresses, typename F>
+TORCH_BLOCKED_INLINE inline void greatest_lanes(const Addresses& addresses, std::int64_t count,
+                                                bool are_numbers, F&& f) {
+  using Number = typename Order::Number;
+  typedef Number Lanes __attribute__((vector_size(kBytes)));  // GCC ignores it in `using`
+  constexpr std::int64_t kLanes = kBytes / sizeof(Number);
+  const auto part = [&](std::int64_t lane, std::size_t bytes) TORCH_BLOCKED_INLINE {
+    Lanes values = Lanes{} + Order::kLeast;
+    addresses([&](const Number* src) TORCH_BLOCKED_INLINE {
+      Lanes next{};
+      std::memcpy(&next, src + lane, bytes);
+      if (are_numbers) Order::to_integers(next);
+      values = next > values ? next : values;
+    });
+    f(values, lane, bytes);
+  };
+  std::int64_t lane = 0;
+  for (; lane + kLanes <= count; lane += kLanes) part(lane, sizeof(Lanes));
+  if (lane < count) {
+    part(lane, static_cast<std::size_t>(count - lane) * sizeof(Number));
+  }
 }
 
 // How many taps of a window lie in src.
@@ -152,18 +166,58 @@ inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+// Outputs [first, last) of a row: the greatest along d and h of all columns under them, which lie
+// one after the other, to `columns`, and of these along w.
+template <typename Order, typename Number = Order::Number>
+void maximum_of_columns(const MaximumWindows& w, const Rows<Number>& rows, std::int64_t first,
+                        std::int64_t last, Number* columns, Number* dst) {
+  const std::int64_t begin = Taps(w, 2, first).begin, end = Taps(w, 2, last - 1).end;
+  const auto of_rows = [&](auto&& take) TORCH_BLOCKED_INLINE {
+    for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
+      for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
+        take(rows.image + ((z * w.in[1] + y) * w.in[2] + begin) * w.lanes);
+      }
+    }
+  };
+  const auto to_columns = [&](const auto& values, std::int64_t lane, std::size_t bytes)
+                              TORCH_BLOCKED_INLINE { std::memcpy(columns + lane, &values, bytes); };
+  greatest_lanes<Order, sizeof(Vec)>(of_rows, (end - begin) * w.lanes, true, to_columns);
+  for (std::int64_t pixel = first; pixel < last; ++pixel, dst += w.lanes) {
+    const Taps taps(w, 2, pixel);
+    const auto of_taps = [&](auto&& take) TORCH_BLOCKED_INLINE {
+      for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) {
+        take(columns + (x - begin) * w.lanes);
+      }
+    };
+    const auto to_dst = [&](auto& values, std::int64_t lane, std::size_t bytes)
+                            TORCH_BLOCKED_INLINE {
+                              Order::to_numbers(values);
+                              std::memcpy(dst + lane, &values, bytes);
+                            };
+    // A pixel of a block fills a vector of 16 bytes, 8c of bytes half of one.
+    constexpr std::size_t kPixel = 16;
+    if (w.lanes * sizeof(Number) == kPixel / 2) {
+      greatest_lanes<Order, kPixel / 2>(of_taps, w.lanes, false, to_dst);
+    } else {
+      greatest_lanes<Order, kPixel>(of_taps, w.lanes, false, to_dst);
+    }
+  }
+}
+
 template <typename Order, typename Number = Order::Number>
 void maximum_shorts(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kNumbers = (16 << 10) / sizeof(Number);  // of columns, in half of L1
+  const std::int64_t window = (w.kernel[2] - 1) * w.dilation[2] + 1;
+  const std::int64_t outputs =
+      std::max<std::int64_t>(1, (kNumbers / w.lanes - window) / w.stride[2] + 1);
+  std::vector<Number> columns(
+      static_cast<std::size_t>(((outputs - 1) * w.stride[2] + window) * w.lanes));
   auto* dst = static_cast<Number*>(w.dst) + begin * w.out[2] * w.lanes;
-  for (std::int64_t row = begin; row < end; ++row) {
+  for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
     const Rows<Number> rows(w, row);
-    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, dst += w.lanes) {
-      const Taps taps(w, 2, pixel);
-      std::int64_t lane = 0;
-      for (; lane + Order::kLanes <= w.lanes; lane += Order::kLanes) {
-        greatest_shorts<Order>(w, rows, taps, lane, Order::kLanes, dst);
-      }
-      if (lane < w.lanes) greatest_shorts<Order>(w, rows, taps, lane, w.lanes - lane, dst);
+    for (std::int64_t first = 0; first < w.out[2]; first += outputs) {
+      const std::int64_t last = std::min(first + outputs, w.out[2]);
+      maximum_of_columns<Order>(w, rows, first, last, columns.data(), dst + first * w.lanes);
     }
   }
 }

@@ -18,6 +18,29 @@ inline Index repeat_bits(const void* src) {
   return Index(bits);
 }
 
+// Lane i is number lanes[i] of the 32-bit numbers at src: of the 16 bytes there, or on AVX2 of 8
+// where kBytes is that.
+template <int kBytes>
+inline Index spread_bits(const void* src, const Index& lanes) {
+#if defined(CPU_CAPABILITY_AVX512)
+  static_assert(kBytes == 16);
+  const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(src));
+  const __m512 all = _mm512_castsi512_ps(_mm512_broadcast_i32x4(bits));
+  return _mm512_castps_si512(_mm512_permutevar_ps(all, lanes));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m128i bits = kBytes == 8 ? _mm_loadl_epi64(static_cast<const __m128i*>(src))
+                                   : _mm_loadu_si128(static_cast<const __m128i*>(src));
+  const __m256 all = _mm256_castsi256_ps(_mm256_broadcastsi128_si256(bits));
+  return _mm256_castps_si256(_mm256_permutevar_ps(all, lanes));
+#else
+  std::int32_t from[kBytes / 4], to[kWidth], at[kWidth];
+  std::memcpy(from, src, sizeof from);
+  lanes.store(at);
+  for (std::int64_t i = 0; i < kWidth; ++i) to[i] = from[at[i]];
+  return Index::loadu(to);
+#endif
+}
+
 inline Vec to_floats(const Index& x) { return at::vec::convert_to_fp_of_same_size<float>(x); }
 
 // sum + the products of four unsigned and four signed bytes in each lane, exactly: needs VNNI, but

@@ -42,12 +42,32 @@ Dots::Dots(const ConvolutionProblem& sizes, DotNumbers numbers, std::uint8_t pad
   for (std::size_t i = 0; i < 3; ++i) {
     in_place_ &= s_.padding[i] == 0 && reach(i, s_.out[i]) <= s_.in[i];
   }
+  if (spreads()) {
+    const std::int64_t inputs = ic_ / conv_groups_;
+    for (std::int64_t lane = 0; lane < width_; ++lane) {
+      lanes_.push_back(static_cast<std::int32_t>(lane / inputs * inputs / per_group_));
+    }
+  }
   groups_ = make_groups();
+}
+
+// Whether a vector of outputs sees a block of src of which each lane needs the channels of its own
+// group only, a fraction of the products with zeros beside small groups. The lanes are of 16 bytes,
+// or of 8 bytes of src, which no instruction of AVX-512 takes where they are words.
+bool Dots::spreads() const {
+  const std::int64_t inputs = ic_ / conv_groups_, outputs = oc_ / conv_groups_;
+  const bool has_kernel = numbers_ == DotNumbers::kBytes || (words() && width_ == 8);
+  return has_kernel && conv_groups_ > 1 && inputs == outputs && inputs < width_ &&
+         width_ % inputs == 0 && inputs % per_group_ == 0 && src_block_ == width_;
 }
 
 // The 32-bit groups of src channels that a vector of output channels sees.
 Range Dots::seen_by(std::int64_t vector) const {
   const std::int64_t inputs = ic_ / conv_groups_, outputs = oc_ / conv_groups_;
+  if (!lanes_.empty()) {
+    const std::int64_t begin = vector * groups_of_block();
+    return {begin, begin + inputs / per_group_};
+  }
   const std::int64_t first = vector * width_ / outputs,
                      last = (std::min((vector + 1) * width_, oc_) - 1) / outputs;
   return {first * inputs / per_group_, ceil_div((last + 1) * inputs, per_group_)};
@@ -83,7 +103,8 @@ std::int64_t Dots::packed_bytes() const {
 std::string Dots::weights_format() const {
   static constexpr std::array kNames{"bytes", "words", "bfloat16"};
   return text("dots of ", kNames[static_cast<std::size_t>(numbers_)], " in ", width_, ", ",
-              groups_[0].vectors, " vectors, src in ", src_block_);
+              groups_[0].vectors, " vectors, src in ", src_block_,
+              lanes_.empty() ? "" : ", spread");
 }
 
 // f(the first 32-bit group, groups, tap) for the parts of blocks that a group of vectors sees, in
@@ -109,8 +130,10 @@ void Dots::pack_group(const Group& group, const From* weight, std::uint8_t* pack
   for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
     for (std::int64_t g = first; g < first + count; ++g) {
       for (std::int64_t lane = 0; lane < group.vectors * width_; ++lane) {
+        // Of spread groups each lane counts from its own.
+        const std::int64_t from = lanes_.empty() ? g : g + lanes_[static_cast<std::size_t>(lane)];
         for (std::int64_t i = 0; i < per_group_; ++i) {
-          *to++ = of(group.first * width_ + lane, g * per_group_ + i, tap);
+          *to++ = of(group.first * width_ + lane, from * per_group_ + i, tap);
         }
       }
     }
@@ -227,6 +250,7 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
       .weights = static_cast<const std::uint8_t*>(operands.weights) + group.weights,
       .pixels = merges ? band.rows * s_.out[2] : s_.out[2],
       .vectors = group.vectors,
+      .lanes = lanes_.empty() ? nullptr : lanes_.data(),
       .channels = operands.channels + group.first,
       .residual = nullptr,
       .residual_scale = operands.residual_scale,
@@ -236,7 +260,9 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
       .dst_offsets = {0, plane, 2 * plane, 3 * plane},
       .is_float32 = operands.is_float32};
   const kernels::Kernels& table = kernels::kernels();
-  const std::array run{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles};
+  const std::array same{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles},
+      spread{table.dot_byte_spread_tiles, table.dot_word_spread_tiles, table.dot_bfloat_tiles};
+  const auto run = (lanes_.empty() ? same : spread)[static_cast<std::size_t>(numbers_)];
   const std::int64_t first = (band.image * ceil_div(oc_, width_) + group.first) * plane +
                              (band.plane * s_.out[1] + band.row) * s_.out[2] * width_;
   // Two short rows are one tile, which reads the weights once for both: at 7x7 they come from L3.
@@ -252,7 +278,7 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
     tiles.residual =
         operands.residual ? static_cast<const char*>(operands.residual) + at * element_ : nullptr;
     tiles.dst = static_cast<char*>(operands.dst) + at * (operands.is_float32 ? 4 : element_);
-    run[static_cast<std::size_t>(numbers_)](tiles);
+    run(tiles);
   }
 }
 

@@ -64,6 +64,7 @@ class Dots {
   std::int64_t reach(std::size_t i, std::int64_t outputs) const {
     return (outputs - 1) * s_.stride[i] + (s_.kernel[i] - 1) * s_.dilation[i] + 1;
   }
+  bool spreads() const;
   Range seen_by(std::int64_t vector) const;
   std::vector<Group> make_groups() const;
   template <typename F>
@@ -82,6 +83,7 @@ class Dots {
   std::int64_t per_group_, element_;  // numbers of 32 bits; bytes of one in memory
   std::uint8_t padding_;
   bool in_place_;
+  std::vector<std::int32_t> lanes_;  // as of kernels::DotTiles; empty where groups are not spread
   std::vector<Group> groups_;
 };
 
