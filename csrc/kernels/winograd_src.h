@@ -70,38 +70,6 @@ TORCH_BLOCKED_INLINE inline PixelWords load_words(const std::uint8_t* src) {
   return __builtin_convertvector(bytes, PixelWords);
 }
 
-TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
-                                                 const std::uint8_t* next) {
-#if defined(CPU_CAPABILITY_AVX512)
-  const auto *first = reinterpret_cast<const __m128i_u*>(src),
-             *second = reinterpret_cast<const __m128i_u*>(next);
-  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(*first), *second, 1);
-  return reinterpret_cast<PairWords>(_mm512_cvtepu8_epi16(both));
-#else
-  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
-  const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(next));
-  return reinterpret_cast<PairWords>(_mm256_cvtepu8_epi16(_mm_unpacklo_epi64(first, second)));
-#endif
-}
-
-// The float32 of the largest of lanes that are bits of bfloat16 without signs.
-inline float largest_bfloat(const PairWords& bits) {
-#if defined(CPU_CAPABILITY_AVX512)
-  const auto all = reinterpret_cast<__m512i>(bits);
-  const __m256i two =
-      _mm256_max_epi16(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-#else
-  const auto two = reinterpret_cast<__m256i>(bits);
-#endif
-  const __m128i one = _mm_max_epi16(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
-  // There is an instruction for the least of eight: of all ones less these.
-  const __m128i least = _mm_minpos_epu16(_mm_xor_si128(one, _mm_set1_epi16(-1)));
-  const std::uint32_t wide = (~static_cast<std::uint32_t>(_mm_cvtsi128_si32(least)) & 0xffff) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
 template <typename Words>
 TORCH_BLOCKED_INLINE inline void put_words(const Words& words, std::int16_t* dst) {
   std::memcpy(dst, &words, sizeof words);
@@ -119,19 +87,6 @@ struct OneTile {
   }
 };
 
-// The same in fixed point.
-template <typename Plane>
-struct FixedTile {
-  const std::uint16_t* src;
-  float scale;
-
-  auto load(std::int64_t offset) const { return load_bfloats(src + offset); }
-  template <int row, int column>
-  void store(const Vec& value, std::int16_t* v) const {
-    store_words(value * Vec(scale * (Plane::kShare[row] * Plane::kShare[column])), v);
-  }
-};
-
 template <int kLanes>
 struct OneTile<kLanes, std::uint8_t> {
   const std::uint8_t* src;
@@ -139,18 +94,6 @@ struct OneTile<kLanes, std::uint8_t> {
   TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const { return load_words(src + offset); }
   template <int row, int column>
   void store(const PixelWords& value, std::int16_t* v) const {
-    put_words(value, v);
-  }
-};
-
-struct TwoTiles {
-  const std::uint8_t *src, *next;
-
-  TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const {
-    return load_words(src + offset, next + offset);
-  }
-  template <int row, int column>
-  void store(const PairWords& value, std::int16_t* v) const {
     put_words(value, v);
   }
 };
@@ -270,39 +213,6 @@ inline void src_tile(const WinogradShape& shape, const From* image, const Walk<T
     steps = kPaddedSteps<T, kLanes>;
   }
   src_planes<T>(OneTile<kLanes, From>{src}, steps, v, stride);
-}
-
-// The same in fixed point.
-template <typename T>
-inline void fixed_tile(const WinogradShape& shape, const std::uint16_t* image, const Walk<T>& at,
-                       float factor, std::int16_t* v, std::int64_t stride) {
-  const Corner corner(shape, at);
-  Steps steps = steps_of(shape);
-  if (is_inside<T>(shape, corner)) {
-    const std::uint16_t* src = image + corner.offset(steps);
-    prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);
-    return src_planes<T>(FixedTile<typename T::Plane>{src, factor}, steps, v, stride);
-  }
-  alignas(64) std::uint16_t padded[T::kPositions * kWidth];
-  padded_tile<T, kWidth>(shape, image, corner, padded);
-  src_planes<T>(FixedTile<typename T::Plane>{padded, factor}, kPaddedSteps<T, kWidth>, v, stride);
-}
-
-// The same of a vector of two tiles of bytes, which follow each other in V.
-template <typename T>
-inline void src_tiles(const WinogradShape& shape, const std::array<const std::uint8_t*, 2>& images,
-                      const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
-  const Corner first(shape, at[0]), second(shape, at[1]);
-  alignas(64) std::uint8_t padded[2][T::kPositions * kWidth];
-  Steps steps = steps_of(shape);
-  if (is_inside<T>(shape, first) && is_inside<T>(shape, second)) {
-    return src_planes<T>(
-        TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)}, steps, v,
-        stride);
-  }
-  padded_tile<T, kWidth>(shape, images[0], first, padded[0]);
-  padded_tile<T, kWidth>(shape, images[1], second, padded[1]);
-  src_planes<T>(TwoTiles{padded[0], padded[1]}, kPaddedSteps<T, kWidth>, v, stride);
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY::winograd
