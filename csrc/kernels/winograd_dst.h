@@ -1,4 +1,5 @@
-// The transform of the products of a Winograd convolution to dst, and what happens to an output then.
+// The transform of the products of a Winograd convolution to dst, and what happens to an output
+// then.
 #pragma once
 
 #include "kernels/dot_ends.h"

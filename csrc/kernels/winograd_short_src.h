@@ -1,11 +1,13 @@
-// The transforms of src of short numbers: of bytes two tiles at a time, and of bfloat16 in fixed point.
+// The transforms of src of short numbers: of bytes two tiles at a time, and of bfloat16 in fixed
+// point.
 #pragma once
 
 #include "kernels/winograd_src.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
-// ---- bytes ---------------------------------------------------------------------------------------
+// ---- bytes
+// ---------------------------------------------------------------------------------------
 
 // Bytes of a pixel of each of two tiles as words.
 TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
@@ -79,7 +81,8 @@ template <typename T, typename Products>
   }
 }
 
-// ---- fixed point ---------------------------------------------------------------------------------
+// ---- fixed point
+// ---------------------------------------------------------------------------------
 
 // The float32 of the largest of lanes that are bits of bfloat16 without signs.
 inline float largest_bfloat(const PairWords& bits) {
