@@ -88,7 +88,12 @@ class Tuner {
  private:
   std::string key_of(const Contest& contest) const;
   std::optional<Choice> found(const Contest& contest);
-  std::optional<Choice> measured(const Contest& contest);
+  struct Measured {
+    Choice choice;
+    bool lasts;  // nobody disturbed it: another process may know it, too
+  };
+  std::optional<Measured> measured(const Contest& contest);
+  std::optional<Choice> keep(const Contest& contest, const std::optional<Measured>& measured);
   void tell(const std::string& words);
 
   Timing timing_;

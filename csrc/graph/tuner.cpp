@@ -241,7 +241,7 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   if (const auto found = given_.find(name); found != given_.end()) {
     if (!found->second || takes_part(*found->second)) return known_[name] = found->second;
   }
-  if (enabled()) return known_[name] = measured(contest);
+  if (enabled()) return keep(contest, measured(contest));
   const auto like = of_layers_.find(contest.layer);
   const char* preferred = like == of_layers_.end() ? nullptr : like->second.c_str();
   const char* estimated = contest.estimated(preferred);
@@ -251,12 +251,25 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
 std::optional<Tuner::Choice> Tuner::again(const Contest& contest) {
   const auto before = best(contest);
   if (!enabled() || !before) return before;
-  const auto choice = measured(contest);
-  return choice && choice->microseconds < before->microseconds ? known_[key_of(contest)] = choice
-                                                               : before;
+  const auto now = measured(contest);
+  const bool is_less = now && now->choice.microseconds < before->microseconds;
+  return is_less ? keep(contest, now) : before;
 }
 
-std::optional<Tuner::Choice> Tuner::measured(const Contest& contest) {
+std::optional<Tuner::Choice> Tuner::keep(const Contest& contest,
+                                         const std::optional<Measured>& measured) {
+  const std::string name = key_of(contest);
+  if (!measured) return known_[name] = std::nullopt;
+  const Choice& choice = measured->choice;
+  if (measured->lasts && !path_.empty()) {
+    std::ofstream(path_, std::ios::app)
+        << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
+  }
+  if (!contest.layer.empty()) of_layers_[contest.layer] = choice.implementation;
+  return known_[name] = choice;
+}
+
+std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {
   tell(contest.words);
   std::vector<Contender> contenders;
   add_contenders(contenders, contest, contest.implementations);
@@ -267,12 +280,8 @@ std::optional<Tuner::Choice> Tuner::measured(const Contest& contest) {
     best = fastest_of(contenders);
   }
   if (!best) return std::nullopt;
-  const Choice choice{best->implementation, best->microseconds()};
-  if (best->rounds > 0 && !path_.empty()) {  // a busy machine's word is good for today only
-    std::ofstream(path_, std::ios::app)
-        << key_of(contest) << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
-  }
-  return choice;
+  // A busy machine's word is good for today only.
+  return Measured{{best->implementation, best->microseconds()}, best->rounds > 0};
 }
 
 const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
