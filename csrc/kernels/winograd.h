@@ -55,7 +55,7 @@ struct WinogradWeights {
 // with U = G weights G^T made once by `weights`. V and M are the caller's, v_size() and m_size()
 // floats; their inner order is the kernels' own. src and dst are float32 or, on vectors of whole
 // blocks, bfloat16; so are V and U, which are multiplied. All else is float32. Of src and weights
-// of bytes V and U are words, whose products are exact, and M is kFactor^2 = 576 times what it
+// of bytes V and U are words, whose products are exact, and M is 24^2 = 576 times what it
 // should be. In fixed point V and U are words, too, and V ends with a scale for each tile.
 struct Winograd {
   std::array<std::int64_t, 3> tile;  // outputs along d, h, w

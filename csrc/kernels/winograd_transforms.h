@@ -162,7 +162,7 @@ struct FixedF4 : F4 {
 // A^T times 24, of which each row takes back what that of G has. All but the division by 24 of each
 // dim is exact. src is words, all else float32.
 struct WholeF4 {
-  static constexpr int kM = 4, kTile = 6, kTaps = 3, kFactor = 24;
+  static constexpr int kM = 4, kTile = 6, kTaps = 3;
   using SrcPasses = F4::SrcPasses;
   using DstPasses = F4::DstPasses;
 
