@@ -48,15 +48,25 @@ class MemoryPlanner {
   }
 
  private:
+  // The steps of a step's chain, which run at the same time; else itself.
+  std::pair<std::size_t, std::size_t> together(std::size_t i) const {
+    for (const Chain& chain : plan_.chains) {
+      if (i >= chain.first && i < chain.end) return {chain.first, chain.end};
+    }
+    return {i, i + 1};
+  }
+
   void find_lifetimes() {
     for (std::size_t i = 0; i < plan_.steps.size(); ++i) {
       const Step& step = plan_.steps[i];
+      const auto [begin, end] = together(i);
       const bool fills = step.kind->fills(step, plan_.slots[step.writes[0]]);
       for (const Slot slot : step.writes) {
-        first_[slot] = last(slot) = i;
+        first_[slot] = begin;
+        last(slot) = end - 1;
         result_.slots[slot].in_arena = fills;
       }
-      for (const auto& [value, slot] : step.reads) last(slot) = i;
+      for (const auto& [value, slot] : step.reads) last(slot) = end - 1;
     }
     for (const auto& [value, slot] : plan_.outputs) last(slot) = plan_.steps.size();
     for (std::size_t i = plan_.steps.size(); i-- > 0;) {
@@ -153,11 +163,15 @@ class MemoryPlanner {
     const Value over = step.kind->stored_over(step);
     if (over == kNone) return;
     const Slot from = step.reads.at(over), to = step.writes[0];
-    const bool is_read_too = std::ranges::any_of(step.reads, [&](const auto& read) {
-      return read.first != over && overlaps(read.second, from);
-    });
+    const auto [begin, end] = together(i);
+    bool is_read_too = false;
+    for (std::size_t other = begin; other < end; ++other) {
+      for (const auto& [value, slot] : plan_.steps[other].reads) {
+        is_read_too |= (other != i || value != over) && overlaps(slot, from);
+      }
+    }
     if (is_read_too || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
-    if (last(root_[from]) != i || last(from) != i) return;
+    if (last(root_[from]) != end - 1 || last(from) != end - 1) return;
     if (plan_.slots[from].format != plan_.slots[to].format) return;
     if (result_.slots[from].bytes != result_.slots[to].bytes) return;
     adopt(to, root_[from], shift_[from]);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "graph/graph.h"
+#include "ops/row_chain.h"
 
 namespace torch_blocked::graph {
 
@@ -99,6 +100,10 @@ struct NodeKind {
   // ---- running
 
   Prepared (*prepare)(const Step& step, const Running& running);
+  // How a step runs for some rows of an image at a time; nothing where it does not.
+  std::optional<RowStage> (*row_stage)(const Step& step) = [](const Step&) {
+    return std::optional<RowStage>();
+  };
 
   // ---- the report
 

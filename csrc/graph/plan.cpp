@@ -86,6 +86,7 @@ Plan Planner::plan() {
     }
   }
   for_values(graph_.outputs, [&](Value value) { plan_.outputs[value] = slot(value, kStrided); });
+  plan_.chains = find_chains(plan_);
   return std::move(plan_);
 }
 

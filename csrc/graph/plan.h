@@ -19,9 +19,16 @@ struct Step {
   std::any choice = {};           // what the kind has chosen for these sizes and formats
 };
 
+// Steps [first, end) that run band by band of rows; none of what they make on the way is written.
+struct Chain {
+  std::size_t first, end;
+  std::vector<RowStage> stages;
+};
+
 struct Plan {
   std::vector<SlotPlan> slots;
   std::vector<Step> steps;
+  std::vector<Chain> chains = {};
   std::vector<Slot> inputs;
   std::map<Value, Slot> constants;
   std::map<Value, Slot> outputs;  // values that the graph returns, in plain format or as made
@@ -104,6 +111,9 @@ class Tuner {
   std::function<void(const std::string&)> told_;
   bool has_told_ = false;
 };
+
+// chains.cpp: which steps of a plan run band by band.
+std::vector<Chain> find_chains(const Plan& plan);
 
 // `blocked`: the blocked format to choose beside channels-last and plain.
 Plan make_plan(const Graph& graph, const std::vector<Given>& inputs, Tuner& tuner, Format blocked);

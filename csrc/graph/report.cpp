@@ -48,6 +48,17 @@ double bytes_of(const Plan& plan, const Step& step) {
   return bytes;
 }
 
+// What the kind says, and whether the step is one of several that each band of rows goes through.
+std::string why_of(const Plan& plan, std::size_t i) {
+  const std::string why = plan.steps[i].kind->why(plan.steps[i]);
+  for (const Chain& chain : plan.chains) {
+    if (i < chain.first || i >= chain.end) continue;
+    return text(why, why.empty() ? "" : "; ", "rows go through steps ", chain.first, " to ",
+                chain.end - 1, " in turn");
+  }
+  return why;
+}
+
 }  // namespace
 
 std::string format_name(const SlotPlan& slot) {
@@ -62,7 +73,7 @@ StepReport report_of(const Plan& plan, std::size_t i) {
           .input = input_of(plan, step),
           .output = described(plan.slots[step.writes[0]]),
           .implementation = step.kind->implementation(plan, step),
-          .why = step.kind->why(step),
+          .why = why_of(plan, i),
           .origin = origin_of(plan, i),
           .flops = step.kind->flops(plan, step),
           .bytes = bytes_of(plan, step)};

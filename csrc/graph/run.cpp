@@ -67,10 +67,41 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
     if (i == 0 || !steps_[i].loops_only || !steps_[i - 1].loops_only) sections_.push_back(i);
   }
   sections_.push_back(steps_.size());
+  for (const Chain& chain : plan.chains) chains_.push_back(chain_of(chain));
+}
+
+std::function<void()> Run::chain_of(const Chain& chain) const {
+  std::vector<RunRows> runs;
+  for (std::size_t i = chain.first; i < chain.end; ++i) runs.push_back(steps_[i].run_rows);
+  const Step &first = plan_.steps[chain.first], &last = plan_.steps[chain.end - 1];
+  const Slot src = first.reads.at(first.node->read(0)), dst = last.writes[0];
+  const Value added = last.node->read(1);
+  const bool adds = added != kNone;
+  const Slot residual = adds ? last.reads.at(added) : src;
+  return [&tensors = slots_, all = RowChain(chain.stages), runs, src, dst, adds, residual] {
+    all.run(runs,
+            {.src = static_cast<const std::uint8_t*>(tensors[src].const_data_ptr()),
+             .residual = adds ? static_cast<const std::uint8_t*>(tensors[residual].const_data_ptr())
+                              : nullptr,
+             .dst = static_cast<std::uint8_t*>(tensors[dst].mutable_data_ptr())});
+  };
 }
 
 void Run::begin(const std::vector<Given>& inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].tensor;
+}
+
+// Chains run as such where all of their steps are to run.
+void Run::run_each(std::size_t first, std::size_t end) {
+  auto chain = std::ranges::lower_bound(plan_.chains, first, {}, &Chain::first);
+  for (std::size_t i = first; i < end;) {
+    if (chain != plan_.chains.end() && chain->first == i && chain->end <= end) {
+      chains_[static_cast<std::size_t>(chain - plan_.chains.begin())]();
+      i = (chain++)->end;
+    } else {
+      steps_[i++].run();
+    }
+  }
 }
 
 // One step, or several that threads go through together.
@@ -78,9 +109,7 @@ void Run::run_steps(std::size_t first, std::size_t end) {
   if (end - first == 1) {
     steps_[first].run();
   } else {
-    on_all_threads([&] {
-      for (std::size_t i = first; i < end; ++i) steps_[i].run();
-    });
+    on_all_threads([&] { run_each(first, end); });
   }
   if (checks_tails()) check_tails(first, end);
   for (std::size_t i = first; i < end; ++i) {

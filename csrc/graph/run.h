@@ -33,6 +33,7 @@ struct Running {
 struct Prepared {
   std::function<void()> run;
   bool loops_only = false;  // threads may go through it together
+  RunRows run_rows = {};    // of a step that has a row stage
 };
 
 // Runs one call at a time.
@@ -60,6 +61,8 @@ class Run {
 
  private:
   void begin(const std::vector<Given>& inputs);
+  std::function<void()> chain_of(const Chain& chain) const;
+  void run_each(std::size_t first, std::size_t end);
   void run_steps(std::size_t first, std::size_t end);
   void run_observed();
   void check_tails(std::size_t first, std::size_t end) const;  // of what these steps have written
@@ -70,8 +73,9 @@ class Run {
   at::Tensor arena_;
   std::vector<at::Tensor> slots_;
   std::vector<Prepared> steps_;
-  std::vector<std::size_t> sections_;        // where steps begin that threads go through together
-  std::vector<std::vector<Slot>> releases_;  // by step: ATen's memory that nobody reads any more
+  std::vector<std::function<void()>> chains_;  // as of the plan
+  std::vector<std::size_t> sections_;          // where steps begin that threads go through together
+  std::vector<std::vector<Slot>> releases_;    // by step: ATen's memory that nobody reads any more
 };
 
 }  // namespace torch_blocked::graph

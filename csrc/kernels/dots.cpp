@@ -138,7 +138,7 @@ TORCH_BLOCKED_INLINE inline void store_finished(const DotTiles& t, std::int64_t 
   constexpr int kInQuads = kQuads ? kPixels / 4 * 4 : 0;
   auto* dst = static_cast<Number*>(t.dst);
   const auto value = [&]<int i, int j>() TORCH_BLOCKED_INLINE {
-    return finished(scaled(t.channels[j], sums.values[i * kVectors + j]),
+    return finished(scaled(t.channels[j], typename Dot::Sum(sums.values[i * kVectors + j])),
                     t.dst_offsets[j] + (pixel + i) * t.dst_step);
   };
   if constexpr (kInQuads > 0) {
@@ -190,8 +190,10 @@ template <typename Number>
   }
 }
 
+// `count` tiles from `pixel` on, of one row.
 template <typename Dot, int kPixels, int kVectors>
-void tiles(const DotTiles& t, std::int64_t pixel, std::int64_t count) {
+TORCH_BLOCKED_INLINE inline void row_tiles(const DotTiles& t, std::int64_t pixel,
+                                           std::int64_t count, bool has_quads) {
   using Number = NumberOf<typename Dot::Sum>;
   const auto for_tiles = [&](auto&& end) TORCH_BLOCKED_INLINE {
     for (; count > 0; --count, pixel += kPixels) {
@@ -199,7 +201,7 @@ void tiles(const DotTiles& t, std::int64_t pixel, std::int64_t count) {
     }
   };
   if constexpr (std::is_same_v<Number, std::uint8_t> && kPixels >= 4) {
-    if (has_quads<Number>(t)) {
+    if (has_quads) {
       return for_tiles([&](const auto& sums)
                            TORCH_BLOCKED_INLINE { store_tile<true>(t, pixel, sums); });
     }
@@ -211,10 +213,23 @@ void tiles(const DotTiles& t, std::int64_t pixel, std::int64_t count) {
   for_tiles([&](const auto& sums) TORCH_BLOCKED_INLINE {
     alignas(64) float values[kPixels * kVectors * kWidth];
     unrolled<kPixels * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
-      scaled(t.channels[n % kVectors], sums.values[n]).store(values + n * kWidth);
+      scaled(t.channels[n % kVectors], typename Dot::Sum(sums.values[n]))
+          .store(values + n * kWidth);
     });
     finish_values<Number>(t, pixel, kPixels, values);
   });
+}
+
+template <typename Dot, int kPixels, int kVectors>
+void tiles(const DotTiles& first, std::int64_t pixel, std::int64_t count) {
+  DotTiles t = first;  // moves from row to row
+  const bool quads = has_quads<NumberOf<typename Dot::Sum>>(t);
+  for (std::int64_t row = 0; row < t.rows; ++row) {
+    row_tiles<Dot, kPixels, kVectors>(t, pixel, count, quads);
+    t.src += t.rows_src;
+    t.dst = static_cast<char*>(t.dst) + t.rows_dst;
+    if (t.residual) t.residual = static_cast<const char*>(t.residual) + t.rows_residual;
+  }
 }
 
 using Tiles = void (*)(const DotTiles&, std::int64_t, std::int64_t);

@@ -47,6 +47,8 @@ struct DotTiles {
   std::int64_t count;
   const std::uint8_t* weights;  // [groups of all segments, vectors, lanes], each of 32 bits
   std::int64_t pixels, vectors;
+  // How often all this repeats, for as many rows; and the bytes from one to the next.
+  std::int64_t rows, rows_src, rows_residual, rows_dst;
   // Where the lanes of one vector see groups of channels of their own, which of the 32-bit groups
   // of a pixel each sees first: a segment's `groups` follow each other from there. Else null.
   const std::int32_t* lanes;

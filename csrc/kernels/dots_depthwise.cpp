@@ -93,12 +93,18 @@ void rows(const DotDepthwise& d, std::int64_t row) {
   }
 }
 
+// So many rows at a time that no single one is left over: the pixels under one serve it alone.
 template <typename Dot, int kKernel, int kStride>
 void all_rows(const DotDepthwise& d) {
-  constexpr int kRows = kKernel > 5 ? 2 : 4;
-  std::int64_t row = 0;
-  for (; row + kRows <= d.rows; row += kRows) rows<Dot, kKernel, kStride, kRows>(d, row);
-  for (; row < d.rows; ++row) rows<Dot, kKernel, kStride, 1>(d, row);
+  constexpr int kMost = kKernel > 5 ? 2 : 4;
+  static constexpr auto kRows = []<int... i>(std::integer_sequence<int, i...>) {
+    return std::array{rows<Dot, kKernel, kStride, i + 1>...};
+  }(std::make_integer_sequence<int, kMost>());
+  const std::int64_t count = (d.rows + kMost - 1) / kMost;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t row = i * d.rows / count, next = (i + 1) * d.rows / count;
+    kRows[static_cast<std::size_t>(next - row - 1)](d, row);
+  }
 }
 
 // Any kernel and stride.

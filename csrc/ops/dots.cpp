@@ -11,7 +11,6 @@
 #include "format/errors.h"
 #include "format/sizes.h"
 #include "kernels/kernels.h"
-#include "ops/byte_rows.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
 
@@ -184,15 +183,19 @@ Dots::Cut Dots::cut() const {
   return {bands, std::clamp<std::int64_t>(wanted / (planes * bands), 1, groups)};
 }
 
+ByteRows Dots::band_row() const {
+  return {.columns = reach(2, s_.out[2]),
+          .before = s_.padding[2],
+          .src_columns = s_.in[2],
+          .pixel_bytes = pixel_bytes(),
+          .zero = padding_,
+          .words = words()};
+}
+
 // [blocks, planes of taps, rows, columns, block], with padding around the image.
 Dots::Source Dots::fill_band(const Band& band, const std::uint8_t* src, std::uint8_t* to) const {
   const std::int64_t rows = reach(1, band.rows);
-  const ByteRows filled{.columns = reach(2, s_.out[2]),
-                        .before = s_.padding[2],
-                        .src_columns = s_.in[2],
-                        .pixel_bytes = pixel_bytes(),
-                        .zero = padding_,
-                        .words = words()};
+  const ByteRows filled = band_row();
   Source source{.first = to, .block = 0, .plane = 0, .row = 0, .pixel = 0};
   source.pixel = pixel_bytes() * (words() ? 2 : 1);
   source.row = filled.row_bytes();
@@ -219,8 +222,8 @@ Dots::Source Dots::in_place(const Band& band, const std::uint8_t* src) const {
   return {first, s_.in[0] * plane, s_.dilation[0] * plane, row, pixel_bytes()};
 }
 
-void Dots::run_group(const Band& band, const Source& source, const Group& group,
-                     const Operands& operands, std::vector<kernels::DotSegment>& segments) const {
+void Dots::set_segments(const Source& source, const Group& group,
+                        std::vector<kernels::DotSegment>& segments) const {
   segments.clear();
   for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
     const std::int64_t kw = tap % s_.kernel[2], kh = tap / s_.kernel[2] % s_.kernel[1],
@@ -237,10 +240,32 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
       segments.push_back({offset, count});
     }
   });
+}
+
+// `rows` rows of dst from those that source and target begin with. `segments`: memory to use.
+void Dots::run_groups(const Operands& operands, const Source& source, const Target& target,
+                      std::int64_t rows, Range groups,
+                      std::vector<kernels::DotSegment>& segments) const {
+  const Group* of = nullptr;  // whose segments these are: all see the same without conv groups
+  for (std::int64_t g = groups.begin; g < groups.end; ++g) {
+    const Group& group = groups_[static_cast<std::size_t>(g)];
+    if (!of || of->begin != group.begin || of->end != group.end) {
+      set_segments(source, group, segments);
+    }
+    of = &group;
+    run_group(operands, source, target, rows, group, segments);
+  }
+}
+
+void Dots::run_group(const Operands& operands, const Source& source, const Target& target,
+                     std::int64_t rows, const Group& group,
+                     const std::vector<kernels::DotSegment>& segments) const {
+  const std::int64_t element = operands.is_float32 ? 4 : element_, pixel = width_ * element;
+  const std::int64_t plane = target.block / element;
   // Rows that follow each other without a gap run as one.
   const bool merges = s_.kernel[1] == 1 && s_.stride[1] == 1 &&
-                      source.row == s_.out[2] * s_.stride[2] * source.pixel;
-  const std::int64_t plane = s_.out[0] * s_.out[1] * s_.out[2] * width_;  // elements of a block
+                      source.row == s_.out[2] * s_.stride[2] * source.pixel &&
+                      target.row == s_.out[2] * pixel;
   kernels::DotTiles tiles{
       .src = nullptr,
       .src_step = s_.stride[2] * source.pixel,
@@ -248,8 +273,12 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
       .segments = segments.data(),
       .count = std::ssize(segments),
       .weights = static_cast<const std::uint8_t*>(operands.weights) + group.weights,
-      .pixels = merges ? band.rows * s_.out[2] : s_.out[2],
+      .pixels = 0,
       .vectors = group.vectors,
+      .rows = 0,
+      .rows_src = 0,
+      .rows_residual = 0,
+      .rows_dst = 0,
       .lanes = lanes_.empty() ? nullptr : lanes_.data(),
       .channels = operands.channels + group.first,
       .residual = nullptr,
@@ -263,23 +292,66 @@ void Dots::run_group(const Band& band, const Source& source, const Group& group,
   const std::array same{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles},
       spread{table.dot_byte_spread_tiles, table.dot_word_spread_tiles, table.dot_bfloat_tiles};
   const auto run = (lanes_.empty() ? same : spread)[static_cast<std::size_t>(numbers_)];
-  const std::int64_t first = (band.image * ceil_div(oc_, width_) + group.first) * plane +
-                             (band.plane * s_.out[1] + band.row) * s_.out[2] * width_;
   // Two short rows are one tile, which reads the weights once for both: at 7x7 they come from L3.
   const auto vectors = static_cast<std::size_t>(group.vectors);
-  const bool pairs = !merges && 2 * s_.out[2] <= table.dot_sizes->pixels[vectors];
-  const std::int64_t step = merges ? band.rows : pairs ? 2 : 1;
-  for (std::int64_t row = 0; row < band.rows; row += step) {
-    const bool is_pair = pairs && row + 1 < band.rows;
-    if (!merges) tiles.pixels = (is_pair ? 2 : 1) * s_.out[2];
-    tiles.src_row = is_pair ? s_.stride[1] * source.row : 0;
-    const std::int64_t at = first + row * s_.out[2] * width_;
+  const bool pairs = !merges && target.row == s_.out[2] * pixel &&
+                     2 * s_.out[2] <= table.dot_sizes->pixels[vectors];
+  const std::int64_t at_once = merges ? rows : pairs ? 2 : 1;
+  tiles.rows_src = at_once * s_.stride[1] * source.row;
+  tiles.rows_dst = at_once * target.row;
+  tiles.rows_residual = tiles.rows_dst / element * element_;
+  tiles.src_row = pairs ? s_.stride[1] * source.row : 0;
+  tiles.pixels = at_once * s_.out[2];
+  const auto run_rows = [&](std::int64_t row, std::int64_t count) {
+    const std::int64_t at = group.first * target.block + row * target.row;
     tiles.src = source.first + row * s_.stride[1] * source.row;
-    tiles.residual =
-        operands.residual ? static_cast<const char*>(operands.residual) + at * element_ : nullptr;
-    tiles.dst = static_cast<char*>(operands.dst) + at * (operands.is_float32 ? 4 : element_);
+    tiles.dst = target.first + at;
+    if (target.residual) tiles.residual = target.residual + at / element * element_;
+    tiles.rows = count;
     run(tiles);
+  };
+  const std::int64_t whole = rows / at_once;
+  if (whole > 0) run_rows(0, whole);
+  if (whole * at_once < rows) {  // one is left of pairs
+    tiles.src_row = 0;
+    tiles.pixels = s_.out[2];
+    run_rows(whole * at_once, 1);
   }
+}
+
+Dots::Target Dots::target_of(const Operands& operands, const Band& band) const {
+  const std::int64_t element = operands.is_float32 ? 4 : element_, row = s_.out[2] * width_;
+  const std::int64_t plane = s_.out[0] * s_.out[1] * row;
+  const std::int64_t at =
+      band.image * ceil_div(oc_, width_) * plane + (band.plane * s_.out[1] + band.row) * row;
+  const auto* residual = static_cast<const char*>(operands.residual);
+  return {static_cast<char*>(operands.dst) + at * element,
+          residual ? residual + at * element_ : nullptr, plane * element, row * element};
+}
+
+std::optional<RowStage> Dots::row_stage() const {
+  if (words() || s_.kernel[0] != 1 || s_.in[0] != 1 || s_.padding[0] != 0) return std::nullopt;
+  return RowStage{
+      .window = {s_.kernel[1], s_.stride[1], s_.padding[1], s_.dilation[1]},
+      .src = in_place_ ? ByteRows{s_.in[2], 0, s_.in[2], pixel_bytes(), 0, false} : band_row(),
+      .n = n_,
+      .src_rows = s_.in[1],
+      .src_blocks = src_blocks_,
+      .dst_rows = s_.out[1],
+      .dst_columns = s_.out[2],
+      .dst_blocks = ceil_div(oc_, width_),
+      .dst_pixel_bytes = width_ * element_,
+      .weight_bytes = packed_bytes()};
+}
+
+void Dots::run_rows(const Operands& operands, const BlockedRows& src, const BlockedRows& dst,
+                    Range rows) const {
+  thread_local std::vector<kernels::DotSegment> segments;
+  const std::int64_t first = rows.begin * s_.stride[1] - s_.padding[1];
+  run_groups(operands, {src.at(0, first), src.block, 0, src.row, pixel_bytes()},
+             {reinterpret_cast<char*>(dst.at(0, rows.begin)),
+              static_cast<const char*>(operands.residual), dst.block, dst.row},
+             rows.end - rows.begin, {0, std::ssize(groups_)}, segments);
 }
 
 void Dots::run(const Operands& operands) const {
@@ -307,10 +379,8 @@ void Dots::run(const Operands& operands) const {
                                    reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4))));
           filled = i;
         }
-        const std::int64_t end = (chunk + 1) * groups / cut.chunks;
-        for (std::int64_t g = chunk * groups / cut.chunks; g < end; ++g) {
-          run_group(band, source, groups_[static_cast<std::size_t>(g)], operands, segments);
-        }
+        run_groups(operands, source, target_of(operands, band), band.rows,
+                   {chunk * groups / cut.chunks, (chunk + 1) * groups / cut.chunks}, segments);
       }
     }
   });

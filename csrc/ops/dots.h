@@ -3,6 +3,7 @@
 
 #include "kernels/dots.h"
 #include "ops/convolution.h"
+#include "ops/row_chain.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -33,6 +34,14 @@ class Dots {
   };
   void run(const Operands& operands) const;
 
+  // How it runs for some rows at a time; nothing where it does not: src is widened, or images have
+  // depth.
+  std::optional<RowStage> row_stage() const;
+  // Rows of dst, in one thread. Of `operands` src and dst do not count, and `residual` is of the
+  // first row and laid out as dst.
+  void run_rows(const Operands& operands, const BlockedRows& src, const BlockedRows& dst,
+                Range rows) const;
+
  private:
   // Vectors of output channels that see the same channels of src, and these.
   struct Group {
@@ -54,6 +63,12 @@ class Dots {
     const std::uint8_t* first;
     std::int64_t block, plane, row, pixel;
   };
+  // The same of dst, and of the residual, whose distances are those of dst.
+  struct Target {
+    char* first;
+    const char* residual;
+    std::int64_t block, row;
+  };
 
   bool words() const { return numbers_ == DotNumbers::kWords; }
   std::int64_t taps() const { return s_.kernel[0] * s_.kernel[1] * s_.kernel[2]; }
@@ -72,10 +87,18 @@ class Dots {
   template <typename From, typename To>
   void pack_group(const Group& group, const From* weight, std::uint8_t* packed) const;
   Cut cut() const;
+  ByteRows band_row() const;
   Source fill_band(const Band& band, const std::uint8_t* src, std::uint8_t* to) const;
   Source in_place(const Band& band, const std::uint8_t* src) const;
-  void run_group(const Band& band, const Source& source, const Group& group,
-                 const Operands& operands, std::vector<kernels::DotSegment>& segments) const;
+  void set_segments(const Source& source, const Group& group,
+                    std::vector<kernels::DotSegment>& segments) const;
+  void run_groups(const Operands& operands, const Source& source, const Target& target,
+                  std::int64_t rows, Range groups,
+                  std::vector<kernels::DotSegment>& segments) const;
+  void run_group(const Operands& operands, const Source& source, const Target& target,
+                 std::int64_t rows, const Group& group,
+                 const std::vector<kernels::DotSegment>& segments) const;
+  Target target_of(const Operands& operands, const Band& band) const;
 
   SpatialSizes s_;
   std::int64_t n_, ic_, oc_, conv_groups_, width_, src_block_, src_blocks_;

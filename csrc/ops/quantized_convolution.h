@@ -5,6 +5,7 @@
 #include "kernels/dots.h"
 #include "ops/convolution.h"
 #include "ops/quantization.h"
+#include "ops/row_chain.h"
 
 namespace torch_blocked {
 
@@ -33,6 +34,9 @@ struct QuantizedConvolutionPlan {
   std::function<void(const std::uint8_t* src, const QuantizedWeights& weights,
                      const std::uint8_t* residual, void* dst)>
       run;
+  // How it runs for some rows at a time, and what does so; nothing where it does not.
+  std::optional<RowStage> row_stage = {};
+  std::function<RunRows(const QuantizedWeights& weights)> run_rows = {};
 };
 
 // All that run() does is in loops of share_units: threads may go through it together.

@@ -23,6 +23,7 @@ struct Depthwise {
   SpatialSizes s;
   std::int64_t n, channels, width, blocks;
   bool words;
+  std::optional<kernels::DotEnd> end;
 
   std::int64_t pixels() const { return words ? 2 : 4; }
   std::int64_t parts() const { return ceil_div(s.kernel[2], pixels()); }
@@ -48,7 +49,8 @@ Depthwise depthwise_of(const Problem& p) {
           .channels = p.sizes.src_dims[1],
           .width = width,
           .blocks = ceil_div(p.sizes.src_dims[1], width),
-          .words = !permutes_bytes()};
+          .words = !permutes_bytes(),
+          .end = dot_end(p)};
 }
 
 // [C, 1, *kernel] -> [blocks, kernel h, parts of kernel w, lanes, pixels of a part]
@@ -79,16 +81,40 @@ at::Tensor pack(const Depthwise& d, const at::Tensor& weight) {
   return packed;
 }
 
+// `rows` rows of dst, of one block of channels; src begins with the first tap of the first of them.
+struct Block {
+  const std::uint8_t* src;
+  std::int64_t src_row, block;  // bytes from row to row; which block
+  void* dst;
+  std::int64_t dst_row, rows;  // elements from row to row
+};
+
+void run_block(const Depthwise& d, const QuantizedWeights& weights, const Block& b) {
+  const auto kernel =
+      d.words ? kernels::kernels().dot_word_depthwise : kernels::kernels().dot_byte_depthwise;
+  const auto* channels =
+      static_cast<const kernels::DotChannels*>(weights.channels.const_data_ptr());
+  kernel({.src = b.src,
+          .src_row = b.src_row,
+          .kernel = {d.s.kernel[1], d.s.kernel[2]},
+          .stride = {d.s.stride[1], d.s.stride[2]},
+          .weights = weights.packed.const_data_ptr<std::uint8_t>() + b.block * block_bytes(d),
+          .channels = channels + b.block,
+          .end = d.end ? &*d.end : nullptr,
+          .dst = b.dst,
+          .rows = b.rows,
+          .columns = d.s.out[2],
+          .dst_row = b.dst_row,
+          .is_float32 = !d.problem.dst});
+}
+
 void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t* src, void* dst) {
   const ByteRows band = d.band();
   const std::int64_t row_bytes = band.row_bytes() * d.s.stride[1];
   const std::int64_t most = std::clamp<std::int64_t>(kBandBytes / row_bytes, 4, d.s.out[1] + 4);
   const std::int64_t bands = ceil_div(d.s.out[1], most), rows = ceil_div(d.s.out[1], bands);
-  const auto end = dot_end(d.problem);
   const std::int64_t src_plane = d.s.in[1] * d.s.in[2] * d.width, dst_row = d.s.out[2] * d.width,
                      dst_plane = d.s.out[1] * dst_row;
-  const auto kernel =
-      d.words ? kernels::kernels().dot_word_depthwise : kernels::kernels().dot_byte_depthwise;
   parallel_units(
       d.n * d.blocks * bands, rows * dst_row * 4, [&](std::int64_t begin, std::int64_t last) {
         // One vector more than the last row, whose last quad may go beyond it.
@@ -104,23 +130,42 @@ void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t
             band.fill(inside ? src + plane * src_plane + y * d.s.in[2] * d.width : nullptr,
                       copy + r * band.row_bytes());
           }
-          const std::int64_t at = plane * dst_plane + row * dst_row, block = plane % d.blocks;
-          kernel({.src = copy,
-                  .src_row = band.row_bytes(),
-                  .kernel = {d.s.kernel[1], d.s.kernel[2]},
-                  .stride = {d.s.stride[1], d.s.stride[2]},
-                  .weights = weights.packed.const_data_ptr<std::uint8_t>() + block * block_bytes(d),
-                  .channels =
-                      static_cast<const kernels::DotChannels*>(weights.channels.const_data_ptr()) +
-                      block,
-                  .end = end ? &*end : nullptr,
-                  .dst = static_cast<char*>(dst) + at * (d.problem.dst ? 1 : 4),
-                  .rows = count,
-                  .columns = d.s.out[2],
-                  .dst_row = dst_row,
-                  .is_float32 = !d.problem.dst});
+          const std::int64_t at = plane * dst_plane + row * dst_row;
+          run_block(d, weights,
+                    {.src = copy,
+                     .src_row = band.row_bytes(),
+                     .block = plane % d.blocks,
+                     .dst = static_cast<char*>(dst) + at * (d.problem.dst ? 1 : 4),
+                     .dst_row = dst_row,
+                     .rows = count});
         }
       });
+}
+
+void run_rows(const Depthwise& d, const QuantizedWeights& weights, const BlockedRows& src,
+              const BlockedRows& dst, Range rows) {
+  for (std::int64_t block = 0; block < d.blocks; ++block) {
+    run_block(d, weights,
+              {.src = src.at(block, rows.begin * d.s.stride[1] - d.s.padding[1]),
+               .src_row = src.row,
+               .block = block,
+               .dst = dst.at(block, rows.begin),
+               .dst_row = dst.row,
+               .rows = rows.end - rows.begin});
+  }
+}
+
+RowStage row_stage(const Depthwise& d) {
+  return {.window = {d.s.kernel[1], d.s.stride[1], d.s.padding[1], 1},
+          .src = d.band(),
+          .n = d.n,
+          .src_rows = d.s.in[1],
+          .src_blocks = d.blocks,
+          .dst_rows = d.s.out[1],
+          .dst_columns = d.s.out[2],
+          .dst_blocks = d.blocks,
+          .dst_pixel_bytes = d.width,
+          .weight_bytes = d.blocks * block_bytes(d)};
 }
 
 }  // namespace
@@ -153,7 +198,13 @@ std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(const Problem& p) {
       .channels = [p](const at::Tensor& weight, const at::Tensor& scales,
                       const at::Tensor& bias) { return dot_channels(p, weight, scales, bias); },
       .run = [depthwise](const std::uint8_t* src, const QuantizedWeights& weights,
-                         const std::uint8_t*, void* dst) { run(*depthwise, weights, src, dst); }};
+                         const std::uint8_t*, void* dst) { run(*depthwise, weights, src, dst); },
+      .row_stage = p.dst ? std::optional(row_stage(*depthwise)) : std::nullopt,
+      .run_rows = [depthwise](const QuantizedWeights& weights) -> RunRows {
+        return [depthwise, weights](const BlockedRows& src, const std::uint8_t*,
+                                    const BlockedRows& dst,
+                                    Range rows) { run_rows(*depthwise, weights, src, dst, rows); };
+      }};
 }
 
 }  // namespace torch_blocked

@@ -28,6 +28,18 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
   const auto end = dot_end(p);
   const float residual_scale =
       p.dst && p.residual ? static_cast<float>(p.residual->scale / p.dst->scale) : 0.f;
+  // Without src, residual and dst.
+  const auto operands = [end, residual_scale,
+                         is_float32 = !p.dst](const QuantizedWeights& weights) -> Dots::Operands {
+    return {.src = nullptr,
+            .weights = weights.packed.const_data_ptr(),
+            .channels = static_cast<const kernels::DotChannels*>(weights.channels.const_data_ptr()),
+            .end = end ? &*end : nullptr,
+            .residual = nullptr,
+            .residual_scale = residual_scale,
+            .dst = nullptr,
+            .is_float32 = is_float32};
+  };
   return QuantizedConvolutionPlan{
       .weights_format = dots->weights_format(),
       .channels_format = dot_channels_format(p),
@@ -35,19 +47,23 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
       .channels = [p](const at::Tensor& weight, const at::Tensor& scales,
                       const at::Tensor& bias) { return dot_channels(p, weight, scales, bias); },
       .run =
-          [dots, end, residual_scale, is_float32 = !p.dst](
-              const std::uint8_t* src, const QuantizedWeights& weights,
-              const std::uint8_t* residual, void* dst) {
-            dots->run({.src = src,
-                       .weights = weights.packed.const_data_ptr(),
-                       .channels = static_cast<const kernels::DotChannels*>(
-                           weights.channels.const_data_ptr()),
-                       .end = end ? &*end : nullptr,
-                       .residual = residual,
-                       .residual_scale = residual_scale,
-                       .dst = dst,
-                       .is_float32 = is_float32});
-          }};
+          [dots, operands](const std::uint8_t* src, const QuantizedWeights& weights,
+                           const std::uint8_t* residual, void* dst) {
+            Dots::Operands all = operands(weights);
+            all.src = src;
+            all.residual = residual;
+            all.dst = dst;
+            dots->run(all);
+          },
+      .row_stage = p.dst ? dots->row_stage() : std::nullopt,
+      .run_rows = [dots, operands](const QuantizedWeights& weights) -> RunRows {
+        return [dots, operands, weights](const BlockedRows& src, const std::uint8_t* residual,
+                                         const BlockedRows& dst, Range rows) {
+          Dots::Operands all = operands(weights);
+          all.residual = residual;
+          dots->run_rows(all, src, dst, rows);
+        };
+      }};
 }
 
 }  // namespace torch_blocked

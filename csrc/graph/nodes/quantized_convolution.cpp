@@ -243,7 +243,11 @@ Prepared prepare(const Step& step, const Running& running) {
                 added ? tensors[*added].const_data_ptr<std::uint8_t>() : nullptr,
                 tensors[dst].mutable_data_ptr());
           },
-          true};
+          true, plan.row_stage ? plan.run_rows(weights) : RunRows()};
+}
+
+std::optional<RowStage> row_stage(const Step& step) {
+  return plan_of(choice_of(step).problem).plan.row_stage;
 }
 
 double flops(const Plan&, const Step& step) {
@@ -279,6 +283,7 @@ constinit const NodeKind nodes::quantized_convolution = {
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = stored_over,
     .prepare = prepare,
+    .row_stage = row_stage,
     .flops = flops,
     .implementation = [](const Plan&, const Step& step) -> std::string {
       return choice_of(step).implementation;
