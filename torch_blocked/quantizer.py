@@ -22,6 +22,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from torch_blocked import bias_correction, module_paths, progress
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
+from torch_blocked.weight_rounding import round_weights
 
 _aten = torch.ops.aten
 
@@ -202,8 +203,8 @@ def quantize(
     """The model with layers of bytes, for optimize() and for whatever else takes such graphs.
 
     calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
-    arguments; their values set the ranges, and biases that take back what rounding adds to the mean
-    of an output channel. The first dim, the batch, may change later.
+    arguments; their values set the ranges, how weights are rounded (weight_rounding.py), and biases
+    that take back what rounding adds to the mean of an output channel. The first dim, the batch, may change later.
     keep: paths of modules that stay in floating point.
     report: called with what the model and each of its layers lose, on some of the calibration
     inputs; print shows it as a table.
@@ -239,6 +240,7 @@ def quantize(
         in_float = _without_observers(prepared)
         converted: fx.GraphModule = convert_pt2e(prepared)
         converted._forward_pre_hooks.clear()
+        round_weights(in_float, converted, cases, lambda n: n.target in _LAYERS)
         bias_correction.correct(in_float, converted, cases, lambda n: n.target in _LAYERS)
     if report:
         report(compare(in_float, converted, cases[-_COMPARED:], lambda n: n.target in _LAYERS))

@@ -1,0 +1,186 @@
+"""int8 weights rounded so that their errors cancel in the sums of a layer.
+
+To round each weight to the nearest is best for inputs that know nothing of each other; those of an
+image do. Column after column is rounded, and what this adds to the layer's results is taken back by
+the columns that are still real. Source: Frantar et al., GPTQ, 2022, arXiv:2210.17323, sections 3.1
+to 3.3, whose steps these are, with the second moments of convolutions' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from torch_blocked import progress
+from torch_blocked.quantization_accuracy import OnInputsOf, Recorded
+
+# Inputs of an output channel that are seen together: what it takes grows with their cube. With
+# more of them they are cut into parts, each of which takes back its own errors.
+_MOST_TOGETHER = 1152
+# Columns that take back each other's errors one by one; those behind them do at once.
+_COLUMNS = 64
+# Parts of the mean second moment that are added to each: inputs that hardly ever differ from 0
+# would else take all errors.
+_DAMPING = 0.01
+
+
+def round_weights(
+    in_float: fx.GraphModule,
+    quantized: fx.GraphModule,
+    cases: Sequence[tuple[Any, ...]],
+    is_layer: Callable[[fx.Node], bool],
+) -> None:
+    """Rounds the int8 weights of the quantized graph's layers anew, with the scales that they have,
+    for the inputs that the float graph's values make. Nodes have the same names in both."""
+    every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
+    real: dict[str, Any] = {
+        node.name: _constant(in_float, node.args[1])
+        for node in in_float.graph.nodes
+        if is_layer(node)
+    }
+    layers: list[Any] = [
+        node
+        for node in quantized.graph.nodes
+        if is_layer(node) and _stored(node) and real.get(node.name) is not None
+    ]
+    inputs = {node.args[0].name for node in layers}
+    moments: dict[str, list[Tensor]] = {}  # by weight, which several layers may share
+    with torch.no_grad(), progress.Bar("torch_blocked: rounding", len(cases)) as bar:
+        for case in cases:
+            float_run = Recorded(in_float, every)
+            float_run.run(*case)
+            alone = OnInputsOf(quantized, inputs, float_run.made)
+            alone.run(*case)
+            for node in layers:
+                x = alone.made[node.args[0].name]
+                _add_moments(moments.setdefault(_stored(node).target, []), node, x)
+            bar.update()
+        for node in layers:
+            stored = _stored(node)
+            if parts := moments.pop(stored.target, None):
+                weights = _constant(quantized, stored)
+                weights.copy_(_rounded(quantized, node, real[node.name], parts))
+
+
+def _stored(layer: Any) -> Any:
+    """The node of a layer's int8 weights; None if it has none."""
+    numbers = layer.args[1]
+    is_quantized = (
+        isinstance(numbers, fx.Node)
+        and "dequantize_per_channel" in str(numbers.target)
+        and numbers.args[3] == 0
+    )
+    return numbers.args[0] if is_quantized and numbers.args[0].op == "get_attr" else None
+
+
+def _constant(module: fx.GraphModule, node: Any) -> Any:
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    owner, _, last = str(node.target).rpartition(".")
+    return getattr(module.get_submodule(owner), last).detach()
+
+
+def _geometry(layer: Any, kernel: torch.Size) -> tuple[list[int], list[Any], list[int], int]:
+    """Stride, padding at both ends, dilation and groups of a convolution."""
+    given = dict(enumerate(layer.args))
+
+    def of_each(place: int, default: int) -> list[int]:
+        values = given.get(place, [default])
+        values = [values] if isinstance(values, int) else list(values)
+        return values * len(kernel) if len(values) == 1 else values
+
+    stride, dilation = of_each(3, 1), of_each(5, 1)
+    padding = given.get(4, [0])
+    if isinstance(padding, str):
+        spans = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, kernel)]
+        ends = [(span // 2, span - span // 2) for span in spans]
+    else:
+        ends = [(p, p) for p in of_each(4, 0)]
+    return stride, ends, dilation, given.get(6, 1)
+
+
+def _taps(x: Tensor, layer: Any, kernel: torch.Size) -> Iterator[Tensor]:
+    """[N, C, *spatial] -> what each tap of the kernel sees of it, [N, C, *outputs]."""
+    stride, ends, dilation, _ = _geometry(layer, kernel)
+    x = functional.pad(x, [p for end in reversed(ends) for p in end])
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel)]
+    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride)]
+    for tap in torch.cartesian_prod(*(torch.arange(k) for k in kernel)).reshape(-1, len(kernel)):
+        places = [
+            slice(int(t) * d, int(t) * d + s * (n - 1) + 1, s)
+            for t, d, s, n in zip(tap, dilation, stride, outputs)
+        ]
+        yield x[(slice(None), slice(None), *places)]
+
+
+def _seen(x: Tensor, layer: Any, shape: torch.Size) -> Tensor:
+    """The inputs of a layer with weights of `shape` -> [groups, inputs of a weight's row, sums]."""
+    if len(shape) == 2:
+        return x.reshape(-1, shape[1]).T[None]
+    kernel = shape[2:]
+    if x.dim() == len(shape) - 1:
+        x = x[None]  # without a batch
+    groups = _geometry(layer, kernel)[3]
+    taps = torch.stack(list(_taps(x, layer, kernel)), 2)  # [N, C, taps, *outputs]
+    columns = taps.flatten(3).permute(1, 2, 0, 3).flatten(2)  # [C, taps, sums]
+    return columns.reshape(groups, -1, columns.shape[-1])
+
+
+def _parts(inputs: int) -> list[slice]:
+    count = -(-inputs // _MOST_TOGETHER)
+    return [slice(i * inputs // count, (i + 1) * inputs // count) for i in range(count)]
+
+
+def _add_moments(moments: list[Tensor], layer: Any, x: Tensor) -> None:
+    stored = layer.args[1].args[0]
+    shape = _constant(layer.graph.owning_module, stored).shape
+    seen = _seen(x, layer, shape)
+    for i, part in enumerate(_parts(seen.shape[1])):
+        columns = seen[:, part]
+        more = columns @ columns.transpose(1, 2)
+        if i == len(moments):
+            moments.append(more)
+        else:
+            moments[i] += more
+
+
+def _rounded(
+    module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Tensor]
+) -> Tensor:
+    """The weights as multiples of their scales, [OC, inputs, *kernel]."""
+    _, scales, _, _, least, most, _ = layer.args[1].args
+    groups = moments[0].shape[0]
+    scale = _constant(module, scales).to(torch.float64).view(-1, *[1] * (real.dim() - 1))
+    rows = (real.to(torch.float64) / scale).reshape(groups, real.shape[0] // groups, -1)
+    parts = [
+        _rounded_part(rows[:, :, part], each.to(torch.float64), least, most)
+        for part, each in zip(_parts(rows.shape[2]), moments)
+    ]
+    return torch.cat(parts, 2).reshape(real.shape)
+
+
+def _rounded_part(rows: Tensor, moments: Tensor, least: int, most: int) -> Tensor:
+    """rows [groups, outputs, inputs], moments [groups, inputs, inputs]."""
+    if not moments.isfinite().all():  # of inputs that are not: nothing to take back
+        return rows.round().clamp(least, most)
+    mean = moments.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
+    damped = moments + torch.diag_embed((_DAMPING * mean)[:, None].expand(-1, moments.shape[1]))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    factor = torch.linalg.cholesky(inverse, upper=True)
+    rows, rounded = rows.to(torch.float32, copy=True), torch.empty_like(rows)
+    factor = factor.to(torch.float32)
+    count = rows.shape[2]
+    for begin in range(0, count, _COLUMNS):
+        end = min(begin + _COLUMNS, count)
+        apart = torch.empty_like(rows[:, :, begin:end])
+        for i in range(begin, end):
+            column = rows[:, :, i]
+            rounded[:, :, i] = column.round().clamp(least, most)
+            taken = (column - rounded[:, :, i]) / factor[:, i, i, None]
+            rows[:, :, i + 1 : end] -= taken[:, :, None] * factor[:, None, i, i + 1 : end]
+            apart[:, :, i - begin] = taken
+        rows[:, :, end:] -= apart @ factor[:, begin:end, end:]
+    return rounded
