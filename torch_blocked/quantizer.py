@@ -203,8 +203,9 @@ def quantize(
     """The model with layers of bytes, for optimize() and for whatever else takes such graphs.
 
     calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
-    arguments; their values set the ranges, how weights are rounded (weight_rounding.py), and biases
-    that take back what rounding adds to the mean of an output channel. The first dim, the batch, may change later.
+    arguments; their values set the ranges, how weights are rounded (weight_rounding.py), and
+    biases that take back what rounding adds to the mean of an output channel. The first dim, the
+    batch, may change later.
     keep: paths of modules that stay in floating point.
     report: called with what the model and each of its layers lose, on some of the calibration
     inputs; print shows it as a table.

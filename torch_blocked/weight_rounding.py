@@ -95,7 +95,7 @@ def _geometry(layer: Any, kernel: torch.Size) -> tuple[list[int], list[Any], lis
     stride, dilation = of_each(3, 1), of_each(5, 1)
     padding = given.get(4, [0])
     if isinstance(padding, str):
-        spans = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, kernel)]
+        spans = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, kernel, strict=True)]
         ends = [(span // 2, span - span // 2) for span in spans]
     else:
         ends = [(p, p) for p in of_each(4, 0)]
@@ -106,12 +106,12 @@ def _taps(x: Tensor, layer: Any, kernel: torch.Size) -> Iterator[Tensor]:
     """[N, C, *spatial] -> what each tap of the kernel sees of it, [N, C, *outputs]."""
     stride, ends, dilation, _ = _geometry(layer, kernel)
     x = functional.pad(x, [p for end in reversed(ends) for p in end])
-    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel)]
-    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride)]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     for tap in torch.cartesian_prod(*(torch.arange(k) for k in kernel)).reshape(-1, len(kernel)):
         places = [
             slice(int(t) * d, int(t) * d + s * (n - 1) + 1, s)
-            for t, d, s, n in zip(tap, dilation, stride, outputs)
+            for t, d, s, n in zip(tap, dilation, stride, outputs, strict=True)
         ]
         yield x[(slice(None), slice(None), *places)]
 
@@ -147,9 +147,7 @@ def _add_moments(moments: list[Tensor], layer: Any, x: Tensor) -> None:
             moments[i] += more
 
 
-def _rounded(
-    module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Tensor]
-) -> Tensor:
+def _rounded(module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Tensor]) -> Tensor:
     """The weights as multiples of their scales, [OC, inputs, *kernel]."""
     _, scales, _, _, least, most, _ = layer.args[1].args
     groups = moments[0].shape[0]
@@ -157,7 +155,7 @@ def _rounded(
     rows = (real.to(torch.float64) / scale).reshape(groups, real.shape[0] // groups, -1)
     parts = [
         _rounded_part(rows[:, :, part], each.to(torch.float64), least, most)
-        for part, each in zip(_parts(rows.shape[2]), moments)
+        for part, each in zip(_parts(rows.shape[2]), moments, strict=True)
     ]
     return torch.cat(parts, 2).reshape(real.shape)
 

@@ -36,49 +36,61 @@ inline void store(const DotDepthwise& d, const Index& sum, std::int64_t at) {
                               d.is_float32);
 }
 
-// The sums of one column of kRows output rows, whose first tap is at src.
-template <typename Dot, int kKernel, int kStride, int kRows, std::size_t kWeights>
-TORCH_BLOCKED_INLINE inline std::array<Index, kRows> column_sums(
-    const DotDepthwise& d, const std::uint8_t* src, const std::array<Index, kWeights>& w,
-    const Index& start) {
+// Whether the pixels under a row of the kernel are those under the next column, too: three taps
+// leave one of four pixels free, and the weights of the next column are the same, one pixel later.
+template <typename Dot, int kKernel, int kStride>
+constexpr int kColumns = Dot::kPixels == 4 && kKernel == 3 && kStride == 1 ? 2 : 1;
+
+// Weights of one row of a kernel, [columns][rows of the kernel][parts].
+template <int kColumns, int kWeights>
+using WeightsOfColumns = std::array<std::array<Index, kWeights>, kColumns>;
+
+// The sums of kColumns columns of kRows output rows, whose first tap is at src: [columns][rows].
+template <typename Dot, int kKernel, int kStride, int kRows, int kColumns, int kWeights>
+TORCH_BLOCKED_INLINE inline void add_columns(const DotDepthwise& d, const std::uint8_t* src,
+                                             const WeightsOfColumns<kColumns, kWeights>& w,
+                                             Index (*sums)[kRows]) {
   constexpr int kParts = kWeights / kKernel;
-  std::array<Index, kRows> sums;
-  sums.fill(start);
   unrolled<(kRows - 1) * kStride + kKernel>([&]<int r>() TORCH_BLOCKED_INLINE {
     unrolled<kParts>([&]<int q>() TORCH_BLOCKED_INLINE {
       const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
-      unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
-        constexpr int tap = r - o * kStride;
+      unrolled<kColumns * kRows>([&]<int i>() TORCH_BLOCKED_INLINE {
+        constexpr int column = i / kRows, o = i % kRows, tap = r - o * kStride;
         if constexpr (tap >= 0 && tap < kKernel) {
-          sums[o] = Dot::dot(sums[o], pixels, w[tap * kParts + q]);
+          sums[column][o] = Dot::dot(sums[column][o], pixels, w[column][tap * kParts + q]);
         }
       });
     });
   });
-  return sums;
 }
 
 // kRows output rows from `row` on. Bytes are stored of four columns at a time, as in dots.cpp.
 template <typename Dot, int kKernel, int kStride, int kRows>
 void rows(const DotDepthwise& d, std::int64_t row) {
-  constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels;
-  std::array<Index, kKernel * kParts> w;
-  unrolled<kKernel * kParts>(
-      [&]<int i>() TORCH_BLOCKED_INLINE { w[i] = Index::loadu(d.weights + i * kVector); });
+  constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels, kWeights = kKernel * kParts;
+  constexpr int kTogether = kColumns<Dot, kKernel, kStride>;
+  WeightsOfColumns<kTogether, kWeights> w;
+  unrolled<kWeights>([&]<int i>() TORCH_BLOCKED_INLINE {
+    w[0][i] = Index::loadu(d.weights + i * kVector);
+    if constexpr (kTogether > 1) w[1][i] = w[0][i] << Index(8);
+  });
   const DotChannels& c = *d.channels;
   const Index start = Index::loadu(c.start.data());
   const std::uint8_t* src = d.src + row * kStride * d.src_row;
-  const auto sums_at = [&](std::int64_t x) TORCH_BLOCKED_INLINE {
-    return column_sums<Dot, kKernel, kStride, kRows>(d, src + x * kStride * kWidth, w, start);
-  };
   const std::int64_t to = row * d.dst_row;
   std::int64_t x = 0;
   for (; !d.end && c.is_small && x + 4 <= d.columns; x += 4) {
     Index values[4][kRows];
-    unrolled<4>([&]<int i>() TORCH_BLOCKED_INLINE {
-      const auto sums = sums_at(x + i);
-      unrolled<kRows>([&]<int o>()
-                          TORCH_BLOCKED_INLINE { values[i][o] = nearest(scaled(c, sums[o])); });
+    unrolled<4 / kTogether>([&]<int i>() TORCH_BLOCKED_INLINE {
+      constexpr int first = i * kTogether;
+      unrolled<kTogether * kRows>(
+          [&]<int n>() TORCH_BLOCKED_INLINE { values[first + n / kRows][n % kRows] = start; });
+      add_columns<Dot, kKernel, kStride, kRows, kTogether, kWeights>(
+          d, src + (x + first) * kStride * kWidth, w, values + first);
+      unrolled<kTogether * kRows>([&]<int n>() TORCH_BLOCKED_INLINE {
+        Index& value = values[first + n / kRows][n % kRows];
+        value = nearest(scaled(c, value));
+      });
     });
     unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
       store_quad(values[0][o], values[1][o], values[2][o], values[3][o],
@@ -87,9 +99,13 @@ void rows(const DotDepthwise& d, std::int64_t row) {
     });
   }
   for (; x < d.columns; ++x) {
-    const auto sums = sums_at(x);
-    unrolled<kRows>(
-        [&]<int o>() TORCH_BLOCKED_INLINE { store(d, sums[o], to + o * d.dst_row + x * kWidth); });
+    Index sums[1][kRows];
+    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { sums[0][o] = start; });
+    add_columns<Dot, kKernel, kStride, kRows, 1, kWeights>(d, src + x * kStride * kWidth, {w[0]},
+                                                           sums);
+    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
+      store(d, sums[0][o], to + o * d.dst_row + x * kWidth);
+    });
   }
 }
 
