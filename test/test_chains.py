@@ -113,6 +113,21 @@ def test_what_is_in_turn():
     check(Chain(point(40, 64), asymmetric, point(64, 24)), x, 3 * all_steps)
 
 
+@pytest.mark.parametrize("width", [64, 65, 66, 67])
+@pytest.mark.parametrize("kernel", [2, 3, 5])
+@pytest.mark.parametrize("stride", [2, 3, 4])
+def test_windows_that_do_not_reach_the_end_of_a_row(width, kernel, stride):
+    all_steps = has_chains()
+    x = torch.randn(1, 24, 41, width)
+    for geometry in ({"padding": 0}, {"padding": (kernel // 2, 0)}):
+        middle = depthwise(48, kernel, stride=stride, **geometry)
+        check(Chain(point(24, 48, src=(0.03, 101)), middle, point(48, 24)), x, 3 * all_steps)
+        check(Chain(depthwise(24, kernel, stride=stride, **geometry), point(24, 24)), x,
+              2 * all_steps)  # fmt: skip
+        dense = Conv(48, 32, kernel, src=(0.05, 117), stride=stride, **geometry)
+        check(Chain(point(24, 48, src=(0.03, 101)), dense, point(32, 24)), x, 3 * all_steps)
+
+
 def test_who_is_not_in_turn():
     """Large weights beside few pixels; a value that another layer or the caller reads."""
     check(Chain(point(200, 600), depthwise(600), point(600, 200)), torch.randn(1, 200, 7, 7), 0)

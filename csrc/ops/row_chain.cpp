@@ -1,5 +1,6 @@
 #include "ops/row_chain.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -28,6 +29,10 @@ Range inside(Range rows, std::int64_t count) {
 }  // namespace
 
 RowChain::RowChain(std::vector<RowStage> stages) : stages_(std::move(stages)), most_rows_(1) {
+  // What is made of a row lies in a buffer whole: windows with strides may leave its end unread.
+  for (RowStage& stage : stages_) {
+    stage.src.columns = std::max(stage.src.columns, stage.src.before + stage.src.src_columns);
+  }
   while (most_rows_ < stages_.back().dst_rows && bytes(most_rows_ + 1) <= kBandBytes) ++most_rows_;
 }
 
