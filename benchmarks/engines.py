@@ -129,8 +129,12 @@ def load_onnxruntime(file: str = "model.onnx") -> Callable:
     return load
 
 
-def load_openvino(hint: str | None = "f32", file: str = "model.onnx") -> Callable:
-    """hint: the precision it is told; None: its own choice."""
+def load_openvino(
+    hint: str | None = "f32",
+    file: str = "model.onnx",
+    prepared: Callable = lambda model, job: model,
+) -> Callable:
+    """hint: the precision it is told; None: its own choice. prepared(model, job): what runs."""
 
     def load(job: Job) -> Callable[[], Any]:
         import numpy
@@ -139,7 +143,9 @@ def load_openvino(hint: str | None = "f32", file: str = "model.onnx") -> Callabl
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": job.threads}
         if hint:
             settings["INFERENCE_PRECISION_HINT"] = hint
-        model = openvino.Core().compile_model(job.files / file, "CPU", settings)
+        core = openvino.Core()
+        network = prepared(core.read_model(job.files / file), job)
+        model = core.compile_model(network, "CPU", settings)
         request = model.create_infer_request()
         request.set_input_tensor(openvino.Tensor(numpy.load(job.files / "input.npy")))
 
@@ -150,6 +156,15 @@ def load_openvino(hint: str | None = "f32", file: str = "model.onnx") -> Callabl
         return run
 
     return load
+
+
+def by_nncf(network: Any, job: Job) -> Any:
+    """Quantized by OpenVINO's own tool, as it does by default, for the inputs that others see."""
+    import nncf
+    from exports import calibration
+
+    inputs = [each.numpy() for each in calibration(torch_input(job))]
+    return nncf.quantize(network, nncf.Dataset(inputs), subset_size=len(inputs))
 
 
 def load_ncnn(job: Job) -> Callable[[], Any]:
@@ -297,6 +312,9 @@ ENGINES = {
     ),
     "openvino-int8": Engine(
         load_openvino(None, "qdq/model.onnx"), "openvino", "qdq", precision="int8"
+    ),
+    "openvino-nncf": Engine(
+        load_openvino(None, prepared=by_nncf), "nncf", "onnx", precision="int8"
     ),
     "inductor-int8": Engine(load_inductor_int8, "torch", "pt2e", precision="int8"),
     "torch_blocked-int8": Engine(

@@ -175,7 +175,8 @@ class Builder:
             self.halves: 1,
             self.gated: 1,
             self.twice: 1,
-            self.transposed: 1,
+            self.transposed: 2,
+            self.chained: 2,
             self.last: 1,
         }
         return self.rng.choices(list(makers), list(makers.values()))[0](x)
@@ -251,9 +252,30 @@ class Builder:
         )
         return self.followed(conv, conv.out_channels)
 
+    def chained(self, x: Tensor) -> nn.Module:
+        """1x1, depthwise at any stride, 1x1: what goes through its rows in turn."""
+        conv, wide = self.of_rank("Conv"), self.rng.choice((8, 16, 24, 33))
+        stride, padding = self.numbers(1, 2, 2, 3), self.numbers(0, 1, 1, 2)
+        middle = conv(wide, wide, self.numbers(2, 3, 3, 5), stride, padding, groups=wide)
+        first, last = conv(x.shape[1], wide, 1), conv(wide, self.rng.choice(CHANNELS), 1)
+        return nn.Sequential(first, nn.ReLU6(), middle, nn.ReLU6(), last)
+
     def transposed(self, x: Tensor) -> nn.Module:
         channels, to = x.shape[1], self.rng.choice(CHANNELS)
-        conv = self.of_rank("ConvTranspose")(channels, to, 3, self.rng.choice((1, 2)), padding=1)
+        groups = self.rng.choice([n for n in (1, 1, 2, channels) if channels % n == 0])
+        if to % groups:
+            groups = 1
+        conv = self.of_rank("ConvTranspose")(
+            channels,
+            to,
+            self.numbers(1, 2, 2, 3, 4, 5),
+            self.numbers(1, 2, 2, 3),
+            padding=self.numbers(0, 1, 1, 2),
+            output_padding=self.rng.choice((0, 0, 1)),
+            groups=groups,
+            bias=self.rng.random() < 0.8,
+            dilation=self.rng.choice((1, 1, 1, 2)),
+        )
         return self.followed(conv, to)
 
     def body(self, x: Tensor) -> nn.Module:

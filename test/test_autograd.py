@@ -70,7 +70,6 @@ WAYS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:torch_blocked")  # batch norm of bfloat16 has no kernel
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients(way):
     run, tolerance = WAYS[way]

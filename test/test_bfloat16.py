@@ -60,26 +60,43 @@ def test_convolution(case):
         assert error <= max(1.5 * (dense.double() - reference).norm() / reference.norm(), bound)
 
 
-@pytest.mark.parametrize("parameters", (torch.bfloat16, torch.float32), ids=str)
-def test_batch_norm(parameters):
-    torch.manual_seed(0)
-    dense = nn.BatchNorm2d(17).to(parameters)
-    blocked = copy.deepcopy(dense)
-    input = torch.randn(3, 17, 6, 5).bfloat16()
-    for training in (True, False):
-        ours, theirs = ((norm.train(training), x.detach().requires_grad_())
-                        for norm, x in ((blocked, input.to_blocked()), (dense, input)))  # fmt: skip
-        with torch_blocked.strict():
-            gradients = [step(*each) for each in (ours, theirs)]
-        for value, expected in zip(*gradients, strict=True):
-            assert value.dtype == expected.dtype
-            torch.testing.assert_close(value, expected, rtol=2e-2, atol=2e-2)
+def norms(channels):
+    groups = 3 if channels % 3 == 0 else 1
+    return [nn.BatchNorm2d(channels), nn.GroupNorm(groups, channels)]
+
+
+@pytest.mark.parametrize("channels", (1, 3, 7, 8, 9, 15, 16, 17, 33))
+@pytest.mark.parametrize("images", (1, 3))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("of_parameters", (None, torch.float32), ids=str)
+def test_norms(channels, images, dtype, of_parameters):
+    """Within the error of ATen's, or of rounding, beside float64; the same bits twice."""
+    torch.manual_seed(channels)
+    x = (2 + torch.randn(images, channels, 6, 5)).to(dtype)
+    for norm in norms(channels):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        dense = norm.to(of_parameters or dtype)
+        for training in (True, False):
+            steps = [
+                step(copy.deepcopy(model).train(training), input.detach().requires_grad_())
+                for model, input in (
+                    (dense, x.to_blocked()),
+                    (dense, x.to_blocked()),
+                    (dense, x),
+                    (copy.deepcopy(dense).double(), x.double()),
+                )
+            ]
+            for ours, again, theirs, exact in zip(*steps, strict=True):
+                assert ours.dtype == theirs.dtype and torch.equal(ours, again)
+                off, bound = ((each.double() - exact).abs().max() for each in (ours, theirs))
+                assert off <= 1.5 * bound + 2 * torch.finfo(dtype).eps * exact.abs().max()
 
 
 def step(norm, input):
     """One step's output, gradients and running statistics, dense."""
     norm.zero_grad()
-    output = norm(input)
+    with torch_blocked.strict():
+        output = norm(input)
     weights = torch.linspace(-1, 1, output.numel()).view(output.shape).to(output.dtype)
     output.backward(weights.to_blocked() if torch_blocked.is_blocked(output) else weights)
     values = (output.detach(), input.grad, norm.weight.grad, norm.bias.grad, *norm.buffers())
@@ -108,12 +125,23 @@ def by(implementation, conv, x):
         return conv(x.to_blocked())
 
 
+TRANSPOSED = [
+    {"kernel_size": 2, "stride": 2, "padding": 0},
+    {"kernel_size": 4, "stride": 2, "output_padding": 1},
+    {"stride": (1, 3), "dilation": 2, "groups": 8},
+    {"kernel_size": 2, "stride": 3, "padding": 2, "bias": False},
+]
+
+
 @pytest.mark.parametrize("channels", [8, 24, 40])
-@pytest.mark.parametrize("geometry", GEOMETRY)
-def test_bfloat16_by_dot_products(channels, geometry):
+@pytest.mark.parametrize(
+    "kind, geometry",
+    [(nn.Conv2d, each) for each in GEOMETRY] + [(nn.ConvTranspose2d, each) for each in TRANSPOSED],
+)
+def test_bfloat16_by_dot_products(channels, kind, geometry):
     """Within the rounding of its result of the same numbers summed in float64."""
     x = torch.randn(2, channels, 13, 15).bfloat16()
-    conv = nn.Conv2d(channels, 24, **{"kernel_size": 3, "padding": 1} | geometry).bfloat16()
+    conv = kind(channels, 24, **{"kernel_size": 3, "padding": 1} | geometry).bfloat16()
     y = by("dots_bfloat16", conv, x)
     if y is None:
         return

@@ -40,26 +40,27 @@ class Conv(nn.Module):
         to=(0.05, 117),
         src=(0.03, 101),
         residual=None,
+        transposed=False,
         **geometry,
     ):
         super().__init__()
-        conv = getattr(nn, f"Conv{ndim}d")(inputs, outputs, kernel, bias=bias, **geometry)
-        weight = conv.weight.detach()
-        scale = weight.flatten(1).abs().amax(1).clamp(min=1e-3) / 127
-        shape = [-1] + [1] * (weight.dim() - 1)
+        kind = f"Conv{'Transpose' * transposed}{ndim}d"
+        conv = getattr(nn, kind)(inputs, outputs, kernel, bias=bias, **geometry)
+        weight, self.axis = conv.weight.detach(), int(transposed)
+        scale = weight.transpose(0, self.axis).flatten(1).abs().amax(1).clamp(min=1e-3) / 127
+        shape = [1] * self.axis + [-1] + [1] * (weight.dim() - 1 - self.axis)
         self.register_buffer("weight", (weight / scale.view(shape)).round().to(torch.int8))
         self.register_buffer("scale", scale)
-        self.register_buffer("zeros", torch.zeros(outputs, dtype=torch.int64))
+        self.register_buffer("zeros", torch.zeros(len(scale), dtype=torch.int64))
         self.register_buffer("bias", conv.bias.detach() if bias else None)
-        self.conv = getattr(F, f"conv{ndim}d")
-        self.geometry = {
-            name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")
-        }
+        self.conv = getattr(F, f"conv{'_transpose' * transposed}{ndim}d")
+        names = ["stride", "padding", "dilation", "groups"] + ["output_padding"] * transposed
+        self.geometry = {name: getattr(conv, name) for name in names}
         self.then, self.to, self.src, self.residual = then, to, src, residual
 
     def forward(self, x, *others):
         weight = OPS.dequantize_per_channel(
-            self.weight, self.scale, self.zeros, 0, -127, 127, torch.int8
+            self.weight, self.scale, self.zeros, self.axis, -127, 127, torch.int8
         )
         y = self.conv(fake(x, *self.src), weight, self.bias, **self.geometry)
         if self.residual:
@@ -112,6 +113,47 @@ def test_convolutions(channels, images):
 )
 def test_geometry(geometry):
     check(Conv(32, 64, **geometry, to=(0.02, 3)), torch.randn(2, 32, 13, 15))
+
+
+TRANSPOSED = [
+    {"kernel": 2, "stride": 2},
+    {"kernel": 4, "stride": 2, "padding": 1},
+    {"kernel": 3, "stride": 2, "padding": 1, "output_padding": 1},
+    {"kernel": 3, "padding": 1},
+    {"kernel": (2, 5), "stride": (3, 1), "padding": (0, 2), "output_padding": (2, 0)},
+    {"kernel": 2, "stride": 3},  # the third phase meets no tap
+    {"kernel": 1, "stride": 2},
+    {"kernel": 3, "stride": 3, "padding": 3},  # phases leave out pixels of src
+    {"kernel": 3, "stride": 2, "dilation": 2, "padding": 1},
+    {"kernel": 3, "stride": 4, "dilation": 3, "padding": 2},
+    {"kernel": 4, "stride": 2, "padding": 1, "groups": 2},
+    {"kernel": 3, "stride": 2, "groups": 32, "bias": False},
+]
+
+
+@pytest.mark.parametrize("geometry", TRANSPOSED)
+def test_transposed(geometry):
+    for then in (F.relu, F.silu):
+        model = Conv(32, 64, **geometry, to=(0.02, 3), then=then, transposed=True)
+        check(model, torch.randn(2, 32, 5, 7))
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_transposed_channels(channels, images):
+    model = Conv(channels, 17, 4, stride=2, padding=1, transposed=True)
+    check(model, torch.randn(images, channels, 1, 6))
+
+
+@pytest.mark.parametrize("ndim", [1, 3])
+def test_transposed_of_other_ranks(ndim):
+    model = Conv(9, 20, 3, ndim=ndim, stride=2, padding=1, to=None, transposed=True)
+    check(model, torch.randn(2, 9, *[4] * ndim))
+
+
+def test_a_transposed_sum():
+    model = Conv(16, 24, 2, stride=2, residual=(0.04, 90), then=F.relu, transposed=True)
+    check(model, torch.randn(2, 16, 5, 7), torch.randn(2, 24, 10, 14))
 
 
 @pytest.mark.parametrize(

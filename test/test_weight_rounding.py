@@ -33,11 +33,35 @@ def test_what_weights_see(op, shape, geometry):
     weight = torch.randn(shape, dtype=torch.double)
     x = torch.randn(3, 4, 11, *[8, 5][: len(shape) - 3], dtype=torch.double)
     given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **geometry}
-    layer = SimpleNamespace(args=(x, weight, None, *given.values()))
+    layer = SimpleNamespace(target=op, args=(x, weight, None, *given.values()))
     expected = op(x, weight, **given)
     groups = given["groups"]
     seen = _seen(x, layer, torch.Size(shape))
     result = (weight.reshape(groups, shape[0] // groups, -1) @ seen).reshape(shape[0], 3, -1)
+    torch.testing.assert_close(result.transpose(0, 1).reshape(expected.shape), expected)
+
+
+TRANSPOSED = [
+    (F.conv_transpose1d, (4, 6, 3), {"padding": 1}),
+    (F.conv_transpose2d, (4, 6, 4, 4), {"stride": 2, "padding": 1}),
+    (F.conv_transpose2d, (4, 3, 3, 2), {"stride": (3, 1), "output_padding": (2, 0), "groups": 2}),
+    (F.conv_transpose2d, (4, 6, 2, 3), {"padding": 2, "stride": 2, "dilation": 3}),
+    (F.conv_transpose3d, (4, 6, 2, 3, 1), {"stride": 2, "padding": (1, 1, 0)}),
+]
+
+
+@pytest.mark.parametrize(("op", "shape", "geometry"), TRANSPOSED)
+def test_what_transposed_weights_see(op, shape, geometry):
+    torch.manual_seed(0)
+    weight = torch.randn(shape, dtype=torch.double)
+    x = torch.randn(3, 4, 6, *[8, 5][: len(shape) - 3], dtype=torch.double)
+    given = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1, **geometry}
+    layer = SimpleNamespace(target=op, args=(x, weight, None, *given.values()))
+    expected = op(x, weight, **given)
+    groups = given["groups"]
+    seen = _seen(x, layer, torch.Size(shape))
+    rows = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(2)
+    result = (rows @ seen).reshape(groups * shape[1], 3, -1)
     torch.testing.assert_close(result.transpose(0, 1).reshape(expected.shape), expected)
 
 
@@ -117,7 +141,7 @@ def test_results_are_closer(monkeypatch):
 def test_inputs_that_say_nothing(value):
     """All zeros, or no numbers: then weights are rounded to the nearest."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)).eval()
-    layer = SimpleNamespace(args=(None, None))
+    layer = SimpleNamespace(target=F.linear, args=(None, None))
     seen = _seen(torch.full((1, 4, 6, 6), value), layer, model[0].weight.shape)
     rows = 30 * torch.randn(1, 8, 36, dtype=torch.double)
     rounded = _rounded_part(rows, (seen @ seen.transpose(1, 2)).double(), -127, 127)

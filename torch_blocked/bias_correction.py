@@ -11,7 +11,10 @@ from torch import Tensor, fx
 from torch_blocked.quantization_accuracy import OnInputsOf, Recorded
 
 # The dim of output channels, from the end: batches may be missing.
-_CHANNEL = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
+_CHANNEL = {
+    "linear": -1,
+    **{f"conv{transposed}{n}d": -1 - n for n in (1, 2, 3) for transposed in ("", "_transpose")},
+}
 
 
 def correct(

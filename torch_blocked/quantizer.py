@@ -35,19 +35,30 @@ _ACTIVATION = QuantizationSpec(
     qscheme=torch.per_tensor_affine,
     is_dynamic=False,
 )
-# Weights: signed bytes, a scale for each output channel.
-_WEIGHT = QuantizationSpec(
-    dtype=torch.int8,
-    observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=2**-12),
-    quant_min=-127,
-    quant_max=127,
-    qscheme=torch.per_channel_symmetric,
-    ch_axis=0,
-    is_dynamic=False,
-)
+
+
+def _weight(axis: int) -> QuantizationSpec:
+    """Signed bytes, a scale for each output channel, which lies along that dim of the weight."""
+    return QuantizationSpec(
+        dtype=torch.int8,
+        observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=2**-12),
+        quant_min=-127,
+        quant_max=127,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=axis,
+        is_dynamic=False,
+    )
+
 
 _CONVOLUTIONS = (_aten.conv1d, _aten.conv2d, _aten.conv3d)
-_LAYERS = {_aten.linear.default}.union(*({each.default, each.padding} for each in _CONVOLUTIONS))
+_TRANSPOSED = {
+    _aten.conv_transpose1d.default,
+    _aten.conv_transpose2d.input,
+    _aten.conv_transpose3d.input,
+}
+_LAYERS = {_aten.linear.default}.union(
+    _TRANSPOSED, *({each.default, each.padding} for each in _CONVOLUTIONS)
+)
 # What runs with the sums of a layer.
 _ACTIVATIONS = {
     getattr(_aten, name).default
@@ -143,7 +154,10 @@ def _annotate_layer(layer: fx.Node) -> None:
         if end.target in _ACTIVATIONS and after_sum:
             break
     src, weight = layer.all_input_nodes[:2]
-    inputs: dict[fx.Node, Any] = {src: _ACTIVATION, weight: _WEIGHT}
+    inputs: dict[fx.Node, Any] = {
+        src: _ACTIVATION,
+        weight: _weight(axis=1 if layer.target in _TRANSPOSED else 0),
+    }
     for node in chain:
         node.meta[_ANNOTATION] = QuantizationAnnotation(_annotated=True)
     layer.meta[_ANNOTATION].input_qspec_map = inputs

@@ -8,6 +8,7 @@ to 3.3, whose steps these are, with the second moments of convolutions' inputs."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def _stored(layer: Any) -> Any:
     is_quantized = (
         isinstance(numbers, fx.Node)
         and "dequantize_per_channel" in str(numbers.target)
-        and numbers.args[3] == 0
+        and numbers.args[3] == int(_is_transposed(layer))
     )
     return numbers.args[0] if is_quantized and numbers.args[0].op == "get_attr" else None
 
@@ -83,35 +84,73 @@ def _constant(module: fx.GraphModule, node: Any) -> Any:
     return getattr(module.get_submodule(owner), last).detach()
 
 
-def _geometry(layer: Any, kernel: torch.Size) -> tuple[list[int], list[Any], list[int], int]:
-    """Stride, padding at both ends, dilation and groups of a convolution."""
-    given = dict(enumerate(layer.args))
+def _is_transposed(layer: Any) -> bool:
+    return "conv_transpose" in str(layer.target)
 
-    def of_each(place: int, default: int) -> list[int]:
-        values = given.get(place, [default])
-        values = [values] if isinstance(values, int) else list(values)
-        return values * len(kernel) if len(values) == 1 else values
 
-    stride, dilation = of_each(3, 1), of_each(5, 1)
-    padding = given.get(4, [0])
-    if isinstance(padding, str):
-        spans = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, kernel, strict=True)]
-        ends = [(span // 2, span - span // 2) for span in spans]
-    else:
-        ends = [(p, p) for p in of_each(4, 0)]
-    return stride, ends, dilation, given.get(6, 1)
+# Where convolutions have their arguments: (input, weight, bias, ...).
+_ORDINARY = {"stride": 3, "padding": 4, "dilation": 5, "groups": 6}
+_TRANSPOSED = {"stride": 3, "padding": 4, "output_padding": 5, "groups": 6, "dilation": 7}
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Of a convolution, a number for each spatial dim; a transposed one is seen as an ordinary one
+    over `spread` pixels, zeros between them, whose taps stand in reverse."""
+
+    stride: list[int]
+    ends: list[tuple[int, int]]  # padding at both
+    dilation: list[int]
+    groups: int
+    spread: list[int]
+
+    @classmethod
+    def of(cls, layer: Any, kernel: torch.Size) -> _Geometry:
+        places = _TRANSPOSED if _is_transposed(layer) else _ORDINARY
+        given = dict(enumerate(layer.args))
+
+        def of_each(name: str, default: int) -> list[int]:
+            values = given.get(places[name], [default]) if name in places else [default]
+            values = [values] if isinstance(values, int) else list(values)
+            return values * len(kernel) if len(values) == 1 else values
+
+        stride, dilation, ones = of_each("stride", 1), of_each("dilation", 1), [1] * len(kernel)
+        spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        groups = given.get(places["groups"], 1)
+        padding = given.get(places["padding"], [0])
+        if isinstance(padding, str):
+            spans = [span * (padding == "same") for span in spans]
+            ends = [(span // 2, span - span // 2) for span in spans]
+        elif _is_transposed(layer):
+            more = zip(spans, of_each("padding", 0), of_each("output_padding", 0), strict=True)
+            ends = [(span - p, span - p + last) for span, p, last in more]
+            return cls(ones, ends, dilation, groups, stride)
+        else:
+            ends = [(p, p) for p in of_each("padding", 0)]
+        return cls(stride, ends, dilation, groups, ones)
+
+
+def _spread(x: Tensor, steps: list[int]) -> Tensor:
+    """The pixels of x so many apart, zeros between them."""
+    if all(step == 1 for step in steps):
+        return x
+    sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *sizes)
+    wide[(slice(None), slice(None), *(slice(None, None, step) for step in steps))] = x
+    return wide
 
 
 def _taps(x: Tensor, layer: Any, kernel: torch.Size) -> Iterator[Tensor]:
     """[N, C, *spatial] -> what each tap of the kernel sees of it, [N, C, *outputs]."""
-    stride, ends, dilation, _ = _geometry(layer, kernel)
-    x = functional.pad(x, [p for end in reversed(ends) for p in end])
-    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
-    for tap in torch.cartesian_prod(*(torch.arange(k) for k in kernel)).reshape(-1, len(kernel)):
+    of = _Geometry.of(layer, kernel)
+    x = functional.pad(_spread(x, of.spread), [p for end in reversed(of.ends) for p in end])
+    reach = [d * (k - 1) + 1 for d, k in zip(of.dilation, kernel, strict=True)]
+    outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, of.stride, strict=True)]
+    taps = torch.cartesian_prod(*(torch.arange(k) for k in kernel)).reshape(-1, len(kernel))
+    for tap in taps.flip(0) if _is_transposed(layer) else taps:
         places = [
             slice(int(t) * d, int(t) * d + s * (n - 1) + 1, s)
-            for t, d, s, n in zip(tap, dilation, stride, outputs, strict=True)
+            for t, d, s, n in zip(tap, of.dilation, of.stride, outputs, strict=True)
         ]
         yield x[(slice(None), slice(None), *places)]
 
@@ -123,7 +162,7 @@ def _seen(x: Tensor, layer: Any, shape: torch.Size) -> Tensor:
     kernel = shape[2:]
     if x.dim() == len(shape) - 1:
         x = x[None]  # without a batch
-    groups = _geometry(layer, kernel)[3]
+    groups = _Geometry.of(layer, kernel).groups
     taps = torch.stack(list(_taps(x, layer, kernel)), 2)  # [N, C, taps, *outputs]
     columns = taps.flatten(3).permute(1, 2, 0, 3).flatten(2)  # [C, taps, sums]
     return columns.reshape(groups, -1, columns.shape[-1])
@@ -151,13 +190,18 @@ def _rounded(module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Ten
     """The weights as multiples of their scales, [OC, inputs, *kernel]."""
     _, scales, _, _, least, most, _ = layer.args[1].args
     groups = moments[0].shape[0]
-    scale = _constant(module, scales).to(torch.float64).view(-1, *[1] * (real.dim() - 1))
-    rows = (real.to(torch.float64) / scale).reshape(groups, real.shape[0] // groups, -1)
+    axis = int(_is_transposed(layer))
+    scale = _constant(module, scales).to(torch.float64).view(-1, *[1] * (real.dim() - 1 - axis))
+    # [groups, outputs, inputs, *kernel]; transposed weights have inputs before outputs.
+    each = (real.to(torch.float64) / scale).unflatten(0, (groups, -1))
+    ordered = each.transpose(1, 2) if axis else each
+    rows = ordered.flatten(2)
     parts = [
-        _rounded_part(rows[:, :, part], each.to(torch.float64), least, most)
-        for part, each in zip(_parts(rows.shape[2]), moments, strict=True)
+        _rounded_part(rows[:, :, part], moment.to(torch.float64), least, most)
+        for part, moment in zip(_parts(rows.shape[2]), moments, strict=True)
     ]
-    return torch.cat(parts, 2).reshape(real.shape)
+    rounded = torch.cat(parts, 2).reshape(ordered.shape)
+    return (rounded.transpose(1, 2) if axis else rounded).reshape(real.shape)
 
 
 def _rounded_part(rows: Tensor, moments: Tensor, least: int, most: int) -> Tensor:

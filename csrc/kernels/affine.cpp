@@ -1,16 +1,20 @@
 #include "kernels/lanes.h"
 #include "kernels/normalization.h"
+#include "kernels/short_lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
+namespace {
 
-void affine(const Affine& rows, std::int64_t begin, std::int64_t end) {
+// Number: float, or the bits of bfloat16.
+template <typename Number>
+void affine_of(const Affine& rows, std::int64_t begin, std::int64_t end) {
   // A copy, whose fields stay in registers: through a reference, stores to memory might change
   // them.
   const Affine p = rows;
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t period = row % p.periods;
-    const float* src_row = p.src + row * p.pixels * p.block;  // [pixels, block]
-    float* dst_row = p.dst + row * p.pixels * p.block;
+    const auto* src_row = static_cast<const Number*>(p.src) + row * p.pixels * p.block;
+    auto* dst_row = static_cast<Number*>(p.dst) + row * p.pixels * p.block;  // [pixels, block]
     for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
       const Vec a = load(p.scale + period * p.block + lane, count);
       const Vec b = load(p.shift + period * p.block + lane, count);
@@ -20,6 +24,16 @@ void affine(const Affine& rows, std::int64_t begin, std::int64_t end) {
       }
     });
   }
+}
+
+}  // namespace
+
+void affine(const Affine& rows, std::int64_t begin, std::int64_t end) {
+  affine_of<float>(rows, begin, end);
+}
+
+void affine_bfloats(const Affine& rows, std::int64_t begin, std::int64_t end) {
+  affine_of<std::uint16_t>(rows, begin, end);
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/lanes.h"
+#include "kernels/short_lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -30,24 +31,28 @@ inline Vec sum_over(std::int64_t pixels, F&& f) {
   return total;
 }
 
-}  // namespace
+// The kernels for either type of numbers: float, or the bits of bfloat16.
 
-void sum_pixels(const PixelSums& sums) {
+template <typename Number>
+void sum_pixels_of(const PixelSums& sums) {
   // A copy, whose fields stay in registers: through a reference, stores to memory might change
   // them.
   const PixelSums p = sums;
+  const auto* src = static_cast<const Number*>(p.src);
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
     const Vec total = sum_over(
-        p.pixels, [&](std::int64_t pixel) { return load(p.src + pixel * p.block + lane, count); });
+        p.pixels, [&](std::int64_t pixel) { return load(src + pixel * p.block + lane, count); });
     store(total, p.sum + lane, count);
   });
 }
 
-void moments(const PixelMoments& moments) {
+template <typename Number>
+void moments_of(const PixelMoments& moments) {
   const PixelMoments p = moments;
+  const auto* src = static_cast<const Number*>(p.src);
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
     const auto value = [&](std::int64_t pixel) {
-      return load(p.src + pixel * p.block + lane, count);
+      return load(src + pixel * p.block + lane, count);
     };
     const Vec pixels(static_cast<float>(p.pixels));
     const Vec near = sum_over(p.pixels, value) / pixels;
@@ -64,8 +69,11 @@ void moments(const PixelMoments& moments) {
   });
 }
 
-void normalize(const Normalization& normalization, std::int64_t begin, std::int64_t end) {
+template <typename Number>
+void normalize_of(const Normalization& normalization, std::int64_t begin, std::int64_t end) {
   const Normalization p = normalization;
+  const auto* src = static_cast<const Number*>(p.src);
+  auto* dst = static_cast<Number*>(p.dst);
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t period = row % p.periods * p.block, first = row * p.pixels * p.block;
     for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
@@ -74,31 +82,38 @@ void normalize(const Normalization& normalization, std::int64_t begin, std::int6
       const Vec shift = load(p.shift + period + lane, count);
       for (std::int64_t pixel = 0; pixel < p.pixels; ++pixel) {
         const std::int64_t offset = first + pixel * p.block + lane;
-        const Vec deviation = load(p.src + offset, count) - mean;
-        store(at::vec::fmadd(deviation, scale, shift), p.dst + offset, count);
+        const Vec deviation = load(src + offset, count) - mean;
+        store(at::vec::fmadd(deviation, scale, shift), dst + offset, count);
       }
     });
   }
 }
 
-void gradient_sums(const PixelGradientSums& sums) {
+template <typename Number>
+void gradient_sums_of(const PixelGradientSums& sums) {
   const PixelGradientSums p = sums;
+  const auto* src = static_cast<const Number*>(p.src);
+  const auto* diff_dst = static_cast<const Number*>(p.diff_dst);
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
     const auto diff = [&](std::int64_t pixel) {
-      return load(p.diff_dst + pixel * p.block + lane, count);
+      return load(diff_dst + pixel * p.block + lane, count);
     };
     const Vec center = load(p.mean + lane, count);
     store(sum_over(p.pixels, diff), p.sum + lane, count);
     const Vec product = sum_over(p.pixels, [&](std::int64_t pixel) {
-      return diff(pixel) * (load(p.src + pixel * p.block + lane, count) - center);
+      return diff(pixel) * (load(src + pixel * p.block + lane, count) - center);
     });
     store(product, p.dot + lane, count);
   });
 }
 
-void normalization_gradient(const NormalizationGradient& gradient, std::int64_t begin,
-                            std::int64_t end) {
+template <typename Number>
+void normalization_gradient_of(const NormalizationGradient& gradient, std::int64_t begin,
+                               std::int64_t end) {
   const NormalizationGradient p = gradient;
+  const auto* src = static_cast<const Number*>(p.src);
+  const auto* diff_dst = static_cast<const Number*>(p.diff_dst);
+  auto* diff_src = static_cast<Number*>(p.diff_src);
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t period = row % p.periods * p.block, first = row * p.pixels * p.block;
     for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
@@ -108,12 +123,39 @@ void normalization_gradient(const NormalizationGradient& gradient, std::int64_t 
       const Vec center = load(p.mean + period + lane, count);
       for (std::int64_t pixel = 0; pixel < p.pixels; ++pixel) {
         const std::int64_t offset = first + pixel * p.block + lane;
-        const Vec deviation = load(p.src + offset, count) - center;
-        const Vec diff = at::vec::fmadd(load(p.diff_dst + offset, count), a, c);
-        store(at::vec::fmadd(deviation, b, diff), p.diff_src + offset, count);
+        const Vec deviation = load(src + offset, count) - center;
+        const Vec diff = at::vec::fmadd(load(diff_dst + offset, count), a, c);
+        store(at::vec::fmadd(deviation, b, diff), diff_src + offset, count);
       }
     });
   }
+}
+
+}  // namespace
+
+void sum_pixels(const PixelSums& sums) { sum_pixels_of<float>(sums); }
+void sum_pixels_bfloats(const PixelSums& sums) { sum_pixels_of<std::uint16_t>(sums); }
+
+void moments(const PixelMoments& moments) { moments_of<float>(moments); }
+void moments_bfloats(const PixelMoments& moments) { moments_of<std::uint16_t>(moments); }
+
+void gradient_sums(const PixelGradientSums& sums) { gradient_sums_of<float>(sums); }
+void gradient_sums_bfloats(const PixelGradientSums& sums) { gradient_sums_of<std::uint16_t>(sums); }
+
+void normalize(const Normalization& normalization, std::int64_t begin, std::int64_t end) {
+  normalize_of<float>(normalization, begin, end);
+}
+void normalize_bfloats(const Normalization& normalization, std::int64_t begin, std::int64_t end) {
+  normalize_of<std::uint16_t>(normalization, begin, end);
+}
+
+void normalization_gradient(const NormalizationGradient& gradient, std::int64_t begin,
+                            std::int64_t end) {
+  normalization_gradient_of<float>(gradient, begin, end);
+}
+void normalization_gradient_bfloats(const NormalizationGradient& gradient, std::int64_t begin,
+                                    std::int64_t end) {
+  normalization_gradient_of<std::uint16_t>(gradient, begin, end);
 }
 
 namespace {

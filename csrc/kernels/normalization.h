@@ -1,5 +1,6 @@
 // Arguments of the kernels of normalization: sums over the pixels of a channel block, and the
-// passes over rows that apply them. A row is one channel block of one image, [pixels, block].
+// passes over rows that apply them. A row is one channel block of one image, [pixels, block], of
+// float32, or of bfloat16 for the kernels of bfloats; all else is float32.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +10,40 @@ namespace torch_blocked::kernels {
 // dst[row, pixel, lane] = src[row, pixel, lane] * scale[row, lane] + shift[row, lane]; scale and
 // shift have `periods` rows and repeat.
 struct Affine {
-  const float *src, *scale, *shift;
-  float* dst;
+  const void* src;
+  const float *scale, *shift;
+  void* dst;
   std::int64_t block, pixels, periods;
 };
 
 // dst = (src - mean) * scale + shift, rows and periods as in Affine: near a mean far from zero it
 // keeps the digits that src * scale loses.
 struct Normalization {
-  const float *src, *mean, *scale, *shift;
-  float* dst;
+  const void* src;
+  const float *mean, *scale, *shift;
+  void* dst;
   std::int64_t block, pixels, periods;
 };
 
 // diff_src = diff_dst * diff_scale + (src - mean) * src_scale + shift, rows and periods as in
 // Affine.
 struct NormalizationGradient {
-  const float *diff_dst, *src, *mean, *diff_scale, *src_scale, *shift;
-  float* diff_src;
+  const void *diff_dst, *src;
+  const float *mean, *diff_scale, *src_scale, *shift;
+  void* diff_src;
   std::int64_t block, pixels, periods;
 };
 
 // The sum of every lane of src [pixels, block].
 struct PixelSums {
-  const float* src;
+  const void* src;
   std::int64_t block, pixels;
   float* sum;
 };
 
 // The mean of every lane of src [pixels, block], and the sum of squared deviations from it.
 struct PixelMoments {
-  const float* src;
+  const void* src;
   std::int64_t block, pixels;
   float *mean, *squares;
 };
@@ -56,7 +60,8 @@ struct RowNormalization {
 
 // The sums of diff_dst and of diff_dst * (src - mean).
 struct PixelGradientSums {
-  const float *diff_dst, *src, *mean;
+  const void *diff_dst, *src;
+  const float* mean;
   std::int64_t block, pixels;
   float *sum, *dot;
 };

@@ -1,5 +1,6 @@
 // Batch norm in inference and training: one pass x * scale + shift per channel, after the
-// statistics of the batch in training. float32.
+// statistics of the batch in training. Numbers of float32 and bfloat16 are read and written as they
+// are, and computed in float32; float16 is converted.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -50,13 +51,12 @@ void for_channels(const Blocked& src, BlockRange range, F&& f) {
 // running = momentum * value + (1 - momentum) * running, in float64 as ATen does it.
 void update_running(const Parameter& running, const PerLane& values, double momentum) {
   if (!running || !running->defined()) return;
-  const at::Tensor contiguous = running->contiguous();
-  auto* data = contiguous.mutable_data_ptr<float>();
+  const at::Tensor updated = running->to(at::kDouble).contiguous();
+  auto* data = updated.mutable_data_ptr<double>();
   for (std::int64_t c = 0; c < running->size(0); ++c) {
-    data[c] = static_cast<float>(momentum * values[static_cast<std::size_t>(c)] +
-                                 (1 - momentum) * data[c]);
+    data[c] = momentum * values[static_cast<std::size_t>(c)] + (1 - momentum) * data[c];
   }
-  if (!contiguous.is_same(*running)) running->copy_(contiguous);
+  running->copy_(updated);
 }
 
 }  // namespace
@@ -65,11 +65,17 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
                                 const Parameter& weight, const Parameter& bias,
                                 const at::Tensor& running_mean, const at::Tensor& running_var,
                                 double eps) {
-  const Blocked src = float_argument("batch_norm", input, channels);
-  check_parameter("batch_norm", "weight", weight, channels);
-  check_parameter("batch_norm", "bias", bias, channels);
-  check_parameter("batch_norm", "running_mean", running_mean, channels);
-  check_parameter("batch_norm", "running_var", running_var, channels);
+  const Blocked src = norm_argument("batch_norm", input, channels);
+  check_parameter("batch_norm", "weight", weight, src);
+  check_parameter("batch_norm", "bias", bias, src);
+  check_parameter("batch_norm", "running_mean", running_mean, src);
+  check_parameter("batch_norm", "running_var", running_var, src);
+  if (!norms_take(input.scalar_type())) {
+    return batch_norm_inference(input.to(at::kFloat), channels, in_float32(weight),
+                                in_float32(bias), running_mean.to(at::kFloat),
+                                running_var.to(at::kFloat), eps)
+        .to(input.scalar_type());
+  }
   const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
   if (dst.physical.numel() == 0) return dst.physical;
   const Lanes mean = lanes(src, running_mean, 0.f), variance = lanes(src, running_var, 0.f);
@@ -85,11 +91,21 @@ at::Tensor batch_norm_inference(const at::Tensor& input, std::int64_t channels,
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
     const at::Tensor& input, std::int64_t channels, const Parameter& weight, const Parameter& bias,
     const Parameter& running_mean, const Parameter& running_var, double momentum, double eps) {
-  const Blocked src = float_argument("batch_norm", input, channels);
-  check_parameter("batch_norm", "weight", weight, channels);
-  check_parameter("batch_norm", "bias", bias, channels);
-  check_parameter("batch_norm", "running_mean", running_mean, channels);
-  check_parameter("batch_norm", "running_var", running_var, channels);
+  const Blocked src = norm_argument("batch_norm", input, channels);
+  check_parameter("batch_norm", "weight", weight, src);
+  check_parameter("batch_norm", "bias", bias, src);
+  check_parameter("batch_norm", "running_mean", running_mean, src);
+  check_parameter("batch_norm", "running_var", running_var, src);
+  const at::ScalarType of_statistics = statistics_type(input, {&weight, &bias, &running_mean});
+  if (!norms_take(input.scalar_type())) {
+    const Parameter mean = in_float32(running_mean), var = in_float32(running_var);
+    auto [dst, batch_mean, invstd] =
+        batch_norm_training(input.to(at::kFloat), channels, in_float32(weight), in_float32(bias),
+                            mean, var, momentum, eps);
+    if (mean) running_mean->copy_(*mean);
+    if (var) running_var->copy_(*var);
+    return {dst.to(input.scalar_type()), batch_mean.to(of_statistics), invstd.to(of_statistics)};
+  }
   const auto count = static_cast<double>(src.batch() * src.pixels());
   if (count == 0) {
     fail_value("batch_norm", "at least one value per channel", text(src.dims()),
@@ -113,23 +129,30 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
   });
   update_running(running_mean, means, momentum);
   update_running(running_var, variances, momentum);
-  return {dst.physical, dense(src, mean), dense(src, invstd)};
+  return {dst.physical, dense(src, mean, of_statistics), dense(src, invstd, of_statistics)};
 }
 
 Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
                               std::int64_t channels, const Parameter& weight,
                               const at::Tensor& mean, const at::Tensor& invstd, bool training,
                               std::array<bool, 3> output_mask) {
-  const Blocked src = float_argument("batch_norm", input, channels);
-  const Blocked diff_dst = float_argument("batch_norm", grad_output, channels);
+  const Blocked src = norm_argument("batch_norm", input, channels);
+  const Blocked diff_dst =
+      norm_argument("batch_norm", grad_output.to(input.scalar_type()), channels);
   if (grad_output.sizes() != input.sizes()) {
     fail_value("batch_norm_backward", text("a gradient of shape ", input.sizes()),
                text(grad_output.sizes()), "");
   }
-  check_parameter("batch_norm", "weight", weight, channels);
-  check_parameter("batch_norm", "mean", mean, channels);
-  check_parameter("batch_norm", "invstd", invstd, channels);
-
+  check_parameter("batch_norm", "weight", weight, src);
+  check_parameter("batch_norm", "mean", mean, src);
+  check_parameter("batch_norm", "invstd", invstd, src);
+  const at::ScalarType of_parameters = statistics_type(input, {&weight});
+  if (!norms_take(input.scalar_type())) {
+    const Gradients gradients = batch_norm_backward(
+        grad_output.to(at::kFloat), input.to(at::kFloat), channels, in_float32(weight),
+        mean.to(at::kFloat), invstd.to(at::kFloat), training, output_mask);
+    return narrowed(gradients, input.scalar_type(), of_parameters, output_mask);
+  }
   const Lanes inverse = lanes(src, invstd, 0.f);
   NormalizationGradient gradient{.mean = lanes(src, mean, 0.f),
                                  .diff_scale = lanes(src, weight, 1.f),
@@ -162,8 +185,8 @@ Gradients batch_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
     });
     if (uses_statistics) normalization_gradient(diff_dst, src, range, gradient, diff_src);
   });
-  if (output_mask[1]) diff_weight = dense(src, weights);
-  if (output_mask[2]) diff_bias = dense(src, biases);
+  if (output_mask[1]) diff_weight = dense(src, weights, of_parameters);
+  if (output_mask[2]) diff_bias = dense(src, biases, of_parameters);
   return {diff_src, diff_weight, diff_bias};
 }
 

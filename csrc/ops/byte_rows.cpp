@@ -18,8 +18,10 @@ void ByteRows::fill(const std::uint8_t* from, std::uint8_t* to) const {
     }
   };
   if (!from) return pad(0, columns);
-  const std::int64_t first = std::min(before, columns);
-  const std::int64_t inside = std::clamp<std::int64_t>(src_columns, 0, columns - first);
+  const std::int64_t first = std::clamp<std::int64_t>(before, 0, columns);
+  const std::int64_t skipped = std::max<std::int64_t>(-before, 0);
+  const std::int64_t inside = std::clamp<std::int64_t>(src_columns - skipped, 0, columns - first);
+  from += skipped * pixel_bytes;
   pad(0, first);
   if (words) {
     kernels::kernels().widen_bytes(from, wide + first * pixel_bytes, inside * pixel_bytes);

@@ -6,7 +6,7 @@
 namespace torch_blocked {
 
 // Rows of `columns` pixels of `pixel_bytes`, of which the first `before` are padding, and those
-// beyond the src too.
+// beyond the src too; a negative `before` leaves out the first of src.
 struct ByteRows {
   std::int64_t columns, before, src_columns, pixel_bytes;
   std::uint8_t zero;  // the padding, each byte of it

@@ -45,6 +45,19 @@ struct Chunks {
   }
 };
 
+// The elements of a tensor of either type.
+class Rows {
+ public:
+  explicit Rows(const Blocked& src)
+      : data_(static_cast<const char*>(src.physical.const_data_ptr())),
+        element_(static_cast<std::int64_t>(src.physical.element_size())) {}
+  const void* at(std::int64_t offset) const { return data_ + offset * element_; }
+
+ private:
+  const char* data_;
+  std::int64_t element_;
+};
+
 // Partial sums: two rows of `block` values for every chunk.
 class Partials {
  public:
@@ -97,10 +110,11 @@ void add(const float* values, std::int64_t count, double* sums) {
 PerLane channel_sums(const Blocked& src) {
   const Chunks chunks(src, all_blocks(src));
   Partials partials(chunks);
-  const auto* in = src.physical.const_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(chunks.block).sum_pixels;
+  const Rows in(src);
+  const kernels::Kernels& table = kernels::kernels_for(chunks.block);
+  const auto kernel = is_bfloat16(src) ? table.sum_pixels_bfloats : table.sum_pixels;
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel({.src = in + chunks.offset(chunk),
+    kernel({.src = in.at(chunks.offset(chunk)),
             .block = chunks.block,
             .pixels = chunks.size(chunk),
             .sum = partials.first(chunk)});
@@ -115,10 +129,11 @@ PerLane channel_sums(const Blocked& src) {
 Moments channel_moments(const Blocked& src, BlockRange range) {
   const Chunks chunks(src, range);
   Partials partials(chunks);
-  const auto* in = src.physical.const_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(chunks.block).moments;
+  const Rows in(src);
+  const kernels::Kernels& table = kernels::kernels_for(chunks.block);
+  const auto kernel = is_bfloat16(src) ? table.moments_bfloats : table.moments;
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel({.src = in + chunks.offset(chunk),
+    kernel({.src = in.at(chunks.offset(chunk)),
             .block = chunks.block,
             .pixels = chunks.size(chunk),
             .mean = partials.first(chunk),
@@ -152,13 +167,13 @@ GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRan
   const Chunks chunks(src, range);
   mean += range.first * chunks.block;
   Partials partials(chunks);
-  const auto *diff = diff_dst.physical.const_data_ptr<float>(),
-             *in = src.physical.const_data_ptr<float>();
-  const auto kernel = kernels::kernels_for(chunks.block).gradient_sums;
+  const Rows diff(diff_dst), in(src);
+  const kernels::Kernels& table = kernels::kernels_for(chunks.block);
+  const auto kernel = is_bfloat16(src) ? table.gradient_sums_bfloats : table.gradient_sums;
   for_chunks(chunks, [&](std::int64_t chunk) {
     const std::int64_t offset = chunks.offset(chunk);
-    kernel({.diff_dst = diff + offset,
-            .src = in + offset,
+    kernel({.diff_dst = diff.at(offset),
+            .src = in.at(offset),
             .mean = mean + chunks.channel(chunk),
             .block = chunks.block,
             .pixels = chunks.size(chunk),

@@ -1,4 +1,5 @@
-// Sums over N and the spatial dims, one per channel, the same bits for any number of threads.
+// Sums over N and the spatial dims, one per channel, the same bits for any number of threads. src
+// is float32, or bfloat16 where the CPU has kernels for it; sums are of float32 and float64.
 #pragma once
 
 #include <vector>
@@ -16,6 +17,8 @@ struct BlockRange {
   std::int64_t first, count;
 };
 inline BlockRange all_blocks(const Blocked& src) { return {0, src.blocks()}; }
+
+inline bool is_bfloat16(const Blocked& src) { return src.physical.scalar_type() == at::kBFloat16; }
 
 // The float32 sum of every channel.
 PerLane channel_sums(const Blocked& src);

@@ -6,7 +6,7 @@
 #include "kernels/kernels.h"
 #include "ops/convolution.h"
 #include "ops/convolution_time.h"
-#include "ops/dots.h"
+#include "ops/dots_phases.h"
 #include "runtime/isa.h"
 
 namespace torch_blocked {
@@ -27,12 +27,14 @@ std::optional<Bounds> bounds_of(const Epilogue& e) {
   return last.kind == Kind::kClamp ? std::optional(Bounds{last.alpha, last.beta}) : std::nullopt;
 }
 
-// [vectors of channels]; those beyond the channels are 0.
-std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias) {
+// [phases, vectors of channels]; those beyond the channels are 0.
+std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias,
+                                              std::int64_t phases) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::int64_t width = kernels::kernels().width, channels = p.dst_dims[1];
   const Bounds bounds = bounds_of(p.epilogue).value_or(Bounds{-kInfinity, kInfinity});
-  std::vector<kernels::DotChannels> all(static_cast<std::size_t>((channels + width - 1) / width));
+  const std::int64_t vectors = ceil_div(channels, width);
+  std::vector<kernels::DotChannels> all(static_cast<std::size_t>(phases * vectors));
   for (std::int64_t i = 0; i < channels; ++i) {
     kernels::DotChannels& c = all[static_cast<std::size_t>(i / width)];
     const auto lane = static_cast<std::size_t>(i % width);
@@ -40,6 +42,9 @@ std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias
     c.shift[lane] = bias ? static_cast<const c10::BFloat16*>(bias)[i] : c10::BFloat16(0);
     c.least[lane] = bounds.least;
     c.most[lane] = bounds.most;
+  }
+  for (std::int64_t i = vectors; i < phases * vectors; ++i) {
+    all[static_cast<std::size_t>(i)] = all[static_cast<std::size_t>(i - vectors)];
   }
   return all;
 }
@@ -49,7 +54,6 @@ std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias
 const char* refuses_dots_bfloat16(const Problem& p) {
   if (p.dtype != at::kBFloat16) return "is for bfloat16";
   if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
-  if (p.transposed) return "is for convolutions that are not transposed";
   const bool blocks = p.src_format.is_blocked() && p.dst_format.is_blocked();
   return blocks && p.dst_format.block == kernels::kernels().width ? nullptr
                                                                   : "takes the CPU's own blocks";
@@ -66,7 +70,7 @@ double estimate_dots_bfloat16(const Problem& p) {
 
 std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
   if (refuses_dots_bfloat16(p)) return std::nullopt;
-  const auto dots = std::make_shared<const Dots>(p, DotNumbers::kBfloats, 0);
+  const auto dots = std::make_shared<const PhasedDots>(p, DotNumbers::kBfloats, 0);
   std::optional<kernels::DotEnd> end;
   if (!bounds_of(p.epilogue)) {
     end = kernels::DotEnd{.epilogue = p.epilogue,
@@ -79,7 +83,7 @@ std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
                          .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
                          .run =
                              [dots, p, end](const ConvolutionBuffers& buffers) {
-                               const auto channels = channels_of(p, buffers.bias);
+                               const auto channels = channels_of(p, buffers.bias, dots->phases());
                                dots->run({.src = buffers.src,
                                           .weights = buffers.weights,
                                           .channels = channels.data(),

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ops/convolution_direct.h"
+#include "ops/phases.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::direct {
@@ -27,26 +28,19 @@ std::vector<Group> groups_of(std::int64_t vectors, std::int64_t best, std::int64
   return groups;
 }
 
-// Makes dim i phase `rest` of a transposed convolution: its taps are those k for which the stride
-// divides rest + padding - k * dilation, in reverse order and at stride 1. False if there are no
-// such outputs or taps.
+// Makes dim i phase `rest` of a transposed convolution; false if it has no outputs or taps.
 bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
-  const std::int64_t stride = d.stride[i], dilation = d.dilation[i];
-  const auto meets = [&](std::int64_t tap) {
-    return (rest + d.padding[i] - tap * dilation) % stride == 0;
-  };
-  std::int64_t last = d.kernel[i] - 1;
-  while (last >= 0 && !meets(last)) --last;
-  if (last < 0 || rest >= d.dst[i]) return false;
-  const std::int64_t common = std::gcd(stride, dilation);
-  d.tap_first[i] = last;
-  d.tap_step[i] = -stride / common;
-  d.kernel[i] = last / (stride / common) + 1;
-  d.padding[i] = (last * dilation - rest - d.padding[i]) / stride;
-  d.dilation[i] = dilation / common;
-  d.out[i] = ceil_div(d.dst[i] - rest, stride);
+  const Window whole{d.kernel[i], d.stride[i], d.padding[i], d.dilation[i]};
+  const auto phase = phase_axis(whole, d.dst[i], rest);
+  if (!phase || rest >= d.dst[i]) return false;
+  d.tap_first[i] = phase->tap_first;
+  d.tap_step[i] = phase->tap_step;
+  d.kernel[i] = phase->kernel;
+  d.padding[i] = phase->padding;
+  d.dilation[i] = phase->dilation;
+  d.out[i] = phase->outputs;
   d.dst_first[i] = rest;
-  d.dst_step[i] = stride;
+  d.dst_step[i] = d.stride[i];
   d.stride[i] = 1;
   return true;
 }

@@ -24,14 +24,16 @@ constexpr std::int64_t kBits = 4;  // bytes of a group
 
 }  // namespace
 
-Dots::Dots(const ConvolutionProblem& sizes, DotNumbers numbers, std::uint8_t padding)
-    : s_(spatial_sizes(sizes)),
-      n_(sizes.src_dims[0]),
-      ic_(sizes.src_dims[1]),
-      oc_(sizes.dst_dims[1]),
-      conv_groups_(sizes.groups),
+Dots::Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
+           std::uint8_t padding, const DotGrid& grid)
+    : s_(sizes),
+      grid_(grid),
+      n_(problem.src_dims[0]),
+      ic_(problem.src_dims[1]),
+      oc_(problem.dst_dims[1]),
+      conv_groups_(problem.groups),
       width_(kernels::kernels().width),
-      src_block_(sizes.src_format.block),
+      src_block_(problem.src_format.block),
       src_blocks_(ceil_div(ic_, src_block_)),
       numbers_(numbers),
       per_group_(numbers == DotNumbers::kBytes ? 4 : 2),
@@ -260,7 +262,8 @@ void Dots::run_groups(const Operands& operands, const Source& source, const Targ
 void Dots::run_group(const Operands& operands, const Source& source, const Target& target,
                      std::int64_t rows, const Group& group,
                      const std::vector<kernels::DotSegment>& segments) const {
-  const std::int64_t element = operands.is_float32 ? 4 : element_, pixel = width_ * element;
+  const std::int64_t element = operands.is_float32 ? 4 : element_;
+  const std::int64_t dst_step = grid_.step[2] * width_, pixel = dst_step * element;
   const std::int64_t plane = target.block / element;
   // Rows that follow each other without a gap run as one.
   const bool merges = s_.kernel[1] == 1 && s_.stride[1] == 1 &&
@@ -285,7 +288,7 @@ void Dots::run_group(const Operands& operands, const Source& source, const Targe
       .residual_scale = operands.residual_scale,
       .end = operands.end,
       .dst = nullptr,
-      .dst_step = width_,
+      .dst_step = dst_step,
       .dst_offsets = {0, plane, 2 * plane, 3 * plane},
       .is_float32 = operands.is_float32};
   const kernels::Kernels& table = kernels::kernels();
@@ -320,13 +323,15 @@ void Dots::run_group(const Operands& operands, const Source& source, const Targe
 }
 
 Dots::Target Dots::target_of(const Operands& operands, const Band& band) const {
-  const std::int64_t element = operands.is_float32 ? 4 : element_, row = s_.out[2] * width_;
-  const std::int64_t plane = s_.out[0] * s_.out[1] * row;
+  const auto& [dims, first, step] = grid_;
+  const std::int64_t element = operands.is_float32 ? 4 : element_, row = dims[2] * width_;
+  const std::int64_t plane = dims[0] * dims[1] * row;
+  const std::int64_t z = first[0] + band.plane * step[0], y = first[1] + band.row * step[1];
   const std::int64_t at =
-      band.image * ceil_div(oc_, width_) * plane + (band.plane * s_.out[1] + band.row) * row;
+      band.image * ceil_div(oc_, width_) * plane + (z * dims[1] + y) * row + first[2] * width_;
   const auto* residual = static_cast<const char*>(operands.residual);
   return {static_cast<char*>(operands.dst) + at * element,
-          residual ? residual + at * element_ : nullptr, plane * element, row * element};
+          residual ? residual + at * element_ : nullptr, plane * element, step[1] * row * element};
 }
 
 std::optional<RowStage> Dots::row_stage() const {
@@ -355,6 +360,7 @@ void Dots::run_rows(const Operands& operands, const BlockedRows& src, const Bloc
 }
 
 void Dots::run(const Operands& operands) const {
+  if (n_ * s_.out[0] * s_.out[1] * s_.out[2] == 0) return;
   const Cut cut = this->cut();
   const std::int64_t image = src_blocks_ * s_.in[0] * s_.in[1] * s_.in[2] * pixel_bytes();
   const std::int64_t groups = std::ssize(groups_);

@@ -3,6 +3,7 @@
 
 #include "kernels/dots.h"
 #include "ops/convolution.h"
+#include "ops/phases.h"
 #include "ops/row_chain.h"
 #include "torch_blocked/threads.h"
 
@@ -11,17 +12,31 @@ namespace torch_blocked {
 // What is multiplied: bytes of src, these widened to words, or bfloat16.
 enum class DotNumbers { kBytes, kWords, kBfloats };
 
-// A convolution made ready: any kernel, stride, dilation, padding and groups.
+using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
+
+// Where outputs lie in dst: output o at first + o * step of its dims.
+struct DotGrid {
+  Sizes3 dims, first, step;
+};
+
+// An ordinary convolution made ready: any kernel, stride, dilation, padding and groups.
 class Dots {
  public:
-  // sizes: dst in the blocks of the CPU's vectors, src in any block. padding: of bytes.
-  Dots(const ConvolutionProblem& sizes, DotNumbers numbers, std::uint8_t padding);
+  // problem: dst in the blocks of the CPU's vectors, src in any block; the sizes along spatial dims
+  // are those of `sizes`. padding: of bytes.
+  Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
+       std::uint8_t padding, const DotGrid& grid);
+  // All of dst.
+  Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
+       std::uint8_t padding)
+      : Dots(problem, sizes, numbers, padding, {sizes.out, {0, 0, 0}, {1, 1, 1}}) {}
 
   // Tells what pack() makes from what it makes for others.
   std::string weights_format() const;
   // weight [OC, IC / groups, *kernel], int8 or bfloat16
   //   -> [groups of vectors][segments, 32-bit groups, vectors, lanes]
   at::Tensor pack(const at::Tensor& weight) const;
+  std::int64_t packed_bytes() const;
 
   struct Operands {
     const void *src, *weights;
@@ -74,7 +89,6 @@ class Dots {
   std::int64_t taps() const { return s_.kernel[0] * s_.kernel[1] * s_.kernel[2]; }
   std::int64_t groups_of_block() const { return src_block_ / per_group_; }
   std::int64_t pixel_bytes() const { return src_block_ * element_; }
-  std::int64_t packed_bytes() const;
   // Src positions under so many outputs along dim i.
   std::int64_t reach(std::size_t i, std::int64_t outputs) const {
     return (outputs - 1) * s_.stride[i] + (s_.kernel[i] - 1) * s_.dilation[i] + 1;
@@ -101,6 +115,7 @@ class Dots {
   Target target_of(const Operands& operands, const Band& band) const;
 
   SpatialSizes s_;
+  DotGrid grid_;
   std::int64_t n_, ic_, oc_, conv_groups_, width_, src_block_, src_blocks_;
   DotNumbers numbers_;
   std::int64_t per_group_, element_;  // numbers of 32 bits; bytes of one in memory

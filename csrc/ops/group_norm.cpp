@@ -1,6 +1,7 @@
 // Group norm, and layer norm over C and all pixels, which is that of one group: the moments of
 // every channel of every image, added up to those of the groups, then one pass x * scale + shift.
-// float32.
+// Numbers of float32 and bfloat16 are read and written as they are, and computed in float32;
+// float16 is converted.
 #include <ATen/ops/empty.h>
 
 #include <cmath>
@@ -68,8 +69,11 @@ void check_groups(const char* op, const Blocked& src, std::int64_t groups) {
 
 void check_statistics(const char* op, const Blocked& src, const at::Tensor& values,
                       std::int64_t groups) {
-  if (values.scalar_type() != at::kFloat || values.numel() != src.batch() * groups) {
-    fail_value(op, text("float32 statistics [", src.batch(), ", ", groups, "]"),
+  const at::ScalarType dtype = values.scalar_type();
+  const bool fits = dtype == at::kFloat || dtype == src.physical.scalar_type();
+  if (!fits || values.numel() != src.batch() * groups) {
+    fail_value(op,
+               text("statistics in float32 or the input's dtype [", src.batch(), ", ", groups, "]"),
                text(values.dtype().name(), " ", values.sizes()), "");
   }
 }
@@ -82,14 +86,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
                                                           const Parameter& bias,
                                                           std::int64_t groups, double eps) {
   constexpr const char* kOp = "group_norm";
-  const Blocked src = float_argument(kOp, input, channels);
-  check_parameter(kOp, "weight", weight, channels);
-  check_parameter(kOp, "bias", bias, channels);
+  const Blocked src = norm_argument(kOp, input, channels);
+  check_parameter(kOp, "weight", weight, src);
+  check_parameter(kOp, "bias", bias, src);
   check_groups(kOp, src, groups);
-  const at::Tensor mean = at::empty({src.batch(), groups}, input.options());
-  const at::Tensor rstd = at::empty({src.batch(), groups}, input.options());
+  const at::ScalarType of_statistics = statistics_type(input, {&weight, &bias});
+  if (!norms_take(input.scalar_type())) {
+    const auto [dst, mean, rstd] = group_norm(input.to(at::kFloat), channels, in_float32(weight),
+                                              in_float32(bias), groups, eps);
+    return {dst.to(input.scalar_type()), mean.to(of_statistics), rstd.to(of_statistics)};
+  }
+  const at::Tensor mean = at::empty({src.batch(), groups}, at::kFloat);
+  const at::Tensor rstd = at::empty({src.batch(), groups}, at::kFloat);
   const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
-  if (dst.physical.numel() == 0) return {dst.physical, mean, rstd};
+  if (dst.physical.numel() == 0) {
+    return {dst.physical, mean.to(of_statistics), rstd.to(of_statistics)};
+  }
   auto *means = mean.mutable_data_ptr<float>(), *rstds = rstd.mutable_data_ptr<float>();
   const GroupMoments moments = group_moments(src, groups);
   for (std::size_t group = 0; group < moments.mean.size(); ++group) {
@@ -104,7 +116,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
     shift[lane] = shifts[channel];
   });
   normalize(src, center, scale, shift, dst.physical);
-  return {dst.physical, mean, rstd};
+  return {dst.physical, mean.to(of_statistics), rstd.to(of_statistics)};
 }
 
 Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
@@ -112,16 +124,24 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
                               const Parameter& weight, std::int64_t groups,
                               std::array<bool, 3> output_mask) {
   constexpr const char* kOp = "group_norm_backward";
-  const Blocked src = float_argument(kOp, input, channels);
-  const Blocked diff_dst = float_argument(kOp, grad_output, channels);
+  const Blocked src = norm_argument(kOp, input, channels);
+  const Blocked diff_dst = norm_argument(kOp, grad_output.to(input.scalar_type()), channels);
   if (grad_output.sizes() != input.sizes()) {
     fail_value(kOp, text("a gradient of shape ", input.sizes()), text(grad_output.sizes()), "");
   }
-  check_parameter(kOp, "weight", weight, channels);
+  check_parameter(kOp, "weight", weight, src);
   check_groups(kOp, src, groups);
   check_statistics(kOp, src, mean, groups);
   check_statistics(kOp, src, rstd, groups);
-  const at::Tensor dense_mean = mean.contiguous(), dense_rstd = rstd.contiguous();
+  const at::ScalarType of_parameters = statistics_type(input, {&weight});
+  if (!norms_take(input.scalar_type())) {
+    const Gradients gradients = group_norm_backward(
+        grad_output.to(at::kFloat), input.to(at::kFloat), channels, mean.to(at::kFloat),
+        rstd.to(at::kFloat), in_float32(weight), groups, output_mask);
+    return narrowed(gradients, input.scalar_type(), of_parameters, output_mask);
+  }
+  const at::Tensor dense_mean = mean.to(at::kFloat).contiguous(),
+                   dense_rstd = rstd.to(at::kFloat).contiguous();
   const auto *means = dense_mean.const_data_ptr<float>(),
              *rstds = dense_rstd.const_data_ptr<float>();
   const Lanes scales = lanes(src, weight, 1.f);
@@ -157,7 +177,7 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   });
   const at::Tensor none = at::empty({0}, input.options());
   const auto parameter = [&](bool asked, const PerLane& sums_of) {
-    return asked ? dense(src, Lanes(sums_of.begin(), sums_of.end())) : none.clone();
+    return asked ? dense(src, Lanes(sums_of.begin(), sums_of.end()), of_parameters) : none.clone();
   };
   at::Tensor diff_src = none;
   if (output_mask[0]) {

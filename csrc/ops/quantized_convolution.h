@@ -55,7 +55,7 @@ struct QuantizedLinearProblem {
 std::optional<QuantizedConvolutionPlan> plan_quantized_linear(
     const QuantizedLinearProblem& problem);
 
-// By sums of products of 32 bits at a time: any convolution but a transposed one.
+// By sums of products of 32 bits at a time: any convolution.
 std::optional<QuantizedConvolutionPlan> plan_dots(const QuantizedConvolutionProblem& problem);
 double estimate_dots(const QuantizedConvolutionProblem& problem);
 const char* refuses_dots(const QuantizedConvolutionProblem& problem);
@@ -74,7 +74,7 @@ double estimate_winograd_words(const QuantizedConvolutionProblem& problem);
 const char* refuses_winograd_words(const QuantizedConvolutionProblem& problem);
 
 // What becomes of the sums of each vector of `width` channels, as kernels::DotChannels, and its
-// name; and of those of a general end.
+// name; and of those of a general end. weight: [OC, IC / groups, *taps].
 std::string dot_channels_format(const QuantizedConvolutionProblem& problem);
 at::Tensor dot_channels(const QuantizedConvolutionProblem& problem, const at::Tensor& weight,
                         const at::Tensor& scales, const at::Tensor& bias);

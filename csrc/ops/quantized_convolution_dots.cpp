@@ -1,8 +1,10 @@
 // Convolutions of bytes by tiles of dot products.
+#include <ATen/ops/cat.h>
+
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "ops/convolution_time.h"
-#include "ops/dots.h"
+#include "ops/dots_phases.h"
 #include "ops/quantized_convolution.h"
 #include "runtime/isa.h"
 
@@ -11,7 +13,6 @@ namespace torch_blocked {
 using Problem = QuantizedConvolutionProblem;
 
 const char* refuses_dots(const Problem& p) {
-  if (p.sizes.transposed) return "is for convolutions that are not transposed";
   if (p.sizes.dst_format.block != kernels::kernels().width) return "makes the CPU's own blocks";
   return nullptr;
 }
@@ -22,9 +23,10 @@ double estimate_dots(const Problem& p) {
 
 std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
   if (refuses_dots(p)) return std::nullopt;
-  const auto dots = std::make_shared<const Dots>(
+  const auto dots = std::make_shared<const PhasedDots>(
       p.sizes, multiplies_bytes() ? DotNumbers::kBytes : DotNumbers::kWords,
       static_cast<std::uint8_t>(p.src.zero));
+  const Dots* ordinary = dots->ordinary();
   const auto end = dot_end(p);
   const float residual_scale =
       p.dst && p.residual ? static_cast<float>(p.residual->scale / p.dst->scale) : 0.f;
@@ -44,8 +46,14 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
       .weights_format = dots->weights_format(),
       .channels_format = dot_channels_format(p),
       .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
-      .channels = [p](const at::Tensor& weight, const at::Tensor& scales,
-                      const at::Tensor& bias) { return dot_channels(p, weight, scales, bias); },
+      .channels =
+          [p, dots](const at::Tensor& weight, const at::Tensor& scales, const at::Tensor& bias) {
+            std::vector<at::Tensor> phases;
+            for (const at::Tensor& part : dots->split(weight)) {
+              phases.push_back(dot_channels(p, part, scales, bias));
+            }
+            return at::cat(phases);
+          },
       .run =
           [dots, operands](const std::uint8_t* src, const QuantizedWeights& weights,
                            const std::uint8_t* residual, void* dst) {
@@ -55,13 +63,13 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
             all.dst = dst;
             dots->run(all);
           },
-      .row_stage = p.dst ? dots->row_stage() : std::nullopt,
+      .row_stage = ordinary && p.dst ? ordinary->row_stage() : std::nullopt,
       .run_rows = [dots, operands](const QuantizedWeights& weights) -> RunRows {
         return [dots, operands, weights](const BlockedRows& src, const std::uint8_t* residual,
                                          const BlockedRows& dst, Range rows) {
           Dots::Operands all = operands(weights);
           all.residual = residual;
-          dots->run_rows(all, src, dst, rows);
+          dots->ordinary()->run_rows(all, src, dst, rows);
         };
       }};
 }

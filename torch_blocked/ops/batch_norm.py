@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_blocked.ops.contract import expect, implements
-from torch_blocked.ops.operands import asked_for, gradient_like
+from torch_blocked.ops.operands import asked_for, gradient_like, statistics_dtype
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -19,9 +19,8 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of the batch, dense.
 
     In inference the statistics are empty, as ATen's are. In training mean and var are updated in
-    place; the same bits for any number of threads. bfloat16 and float16 are computed in float32."""
-    if input.dtype in _NARROW:
-        return _widened(func, input, weight, bias, mean, var, training, momentum, eps)
+    place; the same bits for any number of threads. bfloat16 and float16 are computed in float32;
+    the statistics have the parameters' dtype."""
     physical, channels = input._physical, input._channels
     if training:
         out, *statistics = _tb.batch_norm_training(
@@ -32,35 +31,6 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
     return BlockedTensor(out, channels), empty, empty.clone()
-
-
-_NARROW = (torch.bfloat16, torch.float16)
-
-
-def _float(tensor):
-    if isinstance(tensor, BlockedTensor):
-        return BlockedTensor(tensor._physical.float(), tensor._channels)
-    return None if tensor is None else tensor.float()
-
-
-def _narrow(tensor, dtype):
-    if isinstance(tensor, BlockedTensor):
-        return BlockedTensor(tensor._physical.to(dtype), tensor._channels)
-    return None if tensor is None else tensor.to(dtype)
-
-
-def _widened(func, input, weight, bias, mean, var, training, momentum, eps):
-    """In float32; the results in the dtypes of input and, for the statistics, of the parameters."""
-    running = [_float(mean), _float(var)]
-    out, *statistics = native_batch_norm(
-        func, _float(input), _float(weight), _float(bias), *running, training, momentum, eps
-    )
-    if training:
-        for statistic, value in zip((mean, var), running, strict=True):
-            if statistic is not None and statistic is not value:
-                statistic.copy_(value)
-    parameters = next((p.dtype for p in (weight, bias, mean) if p is not None), input.dtype)
-    return _narrow(out, input.dtype), *(_narrow(each, parameters) for each in statistics)
 
 
 @implements(aten._native_batch_norm_legit.no_stats)
@@ -113,19 +83,10 @@ def native_batch_norm_backward(
     output_mask,
 ):  # fmt: skip
     """-> gradients of input (in its format), weight and bias (dense)."""
-    if input.dtype in _NARROW:
-        statistics = (weight, running_mean, running_var, save_mean, save_invstd)
-        gradients = native_batch_norm_backward(
-            func, _float(grad_out), _float(input), *map(_float, statistics), train, eps, output_mask
-        )
-        dtypes = (input.dtype, *[input.dtype if weight is None else weight.dtype] * 2)
-        return tuple(
-            _narrow(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)
-        )
     if train:
         mean, invstd = save_mean, save_invstd
     else:
-        mean, invstd = running_mean, (running_var + eps).rsqrt()
+        mean, invstd = running_mean, (running_var.float() + eps).rsqrt()
     gradients = _tb.batch_norm_backward(
         gradient_like(grad_out, input._channels, input),
         input._physical,
@@ -159,7 +120,8 @@ def _(input, channels, weight, bias, running_mean, running_var, eps):
 @torch.library.register_fake("torch_blocked::batch_norm_training")
 def _(input, channels, weight, bias, running_mean, running_var, momentum, eps):
     out = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return out, input.new_empty(channels), input.new_empty(channels)
+    dtype = statistics_dtype(input, weight, bias, running_mean)
+    return out, *(input.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
 @torch.library.register_fake("torch_blocked::batch_norm_backward")
@@ -170,8 +132,11 @@ def _(grad_output, input, channels, weight, mean, invstd, training, output_mask)
             f"torch_blocked::batch_norm_backward: expected an output_mask of 3, got "
             f"{len(output_mask)}"
         )
-    none = input.new_empty(0)
+    none, dtype = input.new_empty(0), statistics_dtype(input, weight)
     return (
         torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
-        *(input.new_empty(channels) if asked else none.clone() for asked in for_parameters),
+        *(
+            input.new_empty(channels, dtype=dtype) if asked else none.clone()
+            for asked in for_parameters
+        ),
     )

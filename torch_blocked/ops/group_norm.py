@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked.ops.contract import expect, implements
-from torch_blocked.ops.operands import asked_for, clear_tail, gradient_like
+from torch_blocked.ops.operands import asked_for, clear_tail, gradient_like, statistics_dtype
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ _tb = torch.ops.torch_blocked
 @implements(aten.native_group_norm.default, takes="input: blocked")
 def native_group_norm(func, input, weight, bias, batch, channels, pixels, groups, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of every group, dense
-    [N, groups]. The same bits for any number of threads."""
+    [N, groups], in the parameters' dtype. The same bits for any number of threads."""
     expect(tuple(input.shape[:2]) == (batch, channels), "N and C of the input")
     out, mean, rstd = _tb.group_norm(input._physical, channels, weight, bias, groups, eps)
     return BlockedTensor(out, channels), mean, rstd
@@ -43,6 +43,7 @@ def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
 
     -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
     dense in the first case, blocked in the second."""
+    expect(input.dtype == torch.float32, "float32")
     count = _normalized(input, normalized_shape)
     physical, channels = input._physical, input._channels
     if count == input.dim() - 1:
@@ -118,7 +119,8 @@ def _parameter_gradient(values: Tensor, input: BlockedTensor, count: int) -> Ten
 @torch.library.register_fake("torch_blocked::group_norm")
 def _(input, channels, weight, bias, groups, eps):
     out = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return out, input.new_empty(input.shape[0], groups), input.new_empty(input.shape[0], groups)
+    dtype = statistics_dtype(input, weight, bias)
+    return out, *(input.new_empty(input.shape[0], groups, dtype=dtype) for _ in range(2))
 
 
 @torch.library.register_fake("torch_blocked::group_norm_backward")
@@ -129,8 +131,11 @@ def _(grad_output, input, channels, mean, rstd, weight, groups, output_mask):
             f"torch_blocked::group_norm_backward: expected an output_mask of 3, got "
             f"{len(output_mask)}"
         )
-    none = input.new_empty(0)
+    none, dtype = input.new_empty(0), statistics_dtype(input, weight)
     return (
         torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
-        *(input.new_empty(channels) if asked else none.clone() for asked in for_parameters),
+        *(
+            input.new_empty(channels, dtype=dtype) if asked else none.clone()
+            for asked in for_parameters
+        ),
     )

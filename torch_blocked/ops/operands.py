@@ -34,6 +34,11 @@ def gradient_like(gradient: Tensor, channels: int, like: BlockedTensor) -> Tenso
     return to_blocked_like(gradient, like)._physical
 
 
+def statistics_dtype(input: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """That of a norm's first parameter, or of its input where it has none, as ATen's are."""
+    return next((each.dtype for each in parameters if each is not None), input.dtype)
+
+
 _has_hook = WeakTensorKeyDictionary()
 
 

@@ -18,6 +18,7 @@
 #include "graph/rules.h"
 #include "ops/blocked_forms.h"
 #include "ops/channel_sums.h"
+#include "ops/normalization.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"
 
@@ -55,7 +56,8 @@ const Dims& src_dims(const Candidate& candidate) {
 bool is_parameter(const Candidate& candidate, std::size_t i, const Dims& dims) {
   const Argument& argument = candidate.node.arguments[i];
   if (argument.value() == kNone) return is_none(argument);
-  return candidate.meta(argument.value()) == Meta{dims, at::kFloat};
+  const Meta& meta = candidate.meta(argument.value());
+  return meta.dims == dims && (meta.dtype == at::kFloat || meta.dtype == candidate.result().dtype);
 }
 
 // ---- norms --------------------------------------------------------------------------------------
@@ -425,30 +427,32 @@ struct Row {
   std::string_view name, overload;
   bool (*fits)(const Candidate& candidate);  // null: no op, but found in several
   at::Tensor (*run)(const Arguments& arguments);
-  bool has_kernel;         // of ours, for float32; else ATen's does it
-  bool has_channels_last;  // ATen has an own kernel for nhwc and ndhwc
+  bool (*has_kernel)(at::ScalarType);  // of ours, for that type; null: ATen's does it
+  bool has_channels_last;              // ATen has an own kernel for nhwc and ndhwc
 };
 
+bool is_float32(at::ScalarType dtype) { return dtype == at::kFloat; }
+
 constexpr std::array kRows{
-    Row{"aten::group_norm", "", group_norm_fits, run_group_norm, true, true},
-    Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, true, false},
-    Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, true, false},
-    Row{kResponseNorm, "", nullptr, run_response_norm, true, false},
-    Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, true, true},
-    Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, true, true},
-    Row{"aten::grid_sampler", "", grid_sampler_fits, run_grid_sampler, true, false},
-    Row{"aten::pad", "", pad_fits, run_pad, false, true},
-    Row{"aten::constant_pad_nd", "", constant_pad_fits, run_constant_pad, false, true},
-    Row{"aten::prelu", "", prelu_fits, run_prelu, false, true},
-    Row{"aten::mean", "dim", sum_fits, run_reduction<mean>, false, true},
-    Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, false, true},
-    Row{"aten::amax", "", reduction_fits, run_reduction<amax>, false, true},
-    Row{"aten::amin", "", reduction_fits, run_reduction<amin>, false, true},
-    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, true, true},
+    Row{"aten::group_norm", "", group_norm_fits, run_group_norm, norms_take, true},
+    Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, norms_take, false},
+    Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, norms_take, false},
+    Row{kResponseNorm, "", nullptr, run_response_norm, is_float32, false},
+    Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, is_float32, true},
+    Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, is_float32, true},
+    Row{"aten::grid_sampler", "", grid_sampler_fits, run_grid_sampler, is_float32, false},
+    Row{"aten::pad", "", pad_fits, run_pad, nullptr, true},
+    Row{"aten::constant_pad_nd", "", constant_pad_fits, run_constant_pad, nullptr, true},
+    Row{"aten::prelu", "", prelu_fits, run_prelu, nullptr, true},
+    Row{"aten::mean", "dim", sum_fits, run_reduction<mean>, nullptr, true},
+    Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, nullptr, true},
+    Row{"aten::amax", "", reduction_fits, run_reduction<amax>, nullptr, true},
+    Row{"aten::amin", "", reduction_fits, run_reduction<amin>, nullptr, true},
+    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, is_float32, true},
 };
 
 // Of every op that has a blocked form.
-constexpr Row kRegistered{"", "", keeps_channels, run_blocked_form, false, false};
+constexpr Row kRegistered{"", "", keeps_channels, run_blocked_form, nullptr, false};
 
 // Null if there is none.
 const Row* row_of(const Node& node) {
@@ -472,7 +476,7 @@ bool takes(const Candidate& candidate) {
   const auto& [dims, dtype] = candidate.meta(src);
   const bool is_input = std::ranges::count(candidate.graph.inputs, src) > 0;
   if (dims.size() < 3 || dims.size() > 5 || dtype != candidate.result().dtype) return false;
-  if (row->has_kernel && dtype != at::kFloat) return false;
+  if (row->has_kernel && !row->has_kernel(dtype)) return false;
   if (!is_input && !candidate.is_from_image(src)) return false;
   bool again = false;  // src would be read in two formats
   for_values(others(node), [&](Value value) { again |= value == src; });

@@ -16,8 +16,9 @@ namespace {
 // What a node holds. It reads src as the first value, and a residual, bytes too, as the second.
 struct Convolution8 {
   at::Tensor weight, scales, bias;  // int8; [OC] float32; the same, or undefined
-  Dims stride, padding, dilation;
+  Dims stride, padding, dilation, output_padding;
   Dims padding_end = {};  // beyond the symmetric padding, at the far end; empty: none
+  bool transposed;
   std::int64_t groups;
   Epilogue epilogue = {};
   Quantization src;
@@ -28,41 +29,67 @@ const Node* maker_of(const Uses& uses, Value value) {
   return value == kNone ? nullptr : uses.maker[Uses::at(value)];
 }
 
+std::int64_t inputs_of(const at::Tensor& weight, bool transposed, std::int64_t groups) {
+  return transposed ? weight.size(0) : weight.size(1) * groups;
+}
+
+// Whether each output channel has a scale, or all have one. Those of transposed weights
+// [IC, OC / groups, *kernel] lie along dim 1, and each group has the same.
+bool scales_fit(const QuantizedConstant& constant, bool transposed) {
+  const std::int64_t axis = transposed ? 1 : 0;
+  return constant.axis < 0 ||
+         (constant.axis == axis && constant.scales.numel() == constant.values.size(axis));
+}
+
+at::Tensor scales_of_outputs(const QuantizedConstant& constant, std::int64_t outputs) {
+  if (constant.axis < 0) return constant.scales.expand({outputs}).contiguous();
+  return constant.scales.repeat({outputs / constant.scales.numel()});
+}
+
+std::int64_t inputs_of(const Convolution8& c) {
+  return inputs_of(c.weight, c.transposed, c.groups);
+}
+
 void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
-  if (!row || row->transposed) return;
+  if (!row) return;
   const Node* bytes = maker_of(uses, node.read(0));
   const Quantization* src = quantization_of(bytes, nodes::dequantize);
   const auto constant = quantized_constant(rewrite.graph, maker_of(uses, node.read(1)));
   const at::Tensor* bias = constant_of(rewrite.graph, node.arguments[2]);
   const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
   if (rewrite.meta(node.output()).dtype != at::kFloat) return;
-  if (!src || !constant || constant->axis > 0 || !groups.is_constant()) return;
+  if (!src || !constant || !groups.is_constant()) return;
   if (!bias && !is_none(node.arguments[2])) return;
   const Dims& dims = rewrite.meta(node.read(0)).dims;
   const at::Tensor& weight = constant->values;
   const std::int64_t count = groups.constant().toInt();
-  const std::int64_t outputs = weight.size(0);
-  const bool fits = std::ssize(dims) == weight.dim() && weight.dim() >= 3 && weight.dim() <= 5 &&
-                    count > 0 && outputs % count == 0 && weight.size(1) * count == dims[1] &&
-                    (constant->axis < 0 || constant->scales.numel() == outputs);
+  const bool ranks = std::ssize(dims) == weight.dim() && weight.dim() >= 3 && weight.dim() <= 5;
+  if (!ranks || count < 1 || !scales_fit(*constant, row->transposed)) return;
+  const std::int64_t outputs = row->transposed ? weight.size(1) * count : weight.size(0);
+  const bool fits = outputs % count == 0 && dims[1] % count == 0 &&
+                    inputs_of(weight, row->transposed, count) == dims[1];
   if (!fits || (bias && (bias->scalar_type() != at::kFloat || bias->numel() != outputs))) return;
   const std::size_t spatial = dims.size() - 2;
-  const auto list = [&](std::int64_t i) {
+  const auto list = [&](std::int64_t i) -> std::optional<Dims> {
+    if (i < 0) return Dims(spatial, 0);
     return integers(node.arguments[static_cast<std::size_t>(i)], spatial);
   };
-  const auto stride = list(row->stride), dilation = list(row->dilation);
-  if (!stride || !dilation) return;
+  const auto stride = list(row->stride), dilation = list(row->dilation),
+             output_padding = list(row->output_padding);
+  if (!stride || !dilation || !output_padding) return;
   const auto padding = padding_of(node, *row, weight.sizes().slice(2), *stride, *dilation);
   if (!padding) return;
   node.become(nodes::quantized_convolution, {{ValueRef{bytes->read(0)}}},
               Convolution8{.weight = weight,
-                           .scales = constant->scales.expand({outputs}).contiguous(),
+                           .scales = scales_of_outputs(*constant, outputs),
                            .bias = bias ? *bias : at::Tensor(),
                            .stride = *stride,
                            .padding = padding->begin,
                            .dilation = *dilation,
+                           .output_padding = *output_padding,
                            .padding_end = padding->more,
+                           .transposed = row->transposed,
                            .groups = count,
                            .src = *src});
 }
@@ -90,7 +117,8 @@ void fuse_padding(Rewrite& rewrite) {
     Node* reader = uses.only_reader(node.output());
     auto* c = reader ? reader->as<Convolution8>() : nullptr;
     const bool is_src = c && reader->read(0) == node.output() && reader->read(1) != node.output();
-    if (!is_src || number(node.arguments[2], -1) != static_cast<double>(c->src.zero)) continue;
+    if (!is_src || c->transposed) continue;
+    if (number(node.arguments[2], -1) != static_cast<double>(c->src.zero)) continue;
     const std::size_t spatial = c->stride.size();
     const auto pads = integers(node.arguments[1], 2 * spatial);  // last dim first, begin and end
     if (!pads || pads->size() > 2 * spatial) continue;
@@ -138,7 +166,7 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
     place = *activation;
   } else if (const Node* bytes = residual_of(uses, *reader, node.output())) {
     const bool fits = rewrite.meta(bytes->read(0)).dims == rewrite.meta(node.output()).dims;
-    if (!fits || epilogue.residual || fused.weight.size(1) * fused.groups <= 4) return false;
+    if (!fits || epilogue.residual || inputs_of(fused) <= 4) return false;
     epilogue.residual = true;
     fused.residual = bytes->as<Quantized>()->quantization;
     reads.push_back({ValueRef{bytes->read(0)}});
@@ -167,8 +195,6 @@ void fuse(Rewrite& rewrite) {
 
 // ---- sizes and formats --------------------------------------------------------------------------
 
-std::int64_t inputs_of(const Convolution8& c) { return c.weight.size(1) * c.groups; }
-
 QuantizedConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution8& c = *node.as<Convolution8>();
   Dims dims = metas[Uses::at(node.read(0))].dims;
@@ -176,7 +202,7 @@ QuantizedConvolutionProblem problem_of(const Node& node, const std::vector<Meta>
   for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
   QuantizedConvolutionProblem problem{
       .sizes = convolution_problem(dims, kPlain, c.weight, {}, c.stride, c.padding, c.dilation,
-                                   false, {0}, c.groups),
+                                   c.transposed, c.output_padding, c.groups),
       .src = c.src,
       .dst = c.dst,
       .residual = c.residual};
