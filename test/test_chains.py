@@ -10,6 +10,9 @@ from test_int8 import Conv
 from test_optimize import blocked, cache_folder  # noqa: F401
 from torch import nn
 
+from torch_blocked import _C
+from torch_blocked.optimized_module import has_bfloat16
+
 pytestmark = [
     pytest.mark.usefixtures("cache_folder"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -39,6 +42,21 @@ def depthwise(channels, kernel=3, to=(0.05, 117), **geometry):
 
 def point(inputs, outputs, src=(0.05, 117), **what):
     return Conv(inputs, outputs, 1, src=src, **what)
+
+
+def real(*layers, then=nn.ReLU6):
+    """Convolutions, with an activation after each but the last."""
+    each = [layer for convolution in layers for layer in (convolution, then())]
+    return nn.Sequential(*each[:-1])
+
+
+class Added(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return x + self.body(x)
 
 
 def steps_in_turn(fast):
@@ -90,7 +108,7 @@ def test_inverted_residual(channels, images, count):
 
 @pytest.mark.parametrize("size", [(64, 64), (200, 96), (9, 300), (5, 16), (128, 31)])
 def test_sizes(size):
-    steps = 3 if has_chains() else 0
+    steps = 3 if has_chains() and size[0] >= 8 else 0  # fewer rows are not shared out
     for count in (1, 2):
         with threads(count):
             model = Chain(point(24, 96, src=(0.03, 101)), depthwise(96), point(96, 24))
@@ -158,3 +176,90 @@ def test_residual_stays_until_all_have_read_it():
         expected = fast(x)
     for _ in range(5):
         assert torch.equal(fast(x), expected)
+
+
+# ---- float32 and bfloat16 ------------------------------------------------------------------------
+
+
+DTYPES = [None] + [torch.bfloat16] * has_bfloat16()
+
+
+@torch.no_grad()
+def check_real(model, x, steps, dtype=None):
+    """In turn as one after the other, and close to float64."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    exact = model.double()(x.double())
+    fast = blocked(model.float().eval(), x, verify=False, dtype=dtype)
+    in_turn = fast(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        apart = fast(x)
+    assert torch.equal(in_turn, apart) and torch.equal(in_turn, fast(x))
+    error = (in_turn - exact).abs().max() / exact.abs().max()
+    assert error <= (3e-2 if dtype else 1e-5), error
+    assert steps_in_turn(fast) == steps, fast.plan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count, images", [(1, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize("channels", CHANNELS[2:])
+def test_real_inverted_residual(channels, count, images, dtype):
+    wide = 3 * channels
+    in_turn = steps_of_real()
+    with threads(count):
+        for (stride, kernel), residual in itertools.product(
+            ((1, 3), (2, 3), (1, 5), (2, 5)), (False, True)
+        ):
+            if residual and stride > 1:
+                continue
+            middle = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide)
+            then = (nn.ReLU6, nn.SiLU)[residual]
+            body = real(nn.Conv2d(channels, wide, 1), middle, nn.Conv2d(wide, channels, 1),
+                        then=then)  # fmt: skip
+            x = torch.randn(images, channels, 33, 29)
+            # What a sum adds is read twice, and stays.
+            model = Added(body) if residual else body
+            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, 3 * in_turn, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_real_geometry(dtype):
+    """Windows that end before a row does, taps beyond the image, dilation, groups, depthwise first,
+    sums in several parts."""
+    in_turn = steps_of_real()
+    geometry = itertools.product((1, 2, 3), (2, 3, 5), (0, 1, 4), (1, 2))
+    for stride, kernel, padding, dilation in geometry:
+        middle = nn.Conv2d(48, 48, kernel, stride, padding, dilation, groups=48)
+        body = [nn.Conv2d(24, 48, 1), middle, nn.Conv2d(48, 24, 1)]
+        for first in (0, 1):
+            x = torch.randn(1, body[first].in_channels, 37, 40 + (stride + padding + first) % 2)
+            model = nn.Sequential(nn.MaxPool2d(1), real(*body[first:]))
+            check_real(model, x, (3 - first) * in_turn, dtype)
+    body = real(nn.Conv2d(640, 320, 1), nn.Conv2d(320, 320, 3, padding=1, groups=320))
+    x = torch.randn(1, 640, 40, 64)
+    check_real(nn.Sequential(nn.MaxPool2d(1), body), x, 2 * in_turn, dtype)
+    middle = nn.Conv2d(96, 96, 3, padding=1, groups=96)
+    body = Added(real(nn.Conv2d(80, 96, 1), middle, nn.Conv2d(96, 80, 1)))  # of several groups
+    check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 80, 70, 40), 3 * in_turn, dtype)
+    body = real(
+        nn.Conv2d(32, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=8), nn.Conv2d(64, 32, 1)
+    )
+    check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 32, 40, 31), 3 * in_turn, dtype)
+
+
+def steps_of_real():
+    """Whether this CPU has kernels that run so: those without SIMD are left to oneDNN."""
+    return int(_C.isa() != "default")
+
+
+def test_real_values_beyond_all_numbers():
+    """Infinite weights do not meet the padding."""
+    model = real(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=32))
+    with torch.no_grad():
+        model[2].weight[3, 0, 0, 0] = float("inf")
+        x = torch.randn(1, 16, 30, 30)
+        expected = model(x)
+        result = blocked(model.eval(), x, verify=False)(x)
+    assert torch.equal(result.isnan(), expected.isnan())
+    torch.testing.assert_close(result[:, 4:], expected[:, 4:])

@@ -69,13 +69,17 @@ class Finder {
 // Threads read all weights where they read a part of them each without a chain, but neither write
 // nor read what lies between its stages.
 bool pays(const Chain& chain) {
+  constexpr std::int64_t kLeastRows = 8;  // fewer leave threads without any
   std::int64_t weights = 0, between = 0;
+  if (chain.stages.size() < 2) return false;
+  const RowStage& last = chain.stages.back();
+  if (last.n * last.dst_rows < kLeastRows) return false;
   for (std::size_t i = 0; i < chain.stages.size(); ++i) {
     const RowStage& stage = chain.stages[i];
     weights += stage.weight_bytes;
     if (i > 0) between += stage.n * stage.src_blocks * stage.src_plane();
   }
-  return chain.stages.size() > 1 && weights <= between;
+  return weights <= between;
 }
 
 }  // namespace

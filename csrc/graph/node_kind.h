@@ -104,6 +104,8 @@ struct NodeKind {
   std::optional<RowStage> (*row_stage)(const Step& step) = [](const Step&) {
     return std::optional<RowStage>();
   };
+  // Makes it run by what has that row stage, where this may be another implementation.
+  void (*choose_rows)(Step& step) = [](Step&) {};
 
   // ---- the report
 

@@ -87,6 +87,11 @@ Plan Planner::plan() {
   }
   for_values(graph_.outputs, [&](Value value) { plan_.outputs[value] = slot(value, kStrided); });
   plan_.chains = find_chains(plan_);
+  for (const Chain& chain : plan_.chains) {
+    for (std::size_t i = chain.first; i < chain.end; ++i) {
+      plan_.steps[i].kind->choose_rows(plan_.steps[i]);
+    }
+  }
   return std::move(plan_);
 }
 

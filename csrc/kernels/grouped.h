@@ -31,6 +31,8 @@ struct GroupedConvolution {
   std::int64_t src_blocks, dst_blocks, oc;
   std::int64_t inputs;  // input channels that an output channel sees; depthwise: 1
   std::int64_t part;    // pixels of a row that are a unit of work
+  // Elements from a row of src and dst to the next, and from a block to the next.
+  std::int64_t src_row, src_plane, dst_row, dst_plane;
   // [dst_blocks, inputs, sources]: the vectors that hold an input for a vector of outputs
   const LaneSource* lanes;
   std::int64_t sources;

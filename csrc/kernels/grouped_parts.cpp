@@ -40,9 +40,6 @@ struct Walk {
   std::int64_t pixels = kTilePixels[size];
   std::int64_t parts = (g.axes[2].out + g.part - 1) / g.part;  // of a row
   std::int64_t plane_parts = g.axes[0].out * g.axes[1].out * parts;
-  std::int64_t src_row = g.axes[2].in * kWidth, dst_row = g.axes[2].dst * kWidth;
-  std::int64_t src_plane = g.axes[0].in * g.axes[1].in * src_row;
-  std::int64_t dst_plane = g.axes[0].dst * g.axes[1].dst * dst_row;
   std::int64_t weights_h = g.inputs * g.axes[2].kernel * kWidth;
   std::int64_t weights_d = g.axes[1].kernel * weights_h;
 
@@ -59,11 +56,11 @@ struct Walk {
             .dst = nullptr,
             .kd = 0,
             .kh = 0,
-            .src_d = d.dilation * h.in * src_row,
-            .src_h = h.dilation * src_row,
+            .src_d = d.dilation * h.in * g.src_row,
+            .src_h = h.dilation * g.src_row,
             .weights_d = weights_d,
             .weights_h = weights_h,
-            .src_plane = src_plane,
+            .src_plane = g.src_plane,
             .bias = g.bias ? load(g.bias + block * kWidth, count) : Vec(0.f),
             .lanes_mask = lanes_mask(count),
             .least = Vec(clamp ? activation.alpha : -kInfinity),
@@ -77,9 +74,9 @@ struct Walk {
     const std::int64_t block = plane % g.dst_blocks, image = plane / g.dst_blocks;
     GroupedRow<Number> row = plane_row(block);
     const Number* src = static_cast<const Number*>(g.src) +
-                        (image * g.src_blocks + (g.lanes ? 0 : block)) * src_plane;
+                        (image * g.src_blocks + (g.lanes ? 0 : block)) * g.src_plane;
     const float* weights = g.weights + block * d.kernel * weights_d;
-    Number* dst = static_cast<Number*>(g.dst) + plane * dst_plane + w.dst_first * kWidth;
+    Number* dst = static_cast<Number*>(g.dst) + plane * g.dst_plane + w.dst_first * kWidth;
     std::int64_t part = begin % parts, oh = begin / parts % h.out, od = begin / parts / h.out;
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t id = od * d.stride + d.origin, ih = oh * h.stride + h.origin;
@@ -87,10 +84,10 @@ struct Walk {
       row.kd = taps_d.end - taps_d.begin;
       row.kh = taps_h.end - taps_h.begin;
       row.src =
-          src + (id * h.in + ih) * src_row + taps_d.begin * row.src_d + taps_h.begin * row.src_h;
+          src + (id * h.in + ih) * g.src_row + taps_d.begin * row.src_d + taps_h.begin * row.src_h;
       row.weights = weights + taps_d.begin * weights_d + taps_h.begin * weights_h;
-      row.dst =
-          dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) * dst_row;
+      row.dst = dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) *
+                          g.dst_row;
       run(row, part * g.part, std::min(w.out, (part + 1) * g.part));
       if (++part < parts) continue;
       part = 0;

@@ -233,27 +233,35 @@ const ConvolutionImplementations kImplementations(
       estimate_strassen,
       {.sums_in_place = true, .only_measured = true},
       refuses_strassen},
-     {"depthwise", plan_depthwise, estimate_depthwise, {.sums_in_place = true}, refuses_depthwise},
-     {"grouped", plan_grouped, estimate_grouped, {.sums_in_place = true}, refuses_grouped},
+     {"depthwise",
+      plan_depthwise,
+      estimate_depthwise,
+      {.sums_in_place = true, .in_rows = true},
+      refuses_depthwise},
+     {"grouped",
+      plan_grouped,
+      estimate_grouped,
+      {.sums_in_place = true, .in_rows = true},
+      refuses_grouped},
      {"direct",
       plan_direct,
       estimate_direct,
-      {.sums_in_place = true, .gathers_channels = true},
+      {.sums_in_place = true, .gathers_channels = true, .in_rows = true},
       refuses_direct},
      {"depthwise_bfloat16",
       plan_depthwise_bfloat16,
       estimate_depthwise_bfloat16,
-      {.sums_in_place = true},
+      {.sums_in_place = true, .in_rows = true},
       refuses_depthwise_bfloat16},
      {"grouped_bfloat16",
       plan_grouped_bfloat16,
       estimate_grouped_bfloat16,
-      {.sums_in_place = true},
+      {.sums_in_place = true, .in_rows = true},
       refuses_grouped_bfloat16},
      {"dots_bfloat16",
       plan_dots_bfloat16,
       estimate_dots_bfloat16,
-      {.sums_in_place = true},
+      {.sums_in_place = true, .in_rows = true},
       refuses_dots_bfloat16},
      {"winograd4_bfloat16",
       plan_winograd4_bfloat16,
@@ -286,13 +294,25 @@ const ConvolutionImplementations kImplementations(
 }  // namespace
 
 ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels) {
-  plan.run = [channels, run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
-    if (!buffers.bias) return run(buffers);
-    const auto* bias = static_cast<const c10::BFloat16*>(buffers.bias);
-    const std::vector<float> wide(bias, bias + channels);
+  const auto widened = [channels](const void* bias) {
+    const auto* values = static_cast<const c10::BFloat16*>(bias);
+    return bias ? std::vector<float>(values, values + channels) : std::vector<float>();
+  };
+  plan.run = [widened, run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
+    const std::vector<float> wide = widened(buffers.bias);
     ConvolutionBuffers all = buffers;
-    all.bias = wide.data();
+    if (buffers.bias) all.bias = wide.data();
     run(all);
+  };
+  if (!plan.run_rows) return plan;
+  plan.run_rows =
+      [widened, run_rows = std::move(plan.run_rows)](const ConvolutionBuffers& buffers) -> RunRows {
+    const auto wide = std::make_shared<const std::vector<float>>(widened(buffers.bias));
+    ConvolutionBuffers all = buffers;
+    if (buffers.bias) all.bias = wide->data();
+    return [wide, rows = run_rows(all)](const BlockedRows& src, const std::uint8_t* residual,
+                                        const BlockedRows& dst,
+                                        Range range) { rows(src, residual, dst, range); };
   };
   return plan;
 }

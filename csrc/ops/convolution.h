@@ -8,6 +8,7 @@
 #include "kernels/epilogue.h"
 #include "ops/blocked.h"
 #include "ops/implementations.h"
+#include "ops/row_chain.h"
 #include "ops/shuffle.h"
 #include "ops/window.h"
 #include "runtime/primitive.h"
@@ -56,6 +57,10 @@ struct ConvolutionPlan {
   std::optional<Descriptor> weights_desc = {};
   // By so much it must be faster than others, where all are timed, to be taken.
   double handicap = 1;
+  // How it runs for some rows at a time, and what does so; nothing where it does not. Of the
+  // buffers weights and bias count.
+  std::optional<RowStage> row_stage = {};
+  std::function<RunRows(const ConvolutionBuffers& buffers)> run_rows = {};
 };
 
 // Checks these arguments and makes a problem of them, with src and dst in one format. What ATen

@@ -79,21 +79,36 @@ std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
                           .inverse_scale = 1,
                           .zero = 0};
   }
-  return ConvolutionPlan{.weights_format = dots->weights_format(),
-                         .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
-                         .run =
-                             [dots, p, end](const ConvolutionBuffers& buffers) {
-                               const auto channels = channels_of(p, buffers.bias, dots->phases());
-                               dots->run({.src = buffers.src,
-                                          .weights = buffers.weights,
-                                          .channels = channels.data(),
-                                          .end = end ? &*end : nullptr,
-                                          .residual = buffers.residual,
-                                          .residual_scale = 1,
-                                          .dst = buffers.dst,
-                                          .is_float32 = false});
-                             },
-                         .loops_only = true};
+  const auto operands = [end](const ConvolutionBuffers& buffers,
+                              const std::vector<kernels::DotChannels>& channels) {
+    return Dots::Operands{.src = buffers.src,
+                          .weights = buffers.weights,
+                          .channels = channels.data(),
+                          .end = end ? &*end : nullptr,
+                          .residual = buffers.residual,
+                          .residual_scale = 1,
+                          .dst = buffers.dst,
+                          .is_float32 = false};
+  };
+  const Dots* ordinary = dots->ordinary();
+  return ConvolutionPlan{
+      .weights_format = dots->weights_format(),
+      .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
+      .run =
+          [dots, p, operands](const ConvolutionBuffers& buffers) {
+            dots->run(operands(buffers, channels_of(p, buffers.bias, dots->phases())));
+          },
+      .loops_only = true,
+      .row_stage = ordinary ? ordinary->row_stage() : std::nullopt,
+      .run_rows = [dots, p, operands](const ConvolutionBuffers& buffers) -> RunRows {
+        return [dots, operands, buffers, channels = channels_of(p, buffers.bias, 1)](
+                   const BlockedRows& src, const std::uint8_t* residual, const BlockedRows& dst,
+                   Range rows) {
+          Dots::Operands all = operands(buffers, channels);
+          all.residual = residual;
+          dots->ordinary()->run_rows(all, src, dst, rows);
+        };
+      }};
 }
 
 }  // namespace torch_blocked

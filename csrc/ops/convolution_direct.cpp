@@ -175,13 +175,11 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
 }
 
 // What all rows of a band and a group of output channels have in common.
-kernels::DirectTiles tiles_of(const Direct& d, const Cut& cut, const Group& group,
+kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
                               const ConvolutionBuffers& buffers) {
   const std::int64_t width = d.sizes().width;
   const std::int64_t block_stride = Direct::volume(d.dst) * d.dst_block;
   const std::int64_t lane = group.first % d.dst_block;
-  const std::int64_t out_bytes =
-      d.n * d.dst_blocks() * block_stride * static_cast<std::int64_t>(sizeof(float));
   kernels::DirectTiles tiles{
       .src = nullptr,
       .src_step = 0,
@@ -202,8 +200,7 @@ kernels::DirectTiles tiles_of(const Direct& d, const Cut& cut, const Group& grou
       .last = true,
       .ahead = 0,
       .tile = 0,
-      .stream =
-          out_bytes > kStreamBytes && cut.part_steps * d.step() >= d.ic && d.dst_block == width,
+      .stream = false,
       .activation = d.activation};
   for (std::int64_t j = 0; j < group.vectors; ++j) {
     const std::int64_t channel = lane + j * width;
@@ -230,7 +227,11 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
                                   Direct::volume(d.dst) * d.dst_block +
                               (dst_row * d.dst[2] + to_dst(2, band.column)) * d.dst_block +
                               group.first % d.dst_block;
-  kernels::DirectTiles tiles = tiles_of(d, cut, group, buffers);
+  const std::int64_t out_bytes = d.n * d.dst_blocks() * Direct::volume(d.dst) * d.dst_block *
+                                 static_cast<std::int64_t>(sizeof(float));
+  kernels::DirectTiles tiles = tiles_of(d, group, buffers);
+  tiles.stream =
+      out_bytes > kStreamBytes && cut.part_steps * step >= d.ic && d.dst_block == d.sizes().width;
   const std::int64_t pitch = d.in_place ? d.out[2] : cut.axes[2].slots;
   // Rows that follow each other without a gap, and meet the same taps, run as one long row.
   const auto reach = cut.reach_of.begin() + first_row;
@@ -356,6 +357,59 @@ void run(const Work& work, const ConvolutionBuffers& buffers) {
   });
 }
 
+// Rows of a 1x1 that reads src in place, in one thread. Nothing lies between rows of src or dst: no
+// row stage of float32 has padding beside them. Parts of sums are those of run_unit(), and so are
+// the bits.
+void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
+              const ConvolutionBuffers& buffers, const BlockedRows& src,
+              const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t width = d.sizes().width, steps = ceil_div(d.ic, width);
+  thread_local std::vector<DirectSegment> segments;
+  segments.clear();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    segments.push_back({i * src.block / kFloat, std::min(width, d.ic - i * width), i * width});
+  }
+  segments.push_back({0, 0, 0});
+  for (const Group& group : d.groups) {
+    kernels::DirectTiles tiles = tiles_of(d, group, buffers);
+    const std::int64_t to = group.first / width * dst.block;
+    tiles.src = reinterpret_cast<const float*>(src.at(0, rows.begin));
+    tiles.dst = reinterpret_cast<float*>(dst.at(0, rows.begin) + to);
+    tiles.residual = residual ? reinterpret_cast<const float*>(residual + to) : nullptr;
+    tiles.dst_step = width;
+    tiles.dst_offsets = {0, dst.block / kFloat, 2 * dst.block / kFloat};
+    tiles.pixels = (rows.end - rows.begin) * columns;
+    for (std::int64_t first = 0; first < steps; first += part_steps) {
+      const std::int64_t some = std::min(part_steps, steps - first);
+      tiles.first = first == 0;
+      tiles.last = first + some == steps;
+      tiles.ahead = std::min(some * width, d.ic - first * width) * group.vectors * width;
+      tiles.segments = segments.data() + first;
+      tiles.count = some;
+      d.kernels->direct_tiles(tiles);
+    }
+  }
+}
+
+// Of a 1x1 over images without depth, in blocks of a vector.
+std::optional<RowStage> row_stage(const Problem& p, const Direct& d) {
+  const SpatialSizes s = spatial_sizes(p);
+  if (!p.blocked() || !d.in_place || d.planes || s.in[0] != 1) return std::nullopt;
+  if (d.dst_block != d.sizes().width) return std::nullopt;
+  const std::int64_t pixel_bytes = d.dst_block * static_cast<std::int64_t>(sizeof(float));
+  return RowStage{.window = {1, 1, 0, 1},
+                  .src = {s.in[2], 0, s.in[2], pixel_bytes, 0, false},
+                  .n = d.n,
+                  .src_rows = s.in[1],
+                  .src_blocks = d.src_blocks(),
+                  .dst_rows = s.out[1],
+                  .dst_columns = s.out[2],
+                  .dst_blocks = d.dst_blocks(),
+                  .dst_pixel_bytes = pixel_bytes,
+                  .weight_bytes = d.packed_floats() * static_cast<std::int64_t>(sizeof(float))};
+}
+
 // The only reach of a gathered problem, for one image: offsets count from the first of `images`.
 void place_segments(const GatheredSegments& gathered, const std::vector<const float*>& images,
                     Reach& reach) {
@@ -475,7 +529,17 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .pack = [work, transposed = p.transposed](
                   const at::Tensor& weight) { return pack(*work, transposed, weight); },
       .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
-      .loops_only = true};
+      .loops_only = true,
+      .row_stage = row_stage(p, first),
+      .run_rows = [work,
+                   columns = p.dst_dims.back()](const ConvolutionBuffers& buffers) -> RunRows {
+        const std::int64_t part_steps = work->cuts()->front().part_steps;
+        return [work, part_steps, columns, buffers](const BlockedRows& src,
+                                                    const std::uint8_t* residual,
+                                                    const BlockedRows& dst, Range rows) {
+          run_rows(work->phases[0], part_steps, columns, buffers, src, residual, dst, rows);
+        };
+      }};
 }
 
 bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {

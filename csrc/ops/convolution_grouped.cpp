@@ -96,6 +96,7 @@ struct Grouped {
   std::vector<Part> parts;  // one for each phase
   std::vector<LaneSource> lanes;
   std::int64_t n, oc, block, blocks, inputs, weights = 0;
+  std::int64_t element;  // bytes of a number
   bool transposed;
   RunGrouped kernel;
 };
@@ -183,8 +184,10 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   grouped->block = p.dst_format.block;
   grouped->blocks = p.dst_format.blocks(p.dst_dims[1]);
   grouped->inputs = p.src_dims[1] / p.groups;
+  grouped->element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
   grouped->transposed = p.transposed;
   const bool floats = p.dtype == at::kFloat;
+  const std::int64_t block = grouped->block;
   std::int64_t sources = 0;
   if (is_depthwise(p)) {
     const kernels::Kernels& table = kernels::kernels_for(p.dst_format.block);
@@ -204,6 +207,10 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
                                              .oc = grouped->oc,
                                              .inputs = grouped->inputs,
                                              .part = part,
+                                             .src_row = w.axis.in * block,
+                                             .src_plane = c10::multiply_integers(s.in) * block,
+                                             .dst_row = w.axis.dst * block,
+                                             .dst_plane = c10::multiply_integers(s.out) * block,
                                              .lanes = sources ? grouped->lanes.data() : nullptr,
                                              .sources = sources,
                                              .src = nullptr,
@@ -294,6 +301,45 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
   });
 }
 
+// Rows of dst from rows of src, in one thread.
+void run_rows(const Grouped& grouped, const ConvolutionBuffers& buffers, const BlockedRows& src,
+              const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
+  GroupedConvolution g = grouped.parts[0].convolution;
+  auto& [d, h, w] = g.axes;
+  const std::int64_t element = grouped.element;
+  h.origin += rows.begin * h.stride;
+  h.out = rows.end - rows.begin;
+  g.part = w.out;
+  g.src_row = src.row / element;
+  g.src_plane = src.block / element;
+  g.dst_row = dst.row / element;
+  g.dst_plane = dst.block / element;
+  g.src = src.at(0, 0);
+  g.weights = static_cast<const float*>(buffers.weights);
+  g.bias = static_cast<const float*>(buffers.bias);
+  g.residual = residual;
+  g.dst = dst.at(0, rows.begin);
+  grouped.kernel(g, 0, grouped.blocks * h.out);
+}
+
+// Of images without depth; taps beyond src are left out.
+std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
+  const SpatialSizes s = spatial_sizes(p);
+  if (p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0) return std::nullopt;
+  const std::int64_t pixel_bytes = grouped.block * grouped.element;
+  return RowStage{.window = {s.kernel[1], s.stride[1], s.padding[1], s.dilation[1]},
+                  .src = {s.in[2], 0, s.in[2], pixel_bytes, 0, false},
+                  .n = grouped.n,
+                  .src_rows = s.in[1],
+                  .src_blocks = p.src_format.blocks(p.src_dims[1]),
+                  .dst_rows = s.out[1],
+                  .dst_columns = s.out[2],
+                  .dst_blocks = grouped.blocks,
+                  .dst_pixel_bytes = pixel_bytes,
+                  .weight_bytes = grouped.weights * static_cast<std::int64_t>(sizeof(float)),
+                  .reads_padding = false};
+}
+
 ConvolutionPlan plan(const Problem& p) {
   const auto grouped = grouped_of(p);
   std::string format = text("grouped/", p.groups, "/", p.dst_format.block);
@@ -302,7 +348,14 @@ ConvolutionPlan plan(const Problem& p) {
       .weights_format = std::move(format),
       .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
       .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); },
-      .loops_only = true};
+      .loops_only = true,
+      .row_stage = row_stage(p, *grouped),
+      .run_rows = [grouped](const ConvolutionBuffers& buffers) -> RunRows {
+        return [grouped, buffers](const BlockedRows& src, const std::uint8_t* residual,
+                                  const BlockedRows& dst, Range rows) {
+          run_rows(*grouped, buffers, src, residual, dst, rows);
+        };
+      }};
 }
 
 const char* refuses_bfloats(const Problem& p) {

@@ -28,6 +28,7 @@ struct Traits {
   // It runs only if it is forced or was measured to be fastest, and is timed where its estimate is
   // less than those of all others.
   bool only_measured = false;
+  bool in_rows = false;  // its plans may run for some rows at a time
 };
 
 // Whether implementations may run that make fewer products and larger errors than a sum of all has:

@@ -29,9 +29,12 @@ struct RowStage {
   ByteRows src;   // a row of src as it is read, with the padding that it must have around it
   std::int64_t n, src_rows, src_blocks, dst_rows, dst_columns, dst_blocks, dst_pixel_bytes;
   std::int64_t weight_bytes;
+  bool reads_padding = true;  // rows of padding; else it leaves out those beyond src
 
   // Whether it reads src where an image lies, without anything around it.
-  bool reads_images() const { return src.columns == src.src_columns && window.padding == 0; }
+  bool reads_images() const {
+    return src.columns == src.src_columns && (window.padding == 0 || !reads_padding);
+  }
   std::int64_t src_plane() const { return src_rows * src.src_columns * src.pixel_bytes; }
   std::int64_t dst_row() const { return dst_columns * dst_pixel_bytes; }
   std::int64_t dst_plane() const { return dst_rows * dst_row(); }

@@ -300,6 +300,7 @@ struct Choice {
   std::string implementation;
   double microseconds = kImpossible, total = kImpossible;  // total: with the reorder of src
   const Node* gather = nullptr;  // whose sources it reads, instead of its result
+  std::string instead_of = "";   // the fastest alone, which does not run for some rows at a time
 };
 
 // A plain src of more channels is reordered to the format of dst.
@@ -480,6 +481,14 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   const std::optional<Slot> residual = residual_of(step);
   const bool loops_only = plan.loops_only;
+  RunRows run_rows;
+  if (plan.row_stage) {
+    run_rows = plan.run_rows({.src = nullptr,
+                              .weights = packed.const_data_ptr(),
+                              .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                              .residual = nullptr,
+                              .dst = nullptr});
+  }
   return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst] {
             plan.run({.src = tensors[src].const_data_ptr(),
                       .weights = packed.const_data_ptr(),
@@ -487,7 +496,36 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
                       .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
                       .dst = tensors[dst].mutable_data_ptr()});
           },
-          loops_only};
+          loops_only, std::move(run_rows)};
+}
+
+// What runs a convolution for some rows at a time: its implementation, or one that takes about as
+// long alone.
+struct InRows {
+  const char* implementation;
+  RowStage stage;
+};
+std::optional<InRows> in_rows(const Choice& choice) {
+  const Traits& own = traits_of(choice);
+  if (choice.gather || (!own.in_rows && !own.yardstick)) return std::nullopt;
+  for (const auto& row : convolution_implementations().rows()) {
+    if (!row.traits.in_rows || (own.in_rows && row.name != choice.implementation)) continue;
+    const auto named = plan_convolution(choice.problem, row.name);
+    if (named && named->plan.row_stage) return InRows{row.name, *named->plan.row_stage};
+  }
+  return std::nullopt;
+}
+
+std::optional<RowStage> row_stage(const Step& step) {
+  const auto found = in_rows(choice_of(step));
+  return found ? std::optional(found->stage) : std::nullopt;
+}
+
+void choose_rows(Step& step) {
+  auto& choice = *std::any_cast<Choice>(&step.choice);
+  const char* implementation = in_rows(choice)->implementation;
+  if (choice.implementation == implementation) return;
+  choice.instead_of = std::exchange(choice.implementation, implementation);
 }
 
 // A convolution that reads its channels where they are.
@@ -523,6 +561,7 @@ double flops(const Plan&, const Step& step) { return flops_of(choice_of(step).pr
 std::string why(const Step& step) {
   const Choice& choice = choice_of(step);
   const char* gathers = choice.gather ? "; gathers its channels" : "";
+  if (!choice.instead_of.empty()) return text("about as fast alone as ", choice.instead_of);
   if (choice.microseconds <= 0) return text("first in the list", gathers);
   return text("fastest alone: ", choice.microseconds, " us", gathers);
 }
@@ -582,6 +621,8 @@ constinit const NodeKind nodes::convolution = {
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = stored_over,
     .prepare = prepare,
+    .row_stage = row_stage,
+    .choose_rows = choose_rows,
     .flops = flops,
     .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
     .why = why,
