@@ -391,3 +391,46 @@ def test_maxima_of_bfloat16_keep_nan_and_infinities():
     assert "maximum" in optimized.plan()
     result = optimized(blocked).to_dense()
     torch.testing.assert_close(result, model(x), equal_nan=True, rtol=0, atol=0)
+
+
+class Pointwise(nn.Module):
+    """Gates, activations by their formulas, norms that fold into nothing, concats, sums."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.down, self.up = nn.Conv2d(channels, 8, 1), nn.Conv2d(8, channels, 1)
+        self.norm = nn.BatchNorm2d(2 * channels)
+        self.groups = nn.GroupNorm(1, 2 * channels)
+        self.scale = nn.Parameter(torch.randn(channels, 1, 1))
+        self.last = nn.Conv2d(2 * channels, 5, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x * F.relu6(x + 3) / 6
+        gate = torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))))
+        y = torch.where(x * gate > 0.1, x * gate, 0.3 * x) * self.scale + x
+        z = torch.cat([y, x.abs().sqrt()], 1)
+        return self.last(torch.tanh(self.norm(z)) + torch.relu(self.groups(z)))
+
+
+@pytest.mark.parametrize("channels", (1, 3, 7, 8, 9, 15, 16, 17, 33))
+@pytest.mark.parametrize("images", (1, 3))
+def test_pointwise_programs_in_bfloat16(channels, images):
+    torch.manual_seed(channels)
+    model, x = Pointwise(channels).eval(), torch.randn(images, 3, 13, 11)
+    with torch.no_grad():
+        model.norm.running_mean.normal_(0, 0.3)
+        model.norm.running_var.uniform_(0.5, 2)
+    if is_refused(model, x):
+        return
+    with torch.no_grad():
+        optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False, verify=False)
+        optimized.choice = "blocked"
+        result, expected = optimized(x), model(x)
+        by_ops = copy.deepcopy(model).bfloat16()(x.bfloat16()).float()
+    assert torch.equal(result, optimized(x))
+    off, bound = ((each - expected).norm() / expected.norm() for each in (result, by_ops))
+    assert off <= 1.2 * bound + 5e-3, (off, bound)
+    slow = [s for s in optimized.steps() if s.implementation == "aten" and "cat" not in s.op]
+    assert len(slow) <= 1, optimized.plan()  # the mean of the gate

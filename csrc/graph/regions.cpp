@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "graph/arithmetic.h"
+#include "runtime/isa.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -22,24 +23,26 @@ void find_operands(Region& region) {
 
 }  // namespace
 
-bool Regions::fits(const Node& node, const Dims& dims, bool inside) const {
+bool Regions::fits(const Node& node, const Meta& like, bool inside) const {
   if (!has_arithmetic(node) || node.outputs.size() != 1) return false;
   const Meta& meta = rewrite_.meta(node.output());
+  const bool numbers =
+      like.dtype == at::kFloat || (like.dtype == at::kBFloat16 && multiplies_bfloats());
   const bool known =
-      meta.dtype == at::kFloat || (inside && meta.dtype == at::kBool && is_comparison(node));
-  return known && meta.dims == dims && (!takes_ || takes_(rewrite_, node));
+      meta.dtype == like.dtype || (inside && meta.dtype == at::kBool && is_comparison(node));
+  return numbers && known && meta.dims == like.dims && (!takes_ || takes_(rewrite_, node));
 }
 
 std::optional<Region> Regions::begin(const Node& last) const {
   if (last.outputs.size() != 1) return std::nullopt;
-  if (!fits(last, rewrite_.meta(last.output()).dims, false)) return std::nullopt;
+  if (!fits(last, rewrite_.meta(last.output()), false)) return std::nullopt;
   Region region{{&last}, {}};
   find_operands(region);
   return region;
 }
 
 bool Regions::may_join(const Region& region, const Node& node) const {
-  if (!fits(node, rewrite_.meta(region.nodes.back()->output()).dims, true)) return false;
+  if (!fits(node, rewrite_.meta(region.nodes.back()->output()), true)) return false;
   return !uses_.is_output[Uses::at(node.output())] &&
          std::ranges::all_of(uses_.readers[Uses::at(node.output())],
                              [&](const Node* reader) { return has(region.nodes, reader); });

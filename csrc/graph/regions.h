@@ -15,7 +15,7 @@ struct Region {
 };
 
 // Finds regions of nodes with known arithmetic (arithmetic.h), whose results all have the dims of
-// the last one's and are of type float32; results of comparisons, inside of it, are bool.
+// the last one's and its type, float32 or bfloat16; results of comparisons, inside of it, are bool.
 class Regions {
  public:
   // `takes` says which more of these may be in a region; null: all.
@@ -29,7 +29,7 @@ class Regions {
   bool grow(Region& region) const;
 
  private:
-  bool fits(const Node& node, const Dims& dims, bool inside) const;
+  bool fits(const Node& node, const Meta& like, bool inside) const;
   bool may_join(const Region& region, const Node& node) const;
 
   const Rewrite& rewrite_;

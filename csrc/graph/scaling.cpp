@@ -11,6 +11,7 @@
 
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
+#include "ops/normalization.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -322,7 +323,7 @@ bool join_affine(const Scaling& scaling, const Uses& uses) {
 bool is_affine(const Scaling& scaling, bool is_norm, const Meta& meta) {
   const bool scales = is_norm || scaling.word == "mul" || scaling.word == "div";
   return scales && scaling.dim == 1 && meta.dims.size() >= 3 && meta.dims.size() <= 5 &&
-         meta.dtype == at::kFloat;
+         norms_take(meta.dtype);
 }
 
 // The parameters of affines, in float64 so far.

@@ -1,5 +1,7 @@
-// Between numbers and bytes.
+// Between numbers and bytes, or bfloat16.
 #include "kernels/quantize.h"
+
+#include <algorithm>
 
 #include "kernels/short_lanes.h"
 
@@ -24,6 +26,20 @@ void dequantize(const Quantizer& q, const std::uint8_t* src, float* dst, std::in
   std::int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) ((load_bytes(src + i) - zero) * scale).store(dst + i);
   for (; i < count; ++i) dst[i] = (static_cast<float>(src[i]) - q.zero) * q.scale;
+}
+
+void narrow_floats(const float* src, std::uint16_t* dst, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kWidth) {
+    const std::int64_t lanes = std::min(kWidth, count - i);
+    store(load(src + i, lanes), dst + i, lanes);
+  }
+}
+
+void widen_bfloats(const std::uint16_t* src, float* dst, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kWidth) {
+    const std::int64_t lanes = std::min(kWidth, count - i);
+    store(load(src + i, lanes), dst + i, lanes);
+  }
 }
 
 void look_up(const std::uint8_t* table, const std::uint8_t* src, std::uint8_t* dst,

@@ -16,7 +16,7 @@ void fuse(Rewrite& rewrite) {
     auto* affine = node.as<Affine>();
     Node* reader = affine ? uses.only_reader(node.output()) : nullptr;
     const auto activation = reader ? find_activation(*reader) : std::nullopt;
-    if (!activation) continue;
+    if (!activation || rewrite.meta(node.output()).dtype != at::kFloat) continue;
     affine->activation = *activation;
     node.name = joined_name(node.name, *reader);
     node.outputs = reader->outputs;
@@ -44,9 +44,9 @@ Prepared prepare(const Step& step, const Running& running) {
   const Epilogue epilogue{.before = affine.activation, .after = {}};
   const auto run = [&tensors = running.tensors, from = step.reads.at(step.node->read(0)),
                     to = step.writes[0], scale = std::move(scale), shift = std::move(shift),
-                    epilogue, blocks, lanes, rows, row] {
-    auto* dst = tensors[to].mutable_data_ptr<float>();
-    const kernels::Affine rows_of{.src = tensors[from].const_data_ptr<float>(),
+                    epilogue, blocks, lanes, rows, row, is_float32 = slot.dtype == at::kFloat] {
+    void* dst = tensors[to].mutable_data_ptr();
+    const kernels::Affine rows_of{.src = tensors[from].const_data_ptr(),
                                   .scale = scale.data(),
                                   .shift = shift.data(),
                                   .dst = dst,
@@ -54,10 +54,12 @@ Prepared prepare(const Step& step, const Running& running) {
                                   .pixels = row / lanes,
                                   .periods = blocks};
     const auto& table = lanes % 8 == 0 ? kernels::kernels_for(lanes) : kernels::kernels();
+    const auto affine = is_float32 ? table.affine : table.affine_bfloats;
     parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        table.affine(rows_of, i, i + 1);
-        if (!epilogue.empty()) table.finish(epilogue, nullptr, dst + i * row, row);  // in cache
+        affine(rows_of, i, i + 1);
+        if (epilogue.empty()) continue;
+        table.finish(epilogue, nullptr, static_cast<float*>(dst) + i * row, row);  // in cache
       }
     });
   };

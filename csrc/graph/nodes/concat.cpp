@@ -11,7 +11,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Lanes are moved four bytes at a time, so bytes only as whole blocks.
+// Lanes are moved four bytes at a time, so bytes and bfloat16 only as whole blocks.
 bool takes(const Candidate& candidate) {
   const at::ScalarType dtype = candidate.result().dtype;
   if (!is_concat(candidate.node, 1, candidate.result().dims.size())) return false;
@@ -19,18 +19,20 @@ bool takes(const Candidate& candidate) {
   for_values(candidate.node.arguments, [&](Value value) {
     whole &= candidate.meta(value).dims[1] % native_blocks()[0] == 0;
   });
-  return (dtype == at::kFloat || (dtype == at::kByte && whole)) && candidate.reads_images();
+  const bool is_narrow = dtype == at::kByte || dtype == at::kBFloat16;
+  return (dtype == at::kFloat || (is_narrow && whole)) && candidate.reads_images();
 }
 
-// Whole blocks of bytes, one operand after the other in each image.
-Prepared prepare_bytes(const Running& running, const std::vector<Slot>& srcs, Slot dst) {
+// Whole blocks, one operand after the other in each image.
+Prepared prepare_blocks(const Running& running, const std::vector<Slot>& srcs, Slot dst) {
   return {[&tensors = running.tensors, srcs, dst] {
-    auto* to = tensors[dst].mutable_data_ptr<std::uint8_t>();
+    auto* to = static_cast<std::uint8_t*>(tensors[dst].mutable_data_ptr());
     const std::int64_t images = tensors[dst].size(0);
     for (std::int64_t image = 0; image < images; ++image) {
       for (const Slot src : srcs) {
-        const std::int64_t size = tensors[src].numel() / images;
-        to = std::copy_n(tensors[src].const_data_ptr<std::uint8_t>() + image * size, size, to);
+        const auto size = static_cast<std::int64_t>(tensors[src].nbytes()) / images;
+        const auto* from = static_cast<const std::uint8_t*>(tensors[src].const_data_ptr());
+        to = std::copy_n(from + image * size, size, to);
       }
     }
   }};
@@ -52,7 +54,7 @@ Prepared prepare(const Step& step, const Running& running) {
       at::cat_out(tensors[dst], operands, 1);
     }};
   }
-  if (slot.dtype == at::kByte) return prepare_bytes(running, srcs, dst);
+  if (slot.dtype != at::kFloat) return prepare_blocks(running, srcs, dst);
   return {[&tensors = running.tensors, srcs, channels, dst, total = slot.dims[1]] {
             std::vector<Blocked> operands;
             for (std::size_t i = 0; i < srcs.size(); ++i) {

@@ -1,5 +1,6 @@
 // Pointwise ops that follow each other, of any kind and number, as one pass over their operands,
-// which may be bytes, as may the result: some of them at a time are numbers, in the cache.
+// which may be bytes or bfloat16, as may the result: some of them at a time are float32, in the
+// cache.
 #include "kernels/program.h"
 
 #include <ATen/ops/zeros.h>
@@ -29,8 +30,9 @@ struct PointwiseProgram {
   std::vector<at::Tensor> vectors;           // [C], of images
   Value like;                                // an operand with the dims of the result
   bool is_image;                             // these are of an image, which may be in any format
+  at::ScalarType dtype;                      // of operands and result that are no bytes
   std::map<Value, Quantization> bytes = {};  // operands that are bytes
-  std::optional<Quantization> dst = {};      // none: float32
+  std::optional<Quantization> dst = {};      // none: numbers
 };
 
 // ---- from ops to nodes --------------------------------------------------------------------------
@@ -50,27 +52,31 @@ std::optional<Kind> kind_of(const Dims& dims, const Dims& like) {
 }
 
 // Whether a constant has one value per channel of images with these dims: [C, 1, 1], [1, C, 1, 1].
-bool is_vector(const at::Tensor& constant, const Dims& like) {
-  const std::int64_t rank = std::ssize(like), own = constant.dim();
-  return is_image(like) && constant.scalar_type() == at::kFloat && own >= rank - 1 && own <= rank &&
-         constant.size(own - rank + 1) == like[1] && constant.numel() == like[1];
+bool is_vector(const at::Tensor& constant, const Meta& like) {
+  const std::int64_t rank = std::ssize(like.dims), own = constant.dim();
+  return is_image(like.dims) && constant.scalar_type() == like.dtype && own >= rank - 1 &&
+         own <= rank && constant.size(own - rank + 1) == like.dims[1] &&
+         constant.numel() == like.dims[1];
 }
 
-bool is_operand(const Rewrite& rewrite, Value value, const Dims& like) {
+bool is_operand(const Rewrite& rewrite, Value value, const Meta& like) {
   const auto constant = rewrite.graph.constants.find(value);
   if (constant != rewrite.graph.constants.end()) {
     return constant->second.numel() == 1 || is_vector(constant->second, like);
   }
   const Meta& meta = rewrite.meta(value);
-  return meta.dtype == at::kFloat && kind_of(meta.dims, like);
+  return meta.dtype == like.dtype && kind_of(meta.dims, like.dims);
 }
 
 // Whether a node may be part of a program: results of comparisons come from the program itself.
 bool may_join(const Rewrite& rewrite, const Node& node) {
+  const Meta& result = rewrite.meta(node.output());
   bool fits = true;
   for_values(node.arguments, [&](Value value) {
-    fits &= rewrite.meta(value).dtype == at::kBool ||
-            is_operand(rewrite, value, rewrite.meta(node.output()).dims);
+    const at::ScalarType dtype = rewrite.meta(value).dtype;
+    const bool compares = result.dtype == at::kBool;  // numbers of any type
+    fits &= dtype == at::kBool ||
+            is_operand(rewrite, value, {result.dims, compares ? dtype : result.dtype});
   });
   return fits;
 }
@@ -90,21 +96,29 @@ std::string name_of(const Region& region) {
   return name;
 }
 
+at::Tensor as_float32(const at::Tensor& vector) {
+  return vector.flatten().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
 // The program of a region as a node; nothing if there can be none.
 std::optional<Node> program_of(const Rewrite& rewrite, Region region) {
   const Graph& graph = rewrite.graph;
   const Node& last = *region.nodes.back();
-  const Dims& dims = rewrite.meta(last.output()).dims;
+  const Meta& result_meta = rewrite.meta(last.output());
+  const Dims& dims = result_meta.dims;
   std::ranges::stable_sort(region.operands, {},
                            [&](Value value) { return order_of(graph, value); });
   std::vector<Argument> reads;
-  PointwiseProgram program{
-      .instructions = {}, .vectors = {}, .like = kNone, .is_image = is_image(dims)};
+  PointwiseProgram program{.instructions = {},
+                           .vectors = {},
+                           .like = kNone,
+                           .is_image = is_image(dims),
+                           .dtype = result_meta.dtype};
   for (const Value value : region.operands) {
-    if (!is_operand(rewrite, value, dims)) return std::nullopt;
+    if (!is_operand(rewrite, value, result_meta)) return std::nullopt;
     const int order = order_of(graph, value);
     if (order == 0) reads.push_back({ValueRef{value}});
-    if (order == 1) program.vectors.push_back(graph.constants.at(value).flatten().clone());
+    if (order == 1) program.vectors.push_back(as_float32(graph.constants.at(value)));
     if (order == 0 && rewrite.meta(value).dims == dims) program.like = value;
   }
   const std::int64_t places = std::ssize(reads) + std::ssize(program.vectors);
@@ -178,7 +192,7 @@ void combine(Rewrite& rewrite) {
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   const auto& program = *node.as<PointwiseProgram>();
-  return {{metas[Uses::at(program.like)].dims, program.dst ? at::kByte : at::kFloat}};
+  return {{metas[Uses::at(program.like)].dims, program.dst ? at::kByte : program.dtype}};
 }
 
 std::optional<FixedFormats> fixed(const Node& node) {
@@ -218,6 +232,7 @@ struct Operand {
   std::optional<Slot> slot;
   at::Tensor vector = {};
   std::optional<kernels::Quantizer> bytes = {};
+  bool is_bfloat16 = false;
 };
 
 std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
@@ -229,6 +244,7 @@ std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
     Operand operand{kind_of(plan.slots[slot].dims, dst.dims).value(), slot};
     const auto bytes = program.bytes.find(value);
     if (bytes != program.bytes.end()) operand.bytes = bytes->second.quantizer();
+    operand.is_bfloat16 = plan.slots[slot].dtype == at::kBFloat16;
     operands.push_back(std::move(operand));
   });
   for (const at::Tensor& vector : program.vectors) {
@@ -249,10 +265,11 @@ class ProgramRun {
         operands_(operands_of(step, running.plan)),
         to_(step.writes[0]) {
     if (const auto& dst = step.node->as<PointwiseProgram>()->dst) dst_ = dst->quantizer();
-    has_bytes_ = dst_ || std::ranges::any_of(operands_, [](const Operand& operand) {
-                   return operand.bytes.has_value();
-                 });
     const SlotPlan& dst = running.plan.slots[to_];
+    dtype_ = dst.dtype;
+    converts_ = dtype_ != at::kFloat || std::ranges::any_of(operands_, [](const Operand& operand) {
+                  return operand.bytes || operand.is_bfloat16;
+                });
     const bool all_full = std::ranges::all_of(
         operands_, [](const Operand& operand) { return operand.kind == Kind::kFull; });
     const bool is_image = step.node->as<PointwiseProgram>()->is_image;
@@ -264,7 +281,7 @@ class ProgramRun {
       rows_ = {.pixels = c10::multiply_integers(is_image ? dst.format.physical_shape(dst.dims)
                                                          : dst.dims)};
     }
-    unit_pixels_ = std::max<std::int64_t>((has_bytes_ ? kUnitOfBytes : kUnit) / rows_.lanes, 1);
+    unit_pixels_ = std::max<std::int64_t>((converts_ ? kUnitToConvert : kUnit) / rows_.lanes, 1);
     units_ = (rows_.pixels + unit_pixels_ - 1) / unit_pixels_;
   }
 
@@ -280,15 +297,15 @@ class ProgramRun {
  private:
   // Floats: some strips, so that vectors are spread over a strip once for all of these.
   static constexpr std::int64_t kUnit = 8 * ProgramRow::kMostLanes;
-  // Fewer where bytes are numbers meanwhile: several operands should fit into L1.
-  static constexpr std::int64_t kUnitOfBytes = 2 * ProgramRow::kMostLanes;
+  // Fewer where operands become float32 meanwhile: several of them should fit into L1.
+  static constexpr std::int64_t kUnitToConvert = 2 * ProgramRow::kMostLanes;
 
   void run_unit(std::int64_t row, std::int64_t first) const {
     const std::int64_t pixels = std::min(unit_pixels_, rows_.pixels - first),
                        size = unit_pixels_ * std::max(rows_.lanes, plane_lanes_),
                        at = (row * rows_.pixels + first) * rows_.lanes;
     // The result's, then those of each operand.
-    float* numbers = has_bytes_ ? workspace((std::ssize(operands_) + 1) * size) : nullptr;
+    float* numbers = converts_ ? workspace((std::ssize(operands_) + 1) * size) : nullptr;
     std::array<ProgramOperand, kernels::Program::kMostOperands> operands;
     float* own = numbers;
     for (std::size_t i = 0; i < operands_.size(); ++i) {
@@ -297,7 +314,7 @@ class ProgramRun {
     }
     const at::Tensor& dst = tensors_[to_];
     const ProgramRow of{.operands = operands.data(),
-                        .dst = dst_ ? numbers : dst.mutable_data_ptr<float>() + at,
+                        .dst = dtype_ == at::kFloat ? dst.mutable_data_ptr<float>() + at : numbers,
                         .pixels = pixels,
                         .lanes = rows_.lanes};
     const auto& table =
@@ -306,11 +323,14 @@ class ProgramRun {
                        .count = std::ssize(instructions_),
                        .operands = std::ssize(operands_)},
                       of);
+    // A byte of 0 is another number than 0, bfloat16's is the same.
     const bool ends_in_tail = row % rows_.blocks == rows_.blocks - 1;
-    if (!dst_) {
-      if (ends_in_tail) clear_tail(of.dst, pixels);
-      return;
+    if (ends_in_tail && !dst_) clear_tail(of.dst, pixels);
+    if (dtype_ == at::kBFloat16) {
+      auto* bits = static_cast<std::uint16_t*>(dst.mutable_data_ptr()) + at;
+      table.narrow_floats(numbers, bits, pixels * rows_.lanes);
     }
+    if (!dst_) return;
     auto* bytes = dst.mutable_data_ptr<std::uint8_t>() + at;
     table.quantize(*dst_, numbers, bytes, pixels * rows_.lanes);
     if (ends_in_tail) clear_tail(bytes, pixels);
@@ -335,7 +355,7 @@ class ProgramRun {
     __builtin_unreachable();
   }
 
-  // The same as memory: bytes become `numbers`.
+  // The same as memory: bytes and bfloat16 become `numbers`.
   ProgramOperand operand_at(const Operand& operand, std::int64_t row, std::int64_t first,
                             std::int64_t pixels, float* numbers) const {
     if (!operand.slot) {
@@ -346,6 +366,11 @@ class ProgramRun {
     const auto [begin, count, stride] = part_of(operand.kind, row, first, pixels);
     const bool is_full = operand.kind == Kind::kPixels && rows_.lanes == 1 && plane_lanes_ == 1;
     const Kind kind = is_full ? Kind::kFull : operand.kind;
+    if (operand.is_bfloat16) {
+      const auto* bits = static_cast<const std::uint16_t*>(src.const_data_ptr()) + begin;
+      kernels::kernels().widen_bfloats(bits, numbers, count);
+      return {kind, numbers, stride};
+    }
     if (!operand.bytes) return {kind, src.const_data_ptr<float>() + begin, stride};
     const auto* bytes = src.const_data_ptr<std::uint8_t>() + begin;
     kernels::kernels().dequantize(*operand.bytes, bytes, numbers, count);
@@ -366,7 +391,8 @@ class ProgramRun {
   std::vector<Operand> operands_;
   Slot to_;
   std::optional<kernels::Quantizer> dst_ = {};
-  bool has_bytes_;
+  at::ScalarType dtype_;  // of the result
+  bool converts_;         // an operand or the result is no float32
   Rows rows_{};
   std::int64_t plane_lanes_ = 1;  // lanes of an image of one channel
   std::int64_t unit_pixels_, units_;
