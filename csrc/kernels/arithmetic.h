@@ -8,18 +8,21 @@
 
 namespace torch_blocked::kernels {
 
-// e^x as kernels have it, if they have it faster.
+// e^x and x / y as kernels have them, if they have them faster.
 template <typename V>
-struct FastExp {
-  static V of(const V& x) { return x.exp(); }
+struct Fast {
+  static V exp(const V& x) { return x.exp(); }
+  static V quotient(const V& x, const V& y) { return x / y; }
 };
 
 // The value of `op`; who calls it with a constant gets one function.
 template <typename V>
 inline V compute(Arithmetic op, const V& x, const V& y, const V& z, const V& alpha, const V& beta) {
+  using at::vec::clamp, at::vec::clamp_max, at::vec::clamp_min;
   using at::vec::fmadd, at::vec::maximum, at::vec::minimum;
   const V zero(0), one(1);
-  const auto fast_exp = [](const V& power) { return FastExp<V>::of(power); };
+  const auto fast_exp = [](const V& power) { return Fast<V>::exp(power); };
+  const auto fast_quotient = [](const V& a, const V& b) { return Fast<V>::quotient(a, b); };
   switch (op) {
 #define UNARY(name, value) \
   case Arithmetic::name:   \

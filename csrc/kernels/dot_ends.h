@@ -40,10 +40,11 @@ TORCH_BLOCKED_INLINE inline Vec bounded(const DotChannels& c, const Vec& x) {
 template <typename Number>
 inline void finish_vector(const DotEnd& e, const DotChannels& c, Vec value, const Number* residual,
                           void* dst, bool is_float32) {
-  value = activate(e.epilogue.before, value);
+  value = activate_as<Number>(e.epilogue.before, value);
   if (e.epilogue.residual) {
     const Vec added = load_numbers(residual) - Vec(e.residual_zero);
-    value = activate(e.epilogue.after, at::vec::fmadd(added, Vec(e.residual_scale), value));
+    value =
+        activate_as<Number>(e.epilogue.after, at::vec::fmadd(added, Vec(e.residual_scale), value));
   }
   if (is_float32) {
     bounded(c, value).store(static_cast<float*>(dst));

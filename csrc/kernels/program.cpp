@@ -8,10 +8,10 @@
 namespace torch_blocked::kernels {
 
 template <>
-struct FastExp<CPU_CAPABILITY::Vec> {
-  static CPU_CAPABILITY::Vec of(const CPU_CAPABILITY::Vec& x) {
-    return CPU_CAPABILITY::exponential(x);
-  }
+struct Fast<CPU_CAPABILITY::Vec> {
+  using Vec = CPU_CAPABILITY::Vec;
+  static Vec exp(const Vec& x) { return CPU_CAPABILITY::exponential(x); }
+  static Vec quotient(const Vec& x, const Vec& y) { return CPU_CAPABILITY::quotient(x, y); }
 };
 
 namespace CPU_CAPABILITY {

@@ -10,7 +10,7 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 void quantize(const Quantizer& q, const float* src, std::uint8_t* dst, std::int64_t count) {
   const Vec inverse(q.inverse_scale), zero(q.zero), least(q.least), most(q.most);
   const auto bytes_of = [&](const Vec& x) {
-    return at::vec::minimum(at::vec::maximum((x * inverse).round() + zero, least), most);
+    return at::vec::clamp((x * inverse).round() + zero, least, most);
   };
   std::int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) store_bytes(bytes_of(Vec::loadu(src + i)), dst + i);

@@ -9,7 +9,7 @@ namespace {
 
 Vec opened(Gate gate, const Vec& x) {
   if (gate == Gate::kSigmoid) return quotient(Vec(1.f), Vec(1.f) + exponential(x.neg()));
-  const Vec clamped = at::vec::minimum(at::vec::maximum(x + Vec(3.f), Vec(0.f)), Vec(6.f));
+  const Vec clamped = at::vec::clamp(x + Vec(3.f), Vec(0.f), Vec(6.f));
   return clamped * Vec(1.f / 6);
 }
 

@@ -61,7 +61,7 @@ struct Bounded {
   void put(const Vec& sum, std::int64_t at) const {
     Vec value = sum + stores.bias;
     if (residual) value = value + load_lanes<kLanes>(residual + at);
-    if (is_clamped) value = at::vec::minimum(at::vec::maximum(value, least), most);
+    if (is_clamped) value = at::vec::clamp(value, least, most);
     stores.template store<kLanes>(value, at);
   }
 };
