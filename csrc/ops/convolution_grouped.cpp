@@ -15,6 +15,7 @@
 #include "kernels/grouped.h"
 #include "kernels/kernels.h"
 #include "ops/convolution_time.h"
+#include "ops/phases.h"
 #include "runtime/isa.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -56,22 +57,24 @@ Phase forward(const Dim& dim) {
           std::move(taps)};
 }
 
-// Input o and tap k of a transposed convolution meet in output o * stride + k * dilation - padding.
-Phase transposed(const Dim& dim, std::int64_t remainder) {
-  Phase phase;
-  for (std::int64_t k = dim.kernel - 1; k >= 0; --k) {
-    if ((remainder + dim.padding - k * dim.dilation) % dim.stride == 0) phase.taps.push_back(k);
+Phase transposed(const Dim& dim, std::int64_t rest) {
+  const auto found = phase_axis({dim.kernel, dim.stride, dim.padding, dim.dilation}, dim.out, rest);
+  // Outputs that meet no tap are the bias.
+  const PhaseAxis axis =
+      found.value_or(PhaseAxis{ceil_div(dim.out - rest, dim.stride), 0, 0, 1, 0, 1});
+  Phase phase{{.in = dim.in,
+               .out = axis.outputs,
+               .dst = dim.out,
+               .kernel = axis.kernel,
+               .origin = -axis.padding,
+               .stride = 1,
+               .dilation = axis.dilation,
+               .dst_first = rest,
+               .dst_step = dim.stride},
+              {}};
+  for (std::int64_t k = 0; k < axis.kernel; ++k) {
+    phase.taps.push_back(axis.tap_first + k * axis.tap_step);
   }
-  const std::int64_t last = phase.taps.empty() ? 0 : phase.taps.front();
-  phase.axis = {.in = dim.in,
-                .out = ceil_div(dim.out - remainder, dim.stride),
-                .dst = dim.out,
-                .kernel = static_cast<std::int64_t>(phase.taps.size()),
-                .origin = (remainder + dim.padding - last * dim.dilation) / dim.stride,
-                .stride = 1,
-                .dilation = dim.dilation / std::gcd(dim.dilation, dim.stride),
-                .dst_first = remainder,
-                .dst_step = dim.stride};
   return phase;
 }
 
