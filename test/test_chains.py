@@ -84,10 +84,9 @@ def has_chains():
     return steps_in_turn(blocked(model, torch.randn(1, 16, 20, 20), verify=False)) == 3
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("count, images", [(1, 1), (2, 3), (3, 1)])
 @pytest.mark.parametrize("channels", CHANNELS[2:])
-def test_inverted_residual(channels, images, count):
+def test_inverted_residual(channels, count, images):
     all_steps = has_chains()
     with threads(count):
         for (stride, kernel), residual in itertools.product(
@@ -203,7 +202,7 @@ def check_real(model, x, steps, dtype=None):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count, images", [(1, 1), (2, 3), (3, 1)])
-@pytest.mark.parametrize("channels", CHANNELS[2:])
+@pytest.mark.parametrize("channels", (7, 16, 33))
 def test_real_inverted_residual(channels, count, images, dtype):
     wide = 3 * channels
     in_turn = steps_of_real()
