@@ -434,3 +434,32 @@ def test_pointwise_programs_in_bfloat16(channels, images):
     assert off <= 1.2 * bound + 5e-3, (off, bound)
     slow = [s for s in optimized.steps() if s.implementation == "aten" and "cat" not in s.op]
     assert len(slow) <= 1, optimized.plan()  # the mean of the gate
+
+
+@pytest.mark.parametrize("function", (F.silu, lambda x: F.gelu(x, approximate="tanh")))
+def test_rough_gates_at_the_ends_of_all_numbers(function):
+    """Beside float64 over all that bfloat16 has, NaN and infinities too."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = bits.view(torch.bfloat16).float().view(1, 16, 64, 64)
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.same = nn.Conv2d(16, 16, 1, groups=16, bias=False)
+
+        def forward(self, x):
+            return function(self.same(x))
+
+    model = Gate().eval()
+    nn.init.ones_(model.same.weight)
+    if is_refused(model, x):
+        return
+    with torch.no_grad():
+        fast = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False, verify=False)
+        fast.choice = "blocked"
+        result, exact = fast(x).double(), function(x.double())
+    finite = exact.isfinite() & (x.abs() < 1e19)  # whose cube is a number, too
+    off = (result - exact)[finite].abs()
+    bound = exact[finite].abs() * (2**-8 + 2e-4) + x[finite].abs() * 4e-39 + 1e-15
+    assert (off <= bound).all()
+    assert result[x.isnan()].isnan().all() and (result[x == float("inf")] == float("inf")).all()
