@@ -209,6 +209,7 @@ PYBIND11_MODULE(_C, m) {
       "of the parameter itself, that was taken before their last use: every other write is seen.");
   m.def("idle_pool_bytes", &idle_pool_bytes);
   m.def("release_pool", &release_pool);
+  m.def("return_idle_memory", &return_idle_memory);
   m.def("implementations", &implementations, "the names in every family's list");
   m.def(
       "force_implementation",

@@ -506,6 +506,7 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
         loaded._add(signature, captured)
     if data["choice"] == "blocked":
         loaded._prepare(args, kwargs)
+        _C.return_idle_memory()
     else:
         loaded._example = (args, kwargs)
         loaded._choose(data["choice"], "faster where it was saved")

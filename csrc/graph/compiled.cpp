@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <thread>
 
-#if defined(__GLIBC__)
-#include <malloc.h>
-#endif
-
 #include "format/errors.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
@@ -22,14 +18,6 @@ namespace {
 
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
-
-// What tuning and packing used and freed goes back to the system: 150 MiB for ResNet-50.
-void return_idle_memory() {
-  release_pool();
-#if defined(__GLIBC__)
-  malloc_trim(0);
-#endif
-}
 
 }  // namespace
 
@@ -178,7 +166,6 @@ std::vector<at::Tensor> Compiled::by_ops(const std::vector<Given>& inputs) {
 void Compiled::prepare(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   put_back(*entry, take(*entry));
-  return_idle_memory();
 }
 
 std::string Compiled::first_difference(const std::vector<Given>& inputs, double tolerance) {

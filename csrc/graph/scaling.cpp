@@ -1,8 +1,6 @@
 // What multiplies channels by constants and adds constants to them, batch norms in inference first
 // of all: folded into the weights of what makes or reads their operand. Batch norms and products of
 // images that cannot be are a scale and a shift per channel.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -12,7 +10,6 @@
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "ops/normalization.h"
-#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -127,33 +124,19 @@ std::optional<Scaling> find_scaling(const Graph& graph, const Node& node,
   return std::nullopt;
 }
 
-// weight * factors, which are float64 and broadcast to it, rounded once. Some rows at a time, so
-// that float64 stays in the cache: whole weights of ResNet-50 took 0.22 s, so it is 0.02.
-at::Tensor scaled(const at::Tensor& weight, const at::Tensor& factors) {
-  constexpr std::int64_t kElements = 16384;
-  const at::Tensor all = factors.expand(weight.sizes());
-  at::Tensor result = at::empty(weight.sizes(), weight.options());
-  const std::int64_t rows = weight.size(0), row = weight.numel() / std::max<std::int64_t>(1, rows);
-  const std::int64_t step = std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, row));
-  parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (std::int64_t first = begin; first < end; first += step) {
-      const std::int64_t count = std::min(step, end - first);
-      const auto part = [&](const at::Tensor& of) { return of.narrow(0, first, count); };
-      part(result).copy_(part(weight).to(at::kDouble).mul_(part(all)));
-    }
-  });
-  return result;
+// Of a weight that takes more factors in.
+at::Tensor joined_factors(const Weight& weight, const at::Tensor& more) {
+  return weight.factors.defined() ? weight.factors.mul(more) : more;
 }
 
 // Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
 Folded fold_after(const Convolution& convolution, const Affine& affine) {
-  const at::Tensor& weight = convolution.weight;
-  Dims shape(static_cast<std::size_t>(weight.dim()), 1);
-  shape[0] = weight.size(0);
+  const at::IntArrayRef sizes = convolution.weight.sizes();
+  Dims shape(sizes.size(), 1);
+  shape[0] = sizes[0];
   at::Tensor scale = affine.scale;
   if (convolution.transposed) {  // [IC, OC / groups, ...]: the channels of group g with its rows
-    shape[1] = weight.size(1);
+    shape[1] = sizes[1];
     scale = scale.view({convolution.groups, 1, shape[1]});
     scale = scale.expand({-1, shape[0] / convolution.groups, -1}).reshape({shape[0], shape[1]});
   }
@@ -161,32 +144,36 @@ Folded fold_after(const Convolution& convolution, const Affine& affine) {
   if (convolution.bias.defined()) {
     bias = bias.add(convolution.bias.to(at::kDouble).mul(affine.scale));
   }
-  return {scaled(weight, scale.reshape(shape)), bias.to(weight.scalar_type())};
+  const at::Tensor factors = joined_factors(convolution.weight, scale.reshape(shape));
+  return {{convolution.weight.source, factors}, bias.to(convolution.weight.dtype())};
 }
 
 // The same where the channels are the last dim: of rows [N, I].
 Folded fold_after(const Linear& linear, const Affine& affine) {
   at::Tensor bias = affine.shift;
   if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
-  return {scaled(linear.weight, affine.scale.unsqueeze(1)), bias.to(linear.weight.scalar_type())};
+  const at::Tensor factors = joined_factors(linear.weight, affine.scale.unsqueeze(1));
+  return {{linear.weight.source, factors}, bias.to(linear.weight.dtype())};
 }
 
 // Source: W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel; the bias then
 // has a share of every weight, so nothing may be padded.
-Folded fold_before(const at::Tensor& weight, const at::Tensor& bias, const Affine& affine) {
-  const at::ScalarType dtype = weight.scalar_type();
-  Dims shape(static_cast<std::size_t>(weight.dim()), 1);
-  shape[1] = weight.size(1);
-  at::Tensor shift = weight.to(at::kDouble).mul_(affine.shift.view(shape)).flatten(1).sum(1);
+Folded fold_before(const Weight& weight, const at::Tensor& bias, const Affine& affine) {
+  Dims shape(weight.sizes().size(), 1);
+  shape[1] = weight.sizes()[1];
+  const at::Tensor factors = joined_factors(weight, affine.shift.view(shape));
+  at::Tensor shift = weight.source.to(at::kDouble).mul_(factors).flatten(1).sum(1);
   if (bias.defined()) shift = shift.add(bias.to(at::kDouble));
-  return {scaled(weight, affine.scale.view(shape)), shift.to(dtype)};
+  return {{weight.source, joined_factors(weight, affine.scale.view(shape))},
+          shift.to(weight.dtype())};
 }
 
 // The weights of a convolution or linear layer take a scaling in, once for all plans.
 template <typename Layer, typename Fold>
 void fold_into(Layer& layer, const Scaling& scaling, const std::string& how, Weights& weights,
                const Fold& fold) {
-  std::vector<at::Tensor> sources{layer.weight, layer.bias};
+  std::vector<at::Tensor> sources = layer.weight.parts();
+  sources.push_back(layer.bias);
   sources.insert(sources.end(), scaling.sources.begin(), scaling.sources.end());
   const Folded folded = weights.folded(sources, text(how, " ", scaling.how), fold);
   layer.weight = folded.weight;
@@ -201,7 +188,7 @@ bool fold_into_reader(const Rewrite& rewrite, const Node& node, const Scaling& s
   const Dims& dims = rewrite.meta(scaling.src).dims;
   const auto take = [&](auto& layer, std::int64_t dim) {
     if (scaling.dim != dim && scaling.dim != kAnyDim) return false;
-    if (layer.weight.scalar_type() != rewrite.meta(scaling.src).dtype) return false;
+    if (layer.weight.dtype() != rewrite.meta(scaling.src).dtype) return false;
     const Affine affine = scaling.part(0, dims[static_cast<std::size_t>(dim)]);
     fold_into(layer, scaling, "before", weights,
               [&] { return fold_before(layer.weight, layer.bias, affine); });

@@ -1,13 +1,16 @@
 #include "graph/weights.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "format/errors.h"
 #include "runtime/content_hash.h"
 #include "runtime/huge_pages.h"
 #include "runtime/primitive.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -26,7 +29,37 @@ std::string address_of(const std::vector<at::Tensor>& tensors, const std::string
   return std::move(key).text() + more;  // which may hold any bytes
 }
 
+// All threads touch fresh pages: to clear those of ResNet-50's 164 MB took one thread 0.2 s.
+void copy_by_pages(void* to, const void* from, std::int64_t bytes) {
+  constexpr std::int64_t kUnit = 256 << 10;
+  parallel_units((bytes + kUnit - 1) / kUnit, kUnit, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin * kUnit, last = std::min(end * kUnit, bytes);
+    std::memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first,
+                static_cast<std::size_t>(last - first));
+  });
+}
+
 }  // namespace
+
+// Some rows at a time, so that float64 stays in the cache: whole weights of ResNet-50 took 0.22 s,
+// so it is 0.02.
+at::Tensor Weight::values() const {
+  if (!factors.defined()) return source;
+  constexpr std::int64_t kElements = 16384;
+  const at::Tensor all = factors.expand(source.sizes());
+  at::Tensor result = at::empty(source.sizes(), source.options());
+  const std::int64_t rows = source.size(0), row = source.numel() / std::max<std::int64_t>(1, rows);
+  const std::int64_t step = std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, row));
+  parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::int64_t first = begin; first < end; first += step) {
+      const std::int64_t count = std::min(step, end - first);
+      const auto part = [&](const at::Tensor& of) { return of.narrow(0, first, count); };
+      part(result).copy_(part(source).to(at::kDouble).mul_(part(all)));
+    }
+  });
+  return result;
+}
 
 at::Tensor Weights::packed(const std::vector<at::Tensor>& weights, const std::string& format,
                            const std::function<at::Tensor()>& pack) {
@@ -62,7 +95,8 @@ at::Tensor Weights::placed(const at::Tensor& packed) {
   const at::Tensor place = piece_.narrow(0, filled_, bytes).view(packed.scalar_type());
   constexpr std::int64_t kAlign = 4096;
   filled_ += (bytes + kAlign - 1) / kAlign * kAlign;
-  return place.view(packed.sizes()).copy_(packed);
+  copy_by_pages(place.mutable_data_ptr(), packed.const_data_ptr(), bytes);
+  return place.view(packed.sizes());
 }
 
 Folded Weights::folded(const std::vector<at::Tensor>& sources, const std::string& how,

@@ -12,8 +12,22 @@
 
 namespace torch_blocked::graph {
 
+// A layer's weight, and factors of what was folded into it. They are multiplied when it is packed:
+// products that stay would be a second copy of a model's weights, 97 MiB of ResNet-50's.
+struct Weight {
+  at::Tensor source;
+  at::Tensor factors = {};  // float64, of sizes that broadcast to the source's; undefined: none
+
+  at::IntArrayRef sizes() const { return source.sizes(); }
+  std::vector<at::Tensor> parts() const { return {source, factors}; }
+  at::ScalarType dtype() const { return source.scalar_type(); }
+  // source * factors, rounded once; the source itself without factors.
+  at::Tensor values() const;
+};
+
 struct Folded {
-  at::Tensor weight, bias;
+  Weight weight;
+  at::Tensor bias;
 };
 
 // Any thread may call.

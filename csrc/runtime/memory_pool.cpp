@@ -10,6 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "format/errors.h"
 #include "runtime/huge_pages.h"
 
@@ -162,5 +166,12 @@ at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
 std::int64_t idle_pool_bytes() { return pool().idle_bytes(); }
 
 void release_pool() { pool().release(); }
+
+void return_idle_memory() {
+  release_pool();
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
 
 }  // namespace torch_blocked

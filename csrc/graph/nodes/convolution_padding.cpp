@@ -72,7 +72,7 @@ void drop_unseen_taps(Rewrite& rewrite) {
     auto* c = node.as<Convolution>();
     if (!c || c->transposed) continue;
     const Dims &in = rewrite.meta(node.read(0)).dims, &out = rewrite.meta(node.output()).dims;
-    at::Tensor weight = c->weight;
+    at::Tensor weight = c->weight.source;
     Dims padding = c->padding, more(padding.size());
     bool fits = true;
     std::string how = "taps";
@@ -87,9 +87,10 @@ void drop_unseen_taps(Rewrite& rewrite) {
       how += text(" ", taps.first, " ", taps.count);
     }
     if (!fits || weight.sizes() == c->weight.sizes()) continue;
-    c->weight =
-        rewrite.weights.folded({c->weight}, how, [&] { return Folded{weight.contiguous(), {}}; })
-            .weight;
+    c->weight = rewrite.weights
+                    .folded(c->weight.parts(), how,
+                            [&] { return Folded{{weight.contiguous(), c->weight.factors}, {}}; })
+                    .weight;
     const bool symmetric = std::ranges::all_of(more, [](std::int64_t size) { return size == 0; });
     c->padding = padding;
     c->padding_end = symmetric ? Dims() : more;

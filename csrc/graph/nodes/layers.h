@@ -9,9 +9,10 @@
 
 namespace torch_blocked::graph {
 
-// With parameters as dense tensors, batch norm folded in; bias may be undefined.
+// With dense parameters, batch norm folded in; bias may be undefined.
 struct Convolution {
-  at::Tensor weight, bias;
+  Weight weight;
+  at::Tensor bias;
   Dims stride, padding, dilation, output_padding;
   Dims padding_end;  // zeros beyond the symmetric padding, at the far end; empty: none
   bool transposed;
@@ -20,7 +21,8 @@ struct Convolution {
 };
 
 struct Linear {
-  at::Tensor weight, bias;  // [O, I]; [O] or undefined
+  Weight weight;    // [O, I]
+  at::Tensor bias;  // [O], or undefined
   Activation activation = {};
 };
 

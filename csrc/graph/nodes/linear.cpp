@@ -1,11 +1,10 @@
 // Linear layers on plain tensors, with the activation that follows them.
-#include <ATen/ops/full.h>
-
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
 #include "graph/report.h"
 #include "graph/run.h"
+#include "runtime/memory_pool.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -32,7 +31,7 @@ void find_one(const Rewrite& rewrite, Node& node) {
   if (meta.dims.size() < 2 || meta.dims.back() != weight->size(1)) return;
   if (weight->scalar_type() != meta.dtype || !bias_fits(bias, meta.dtype, weight->size(0))) return;
   if (!takes_linear(problem_of(meta.dims, *weight, bias))) return;
-  node.become(nodes::linear, {{ValueRef{src}}}, Linear{*weight, bias ? *bias : at::Tensor()});
+  node.become(nodes::linear, {{ValueRef{src}}}, Linear{{*weight}, bias ? *bias : at::Tensor()});
 }
 
 void find(Rewrite& rewrite) {
@@ -56,7 +55,7 @@ void fuse(Rewrite& rewrite) {
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   Meta dst = metas[Uses::at(node.read(0))];
-  dst.dims.back() = node.as<Linear>()->weight.size(0);
+  dst.dims.back() = node.as<Linear>()->weight.sizes()[0];
   return {dst};
 }
 
@@ -73,7 +72,7 @@ struct Probe {
   std::map<std::string, at::Tensor> packed = {};
 
   explicit Probe(const LinearProblem& p) {
-    const auto filled = [&](const Dims& dims) { return at::full(dims, 0.01, p.dtype); };
+    const auto filled = [&](const Dims& dims) { return empty_pooled(dims, p.dtype).fill_(0.01); };
     src = filled({p.rows, p.inputs});
     dst = filled({p.rows, p.outputs});
     weight = filled({p.outputs, p.inputs});
@@ -141,7 +140,7 @@ void plan(Planner& planner, const Node& node, Step& step) {
   const Linear& linear = *node.as<Linear>();
   const Dims& dims = planner.metas()[Uses::at(node.read(0))].dims;
   const LinearProblem problem =
-      problem_of(dims, linear.weight, linear.bias.defined(), linear.activation);
+      problem_of(dims, linear.weight.source, linear.bias.defined(), linear.activation);
   step.choice = choose(planner.tuner(), problem);
 }
 
@@ -152,8 +151,8 @@ Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   LinearPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
   const at::Tensor packed =
-      running.weights.get(*step.node, {linear.weight}, plan.weights_format,
-                          [&] { return plan.pack(linear.weight.contiguous()); });
+      running.weights.get(*step.node, linear.weight.parts(), plan.weights_format,
+                          [&] { return plan.pack(linear.weight.values().contiguous()); });
   const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
   const bool loops_only = plan.loops_only;
   const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, dst] {
@@ -213,7 +212,7 @@ constinit const NodeKind nodes::linear = {
     .why = why,
     .rivals = rivals,
     .own = own,
-    .release = [](Node& node) { node.as<Linear>()->weight.reset(); },
+    .release = [](Node& node) { node.as<Linear>()->weight = {}; },
 };
 
 }  // namespace torch_blocked::graph

@@ -10,10 +10,16 @@
 namespace torch_blocked::graph {
 namespace {
 
+struct Layer {
+  Weight weight;  // [O, I, ...ones]
+  at::Tensor bias;
+  Activation activation;
+};
+
 // src times a gate for each channel: `gate` of what the layers make, one after the other, of the
 // means of src over the spatial dims.
 struct SqueezeExcite {
-  std::vector<SqueezeExciteLayer> layers;
+  std::vector<Layer> layers;
   Gate gate;
   Epilogue epilogue = {};
 };
@@ -31,9 +37,9 @@ std::optional<Gate> gate_of(const Node& node) {
 }
 
 // A node as a layer from [N, I] to [N, O]; nothing if it is none.
-std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
+std::optional<Layer> layer_of(const Node& node) {
   if (const auto* layer = node.as<Linear>()) {
-    return SqueezeExciteLayer{layer->weight, layer->bias, layer->activation};
+    return Layer{layer->weight, layer->bias, layer->activation};
   }
   if (!node.as<Convolution>()) return std::nullopt;
   const Convolution& c = *node.as<Convolution>();
@@ -44,7 +50,7 @@ std::optional<SqueezeExciteLayer> layer_of(const Node& node) {
                          all(c.weight.sizes().slice(2), 1) && all(c.stride, 1) &&
                          all(c.padding, 0) && all(c.padding_end, 0);
   if (!pointwise) return std::nullopt;
-  return SqueezeExciteLayer{c.weight, c.bias, c.epilogue.before};
+  return Layer{c.weight, c.bias, c.epilogue.before};
 }
 
 // Whether a node is the mean over all spatial dims, whatever their sizes; find_means has made
@@ -89,11 +95,11 @@ class Chain {
 
  private:
   // Whether each layer takes what the one before makes, and all go from C to C.
-  bool fits(const std::vector<SqueezeExciteLayer>& layers) const {
+  bool fits(const std::vector<Layer>& layers) const {
     std::int64_t channels = image_[1];
-    for (const SqueezeExciteLayer& layer : layers) {
-      if (layer.weight.size(1) != channels) return false;
-      channels = layer.weight.size(0);
+    for (const Layer& layer : layers) {
+      if (layer.weight.sizes()[1] != channels) return false;
+      channels = layer.weight.sizes()[0];
     }
     return !layers.empty() && channels == image_[1];
   }
@@ -203,8 +209,8 @@ SqueezeExciteProblem problem_of(const SqueezeExcite& node, const SlotPlan& dst) 
                                .layers = {},
                                .gate = node.gate,
                                .epilogue = node.epilogue};
-  for (const SqueezeExciteLayer& layer : node.layers) {
-    problem.layers.push_back({layer.weight.size(1), layer.weight.size(0), layer.activation});
+  for (const Layer& layer : node.layers) {
+    problem.layers.push_back({layer.weight.sizes()[1], layer.weight.sizes()[0], layer.activation});
   }
   return problem;
 }
@@ -215,13 +221,17 @@ Prepared prepare(const Step& step, const Running& running) {
   const std::optional<Slot> residual =
       step.node->read(1) == kNone ? std::nullopt : std::optional(step.reads.at(step.node->read(1)));
   auto plan = plan_squeeze_excite(problem_of(node, running.plan.slots[dst]));
-  std::vector<at::Tensor> layers;
+  std::vector<at::Tensor> all;
   for (const auto& [weight, bias, activation] : node.layers) {
-    layers.push_back(weight);
-    layers.push_back(bias);
+    all.insert(all.end(), {weight.source, weight.factors, bias});
   }
-  const at::Tensor packed = running.weights.get(*step.node, layers, plan.weights_format,
-                                                [&] { return plan.pack(node.layers); });
+  const at::Tensor packed = running.weights.get(*step.node, all, plan.weights_format, [&] {
+    std::vector<SqueezeExciteLayer> layers;
+    for (const auto& [weight, bias, activation] : node.layers) {
+      layers.push_back({weight.values(), bias, activation});
+    }
+    return plan.pack(layers);
+  });
   return {[&tensors = running.tensors, run = std::move(plan.run), packed, src, residual, dst] {
             run({.src = tensors[src].const_data_ptr<float>(),
                  .residual = residual ? tensors[*residual].const_data_ptr<float>() : nullptr,

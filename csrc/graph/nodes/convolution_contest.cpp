@@ -1,0 +1,152 @@
+#include "graph/nodes/convolution_contest.h"
+
+#include "format/errors.h"
+#include "kernels/fma_peak.h"
+#include "runtime/memory_pool.h"
+#include "torch_blocked/threads.h"
+
+namespace torch_blocked::graph {
+
+double flops_of(const ConvolutionProblem& p) {
+  const Dims& pixels = p.transposed ? p.src_dims : p.dst_dims;  // where a whole kernel is applied
+  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
+         static_cast<double>(c10::multiply_integers(pixels) / pixels[1]);
+}
+
+// Microseconds below which no kernel that sums all products can be. The peak is that of a moment;
+// clocks may rise above it.
+double least_microseconds(const ConvolutionProblem& p) {
+  static const double peak = 1.1 * fma_peak_gflops();
+  return flops_of(p) / (1e3 * peak * threads());
+}
+
+// Whether the layers for which estimates and bounds were checked were such ones.
+bool is_known(const ConvolutionProblem& p) {
+  const bool dilated = std::ranges::any_of(p.dilation, [](std::int64_t d) { return d > 1; });
+  return p.dtype == at::kFloat && !dilated && p.spatial() < 3;
+}
+
+namespace {
+
+// The problem in words, with all that decides its time.
+std::string name_of(const ConvolutionProblem& p) {
+  const auto& [before, after, residual] = p.epilogue;
+  return text(c10::toString(p.dtype), " ", p.src_dims, p.weight_dims, p.dst_dims, p.stride,
+              p.padding, p.dilation, " g", p.groups, " ", p.src_format.name(p.src_dims.size()), "-",
+              p.dst_format.name(p.dst_dims.size()), p.transposed ? " transposed" : "",
+              p.has_bias ? " bias" : "", " e", static_cast<std::int64_t>(before.kind), residual,
+              static_cast<std::int64_t>(after.kind));
+}
+
+// All of that but the images' sizes.
+std::string layer_of(ConvolutionProblem p) {
+  for (Dims* dims : {&p.src_dims, &p.dst_dims}) {
+    (*dims)[0] = 1;
+    std::fill(dims->begin() + 2, dims->end(), 1);
+  }
+  return name_of(p);
+}
+
+// Memory for one problem; the values do not matter for the time, but denormals would.
+struct Probe {
+  at::Tensor src, dst, weight, bias;
+
+  explicit Probe(const ConvolutionProblem& p) {
+    const auto options = at::TensorOptions().dtype(p.dtype);
+    const auto filled = [&](const Dims& dims) { return empty_pooled(dims, options).fill_(0.01); };
+    src = filled(p.src_format.physical_shape(p.src_dims));
+    dst = filled(p.dst_format.physical_shape(p.dst_dims));
+    weight = filled(p.weight_dims);
+    bias = filled({p.dst_dims[1]});
+  }
+};
+
+// An implementation on a probe, which is made for the first that takes the problem.
+std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optional<Probe>& probe,
+                                       const char* implementation, bool known) {
+  const Traits& traits = convolution_implementations().row(implementation).traits;
+  if (known && traits.last_resort) return std::nullopt;
+  auto named = plan_convolution(p, implementation);
+  if (!named) return std::nullopt;
+  if (!probe) probe.emplace(p);
+  const at::Tensor packed = pack_weights(named->plan, probe->weight);
+  const ConvolutionBuffers buffers{
+      .src = probe->src.const_data_ptr(),
+      .weights = packed.const_data_ptr(),
+      .bias = p.has_bias ? probe->bias.const_data_ptr() : nullptr,
+      .residual = p.epilogue.residual ? probe->dst.const_data_ptr() : nullptr,
+      .dst = probe->dst.mutable_data_ptr()};
+  const auto [loops_only, handicap] = std::pair(named->plan.loops_only, named->plan.handicap);
+  return Contest::Entry{[run = std::move(named->plan.run), buffers] { run(buffers); }, packed,
+                        loops_only, handicap};
+}
+
+// The fastest by estimates, if these hold for the problem's formats.
+const char* estimated(const ConvolutionProblem& p, const char* preferred) {
+  if (preferred) {
+    if (const auto named = plan_convolution(p, preferred)) return named->name;
+  }
+  const char* name = plan_convolution(p).name;
+  const Traits& traits = convolution_implementations().row(name).traits;
+  return p.blocked() || traits.any_format ? name : nullptr;
+}
+
+// Of all implementations.
+Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
+  return {
+      .name = name_of(problem),
+      .layer = layer_of(problem),
+      .words = text("convolution ", problem.src_dims, " -> ", problem.dst_dims),
+      .implementations = convolution_implementations().names(),
+      .estimated = [&](const char* preferred) { return estimated(problem, preferred); },
+      .entry = [&](const char* name, bool known) { return entry_of(problem, probe, name, known); }};
+}
+
+// Leaves those in a contest that may be the fastest: their estimates are not far from the least.
+// Over the layers of 15 models the fastest was never further from it than a factor of 1.7. All
+// others run only if these are slower than a kernel has any reason to be.
+void keep_likely(Contest& contest, const ConvolutionProblem& p) {
+  constexpr double kFar = 1.8, kSlow = 2, kSmall = 50, kBytesPerMicrosecond = 10e3;
+  const double least = convolution_implementations().least_estimate(p);
+  double estimate = 0;
+  contest.implementations.clear();
+  for (const auto& row : convolution_implementations().rows()) {
+    if (row.estimate) estimate = row.estimate(p);
+    const bool must_be_least = row.traits.yardstick || row.traits.only_measured;
+    const bool is_likely = must_be_least ? estimate <= least : estimate < kFar * least;
+    (is_likely ? contest.implementations : contest.others).push_back(row.name);
+  }
+  const std::int64_t values =
+      c10::multiply_integers(p.src_dims) + c10::multiply_integers(p.dst_dims);
+  contest.expected =
+      kSmall + kSlow * least_microseconds(p) +
+      sizeof(float) * static_cast<double>(values) / (kBytesPerMicrosecond * threads());
+}
+
+// Of those that may be the fastest, where estimates tell.
+Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
+                     std::optional<Probe>& probe) {
+  Contest contest = contest_of(problem, probe);
+  const bool estimates_hold = problem.blocked() && is_known(problem);
+  if (estimates_hold && !tuner.times_all()) keep_likely(contest, problem);
+  return contest;
+}
+
+}  // namespace
+
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem) {
+  std::optional<Probe> probe;
+  return tuner.best(open_contest(tuner, problem, probe));
+}
+
+std::optional<Tuner::Choice> fastest_again(Tuner& tuner, const ConvolutionProblem& problem) {
+  std::optional<Probe> probe;
+  return tuner.again(open_contest(tuner, problem, probe));
+}
+
+std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem) {
+  std::optional<Probe> probe;
+  return tuner.all(contest_of(problem, probe));
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,22 @@
+// Which implementations of a convolution may be the fastest, and how they are timed.
+#pragma once
+
+#include "graph/plan.h"
+#include "ops/convolution.h"
+
+namespace torch_blocked::graph {
+
+double flops_of(const ConvolutionProblem& problem);
+// Microseconds below which no kernel that sums all products can be.
+double least_microseconds(const ConvolutionProblem& problem);
+// Whether estimates and bounds hold for it.
+bool is_known(const ConvolutionProblem& problem);
+
+// Nothing if none takes the problem. The problem names the formats of src and dst.
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem);
+// Timed anew where it was timed before; the lesser of both times.
+std::optional<Tuner::Choice> fastest_again(Tuner& tuner, const ConvolutionProblem& problem);
+// All that take the problem, timed.
+std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem);
+
+}  // namespace torch_blocked::graph
