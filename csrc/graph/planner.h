@@ -26,6 +26,7 @@ class Planner {
   const std::vector<Meta>& metas() const { return metas_; }
   Format blocked() const { return blocked_; }  // the blocked format that may be chosen
   Tuner& tuner() { return tuner_; }
+  bool is_constant(Value value) const { return graph_.constants.contains(value); }
   // The format in which a value comes into being.
   Format home(Value value) const;
   // Microseconds from one format to another.

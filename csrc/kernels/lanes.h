@@ -1,6 +1,7 @@
 // The b channels of one pixel as SIMD vectors: at::vec at the width of the instruction set.
 #pragma once
 
+#include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
 #include <cmath>
@@ -108,6 +109,47 @@ inline Vec permute(const Vec& x, const Index& index) {
   return _mm256_permutevar8x32_ps(x, index);
 #else
   return permute(x, index, x);
+#endif
+}
+
+// Lane i is the sum of the lanes of rows[i]: a tree of sums of two halves, where each row by itself
+// would take five shuffles and sums. Rows are summed in the same order everywhere.
+inline Vec lane_sums(const Vec (&rows)[kWidth]) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 fours[4];  // of rows [4 i, 4 i + 4), their sums over each quarter
+  for (int i = 0; i < 4; ++i) {
+    const auto pair = [&](int first) {
+      const __m512 a = rows[4 * i + first], b = rows[4 * i + first + 1];
+      return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    };
+    const __m512d a = pair(0), b = pair(2);
+    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto joined = [](const __m512& a, const __m512& b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256 fours[2];
+  for (int i = 0; i < 2; ++i) {
+    const auto pair = [&](int first) {
+      const __m256 a = rows[4 * i + first], b = rows[4 * i + first + 1];
+      return _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    };
+    const __m256d a = pair(0), b = pair(2);
+    fours[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                             _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  return _mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                       _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+#else
+  float sums[kWidth];
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    sums[i] =
+        at::vec::vec_reduce_all<float>([](const Vec& a, const Vec& b) { return a + b; }, rows[i]);
+  }
+  return Vec::loadu(sums);
 #endif
 }
 

@@ -1,9 +1,7 @@
 #include "kernels/normalization.h"
 
-#include <ATen/cpu/vec/functional.h>
-
 #include <algorithm>
-#include <cmath>
+#include <array>
 
 #include "kernels/lanes.h"
 #include "kernels/short_lanes.h"
@@ -11,24 +9,48 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// The sum of f(pixel) over the pixels. Groups of 16 in 4 accumulators, which hide the latency of an
-// addition; the groups with Kahan's correction, so that long sums are as exact as short ones.
+// Sums are of groups of so many, and the groups with Kahan's correction, so that long sums are as
+// exact as short ones.
+constexpr std::int64_t kGroup = 16;
+
+// excess: what rounding has added to total.
+inline void add_exactly(const Vec& added, Vec& total, Vec& excess) {
+  const Vec group = added - excess, sum = total + group;
+  excess = (sum - total) - group;
+  total = sum;
+}
+
+// The sums over the pixels of what f(pixel) has, one for each: in 4 accumulators, which hide the
+// latency of an addition.
+template <std::size_t kSums, typename F>
+inline std::array<Vec, kSums> sums_over(std::int64_t pixels, F&& f) {
+  std::array<Vec, kSums> totals, excesses;
+  for (std::size_t j = 0; j < kSums; ++j) totals[j] = excesses[j] = Vec(0.f);
+  for (std::int64_t first = 0; first < pixels; first += kGroup) {
+    Vec sums[4][kSums];
+    for (auto& row : sums) {
+      for (Vec& sum : row) sum = Vec(0.f);
+    }
+    const auto add = [&](std::int64_t i) {
+      const std::array<Vec, kSums> more = f(first + i);
+      for (std::size_t j = 0; j < kSums; ++j) sums[i % 4][j] = sums[i % 4][j] + more[j];
+    };
+    if (first + kGroup <= pixels) {
+#pragma GCC unroll 16
+      for (std::int64_t i = 0; i < kGroup; ++i) add(i);
+    } else {
+      for (std::int64_t i = 0; first + i < pixels; ++i) add(i);
+    }
+    for (std::size_t j = 0; j < kSums; ++j) {
+      add_exactly((sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]), totals[j], excesses[j]);
+    }
+  }
+  return totals;
+}
+
 template <typename F>
 inline Vec sum_over(std::int64_t pixels, F&& f) {
-  Vec total(0.f), excess(0.f);  // excess: what rounding added to total
-  for (std::int64_t first = 0; first < pixels; first += 16) {
-    Vec sums[4] = {Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
-    if (first + 16 <= pixels) {
-      for (std::int64_t i = 0; i < 16; ++i) sums[i % 4] = sums[i % 4] + f(first + i);
-    } else {
-      for (std::int64_t pixel = first; pixel < pixels; ++pixel) sums[0] = sums[0] + f(pixel);
-    }
-    const Vec group = ((sums[0] + sums[1]) + (sums[2] + sums[3])) - excess;
-    const Vec sum = total + group;
-    excess = (sum - total) - group;
-    total = sum;
-  }
-  return total;
+  return sums_over<1>(pixels, [&](std::int64_t pixel) { return std::array{f(pixel)}; })[0];
 }
 
 // The kernels for either type of numbers: float, or the bits of bfloat16.
@@ -57,13 +79,13 @@ void moments_of(const PixelMoments& moments) {
     const Vec pixels(static_cast<float>(p.pixels));
     const Vec near = sum_over(p.pixels, value) / pixels;
     // `near` has the rounding error of the sum, which a layer norm of equal values would multiply
-    // by 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that.
-    const auto from_near = [&](std::int64_t pixel) { return value(pixel) - near; };
-    const Vec mean = near + sum_over(p.pixels, from_near) / pixels;
-    const Vec around_mean = sum_over(p.pixels, [&](std::int64_t pixel) {
-      const Vec deviation = value(pixel) - mean;
-      return deviation * deviation;
+    // by 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that, and their squares.
+    const auto [sum, square] = sums_over<2>(p.pixels, [&](std::int64_t pixel) {
+      const Vec deviation = value(pixel) - near;
+      return std::array{deviation, deviation * deviation};
     });
+    const Vec shift = sum / pixels, mean = near + shift;
+    const Vec around_mean = at::vec::clamp_min(square - sum * shift, Vec(0.f));
     store(mean, p.mean + lane, count);
     store(around_mean, p.squares + lane, count);
   });
@@ -99,10 +121,11 @@ void gradient_sums_of(const PixelGradientSums& sums) {
       return load(diff_dst + pixel * p.block + lane, count);
     };
     const Vec center = load(p.mean + lane, count);
-    store(sum_over(p.pixels, diff), p.sum + lane, count);
-    const Vec product = sum_over(p.pixels, [&](std::int64_t pixel) {
-      return diff(pixel) * (load(src + pixel * p.block + lane, count) - center);
+    const auto [sum, product] = sums_over<2>(p.pixels, [&](std::int64_t pixel) {
+      const Vec from_center = load(src + pixel * p.block + lane, count) - center;
+      return std::array{diff(pixel), diff(pixel) * from_center};
     });
+    store(sum, p.sum + lane, count);
     store(product, p.dot + lane, count);
   });
 }
@@ -136,6 +159,18 @@ void normalization_gradient_of(const NormalizationGradient& gradient, std::int64
 void sum_pixels(const PixelSums& sums) { sum_pixels_of<float>(sums); }
 void sum_pixels_bfloats(const PixelSums& sums) { sum_pixels_of<std::uint16_t>(sums); }
 
+void sum_squares(const PixelSums& sums) {
+  const PixelSums p = sums;
+  const auto* src = static_cast<const float*>(p.src);
+  for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
+    const Vec total = sum_over(p.pixels, [&](std::int64_t pixel) {
+      const Vec value = load(src + pixel * p.block + lane, count);
+      return value * value;
+    });
+    store(total, p.sum + lane, count);
+  });
+}
+
 void moments(const PixelMoments& moments) { moments_of<float>(moments); }
 void moments_bfloats(const PixelMoments& moments) { moments_of<std::uint16_t>(moments); }
 
@@ -160,61 +195,94 @@ void normalization_gradient_bfloats(const NormalizationGradient& gradient, std::
 
 namespace {
 
-// kRows rows, which wait for nothing but their own sums. kPadded: the last vector of a row is a
-// whole one in memory, with zeros beyond the channels.
-template <bool kPadded, int kRows>
-void normalize_some(const RowNormalization& p, const float* src, float* dst) {
-  const std::int64_t vectors = (p.channels + kWidth - 1) / kWidth;
-  const Vec last = lanes_mask(p.channels - (vectors - 1) * kWidth);
-  const auto count = [&](std::int64_t i) { return std::min(kWidth, p.channels - i * kWidth); };
-  const auto mean_of = [&](auto&& value) {
-    const Vec sums = sum_over(vectors, value);
-    return at::vec::vec_reduce_all<float>([](const Vec& a, const Vec& b) { return a + b; }, sums) /
-           static_cast<float>(p.channels);
-  };
-  const auto value = [&](int row, std::int64_t i) {
-    return load(src + row * p.row_step + i * p.vector_step, kPadded ? kWidth : count(i));
-  };
-  const auto from = [&](int row, std::int64_t i, const Vec& mean) {
-    return i + 1 < vectors ? value(row, i) - mean : (value(row, i) - mean) & last;
-  };
-  float near[kRows], mean[kRows], scale[kRows];
-  for (int row = 0; row < kRows; ++row) {
-    near[row] = mean_of([&](std::int64_t i) { return value(row, i); });
-  }
-  for (int row = 0; row < kRows; ++row) {  // and what rounding took from it, as in moments()
-    mean[row] = near[row] + mean_of([&](std::int64_t i) { return from(row, i, Vec(near[row])); });
-  }
-  for (int row = 0; row < kRows; ++row) {
-    const float variance = mean_of([&](std::int64_t i) {
-      const Vec deviation = from(row, i, Vec(mean[row]));
-      return deviation * deviation;
-    });
-    scale[row] = static_cast<float>(1 / std::sqrt(variance + p.eps));
-  }
-  for (std::int64_t i = 0; i < vectors; ++i) {
-    const Vec weight = p.weight ? load(p.weight + i * kWidth, count(i)) : Vec(1.f);
-    const Vec bias = p.bias ? load(p.bias + i * kWidth, count(i)) : Vec(0.f);
-    for (int row = 0; row < kRows; ++row) {
-      Vec result = (value(row, i) - Vec(mean[row])) * Vec(scale[row]) * weight + bias;
-      if (kPadded && i + 1 == vectors) result = result & last;
-      store(result, dst + row * p.row_step + i * p.vector_step, kPadded ? kWidth : count(i));
+// As many rows as a vector has lanes: of their sums over the channels, in the lanes of one vector,
+// moments and scales are made at once. A row of its own takes four times as long where it has two
+// vectors. kVectors: of a row, or 0 where that is known at the run only. kPadded: the last of them
+// is a whole one in memory, with zeros beyond the channels.
+template <bool kPadded, int kVectors>
+class RowGroup {
+ public:
+  RowGroup(const RowNormalization& p, std::int64_t first, std::int64_t rows)
+      : p_(p),
+        rows_(rows),
+        first_(first),
+        vectors_(kVectors ? kVectors : (p.channels + kWidth - 1) / kWidth),
+        last_(p.channels - (vectors_ - 1) * kWidth),
+        mask_(lanes_mask(last_)) {}
+
+  void normalize() {
+    const Vec channels(static_cast<float>(p_.channels));
+    Vec sums[kWidth], squares[kWidth];
+    for (std::int64_t row = 0; row < kWidth; ++row) {
+      Vec sum(0.f);
+      for (std::int64_t i = 0; i < vectors_; ++i) sum = sum + value(row, i);
+      sums[row] = sum;
     }
+    // `near` has the rounding error of the sum, which a norm of equal values would multiply by
+    // 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that, and their squares.
+    const Vec near = lane_sums(sums) / channels;
+    near.store(mean_);
+    for (std::int64_t row = 0; row < kWidth; ++row) {
+      const Vec center(mean_[row]);
+      Vec sum(0.f), square(0.f);
+      for (std::int64_t i = 0; i < vectors_; ++i) {
+        Vec deviation = value(row, i) - center;
+        if (i + 1 == vectors_) deviation = deviation & mask_;
+        sum = sum + deviation;
+        square = at::vec::fmadd(deviation, deviation, square);
+      }
+      sums[row] = sum;
+      squares[row] = square;
+    }
+    const Vec shift = lane_sums(sums) / channels;
+    const Vec variance =
+        at::vec::clamp_min(lane_sums(squares) / channels - shift * shift, Vec(0.f));
+    (near + shift).store(mean_);
+    (Vec(1.f) / (variance + Vec(static_cast<float>(p_.eps))).sqrt()).store(scale_);
+    for (std::int64_t i = 0; i < vectors_; ++i) store_vector(i);
+  }
+
+ private:
+  // Rows that are not there are the last one again.
+  std::int64_t offset(std::int64_t row, std::int64_t vector) const {
+    return (first_ + std::min(row, rows_ - 1)) * p_.row_step + vector * p_.vector_step;
+  }
+  std::int64_t count(std::int64_t i) const { return i + 1 < vectors_ ? kWidth : last_; }
+  Vec value(std::int64_t row, std::int64_t i) const {
+    return load(p_.src + offset(row, i), kPadded ? kWidth : count(i));
+  }
+
+  void store_vector(std::int64_t i) const {
+    const Vec weight = p_.weight ? load(p_.weight + i * kWidth, count(i)) : Vec(1.f);
+    const Vec bias = p_.bias ? load(p_.bias + i * kWidth, count(i)) : Vec(0.f);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const Vec normal = (value(row, i) - Vec(mean_[row])) * Vec(scale_[row]);
+      Vec result = at::vec::fmadd(normal, weight, bias);
+      if (kPadded && i + 1 == vectors_) result = result & mask_;
+      store(result, p_.dst + offset(row, i), kPadded ? kWidth : count(i));
+    }
+  }
+
+  const RowNormalization p_;
+  const std::int64_t rows_, first_, vectors_, last_;  // last_: channels of the last vector
+  const Vec mask_;
+  alignas(64) float mean_[kWidth], scale_[kWidth];
+};
+
+template <bool kPadded, int kVectors>
+void normalize_groups(const RowNormalization& p, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t row = begin; row < end; row += kWidth) {
+    RowGroup<kPadded, kVectors>(p, row, std::min(kWidth, end - row)).normalize();
   }
 }
 
 template <bool kPadded>
 void normalize_each(const RowNormalization& p, std::int64_t begin, std::int64_t end) {
-  constexpr int kRows = 4;
-  const float* src = p.src + begin * p.row_step;
-  float* dst = p.dst + begin * p.row_step;
-  std::int64_t row = begin;
-  for (; row + kRows <= end; row += kRows, src += kRows * p.row_step, dst += kRows * p.row_step) {
-    normalize_some<kPadded, kRows>(p, src, dst);
-  }
-  for (; row < end; ++row, src += p.row_step, dst += p.row_step) {
-    normalize_some<kPadded, 1>(p, src, dst);
-  }
+  static constexpr std::array kByVectors{normalize_groups<kPadded, 0>, normalize_groups<kPadded, 1>,
+                                         normalize_groups<kPadded, 2>, normalize_groups<kPadded, 3>,
+                                         normalize_groups<kPadded, 4>};
+  const auto vectors = static_cast<std::size_t>((p.channels + kWidth - 1) / kWidth);
+  kByVectors[vectors < kByVectors.size() ? vectors : 0](p, begin, end);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ struct NormalizationGradient {
   std::int64_t block, pixels, periods;
 };
 
-// The sum of every lane of src [pixels, block].
+// The sum of every lane of src [pixels, block], or of its squares.
 struct PixelSums {
   const void* src;
   std::int64_t block, pixels;

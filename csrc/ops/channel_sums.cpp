@@ -1,6 +1,3 @@
-// Every channel block of every image is cut into chunks of a fixed number of pixels. A chunk is
-// summed in float32 by one thread; the chunks are added in float64, in their order. So the result
-// does not depend on who sums which chunk, and its error does not grow with the number of pixels.
 #include "ops/channel_sums.h"
 
 #include <ATen/ops/empty.h>
@@ -9,41 +6,11 @@
 
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
+#include "ops/chunks.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {
-
-// 16 KB of a 16-channel block: a second walk over the chunk finds it in L1.
-constexpr std::int64_t kChunkPixels = 256;
-
-// The chunks of a range of channel blocks in memory order: [N, blocks, chunks of a row].
-struct Chunks {
-  std::int64_t batch, block, pixels, per_row;
-  std::int64_t blocks, all_blocks, first_block;  // of the range, of the tensor
-
-  Chunks(const Blocked& src, BlockRange range)
-      : batch(src.batch()),
-        block(src.block()),
-        pixels(src.pixels()),
-        per_row(ceil_div(pixels, kChunkPixels)),
-        blocks(range.count),
-        all_blocks(src.blocks()),
-        first_block(range.first) {}
-
-  std::int64_t count() const { return batch * blocks * per_row; }
-  std::int64_t size(std::int64_t chunk) const {  // in pixels
-    return std::min(kChunkPixels, pixels - chunk % per_row * kChunkPixels);
-  }
-  std::int64_t offset(std::int64_t chunk) const {  // of its first element in the tensor
-    const std::int64_t row = chunk / per_row;
-    const std::int64_t physical_row = row / blocks * all_blocks + first_block + row % blocks;
-    return (physical_row * pixels + chunk % per_row * kChunkPixels) * block;
-  }
-  std::int64_t channel(std::int64_t chunk) const {  // within the range
-    return chunk / per_row % blocks * block;
-  }
-};
 
 // The elements of a tensor of either type.
 class Rows {
@@ -71,15 +38,6 @@ class Partials {
   std::int64_t block_;
   std::vector<float> values_;
 };
-
-// f(chunk) on all chunks, shared among the threads.
-template <typename F>
-void for_chunks(const Chunks& chunks, F&& f) {
-  parallel_units(chunks.count(), kChunkPixels * chunks.block,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t chunk = begin; chunk < end; ++chunk) f(chunk);
-                 });
-}
 
 // f(chunk, channel) for the chunks of a channel block in their order; blocks are shared among the
 // threads.
@@ -194,17 +152,35 @@ at::Tensor image_norms(const Blocked& src) {
   shape[1] = src.blocks();
   shape.back() = src.block();
   const at::Tensor norms = at::empty(shape, at::kFloat);
-  float* dst = norms.mutable_data_ptr<float>();
-  const auto pixels = static_cast<double>(src.pixels());
-  for (std::int64_t n = 0; n < src.batch(); ++n) {
-    const Blocked image{src.physical.narrow(0, n, 1), src.channels};
-    const Moments moments = channel_moments(image, all_blocks(image));
-    for (std::size_t i = 0; i < moments.mean.size(); ++i) {
-      const double mean = moments.mean[i];
-      *dst++ = static_cast<float>(std::sqrt(moments.squares[i] + pixels * mean * mean));
-    }
-  }
+  ImageNorms run(src.dims(), src.block());
+  on_all_threads(
+      [&] { run(src.physical.const_data_ptr<float>(), norms.mutable_data_ptr<float>()); });
   return norms;
+}
+
+ImageNorms::ImageNorms(const Dims& dims, std::int64_t block)
+    : chunks_(dims, block), sums_(static_cast<std::size_t>(chunks_.count() * block)) {}
+
+void ImageNorms::operator()(const float* src, float* dst) {
+  const std::int64_t block = chunks_.block;
+  const kernels::Kernels& table = kernels::kernels_for(block);
+  for_chunks(chunks_, [&](std::int64_t chunk) {
+    table.sum_squares({.src = src + chunks_.offset(chunk),
+                       .block = block,
+                       .pixels = chunks_.size(chunk),
+                       .sum = sums_.data() + chunk * block});
+  });
+  const std::int64_t rows = chunks_.batch * chunks_.blocks;
+  parallel_units(rows, chunks_.per_row * block, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin * block; i < end * block; ++i) {
+      double sum = 0;
+      for (std::int64_t chunk = 0; chunk < chunks_.per_row; ++chunk) {
+        sum += sums_[static_cast<std::size_t>((i / block * chunks_.per_row + chunk) * block +
+                                              i % block)];
+      }
+      dst[i] = static_cast<float>(std::sqrt(sum));
+    }
+  });
 }
 
 }  // namespace torch_blocked

@@ -4,19 +4,12 @@
 
 #include <vector>
 
-#include "ops/blocked.h"
+#include "ops/chunks.h"
 
 namespace torch_blocked {
 
 // One value per channel of the physical tensor, lanes beyond C included: [blocks * block].
 using PerLane = std::vector<double>;
-
-// Consecutive channel blocks, of all images. Sums over a range have [count * block] values, which
-// are the same bits in whatever range a block lies.
-struct BlockRange {
-  std::int64_t first, count;
-};
-inline BlockRange all_blocks(const Blocked& src) { return {0, src.blocks()}; }
 
 inline bool is_bfloat16(const Blocked& src) { return src.physical.scalar_type() == at::kBFloat16; }
 
@@ -31,6 +24,17 @@ Moments channel_moments(const Blocked& src, BlockRange range);
 
 // The square root of the sum of squares of every channel of every image: [N, blocks, 1..., block].
 at::Tensor image_norms(const Blocked& src);
+
+// The same made ready for dims: all threads walk through its loops together, one call at a time.
+class ImageNorms {
+ public:
+  ImageNorms(const Dims& dims, std::int64_t block);
+  void operator()(const float* src, float* dst);
+
+ private:
+  Chunks chunks_;
+  std::vector<float> sums_;  // [chunks, block]
+};
 
 // The sums that the gradients of a normalization need: of diff_dst, and of diff_dst * (src - mean).
 struct GradientSums {

@@ -2,17 +2,26 @@
 // every channel of every image, added up to those of the groups, then one pass x * scale + shift.
 // Numbers of float32 and bfloat16 are read and written as they are, and computed in float32;
 // float16 is converted.
-#include <ATen/ops/empty.h>
+#include "ops/group_norm.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "format/errors.h"
-#include "ops/channel_sums.h"
-#include "ops/normalization.h"
+#include "kernels/kernels.h"
+#include "kernels/normalization.h"
 #include "ops/registered.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {
+
+constexpr std::size_t kMostLanes = 16;  // of a block
 
 // Every image's channels as channels of one image: their sums stay apart.
 Blocked images_apart(const Blocked& src) {
@@ -33,29 +42,6 @@ void for_lanes_of_groups(const Blocked& src, std::int64_t groups, F&& f) {
         static_cast<std::size_t>(channel));
     }
   }
-}
-
-struct GroupMoments {
-  std::vector<double> mean, variance;  // [N * G]
-};
-
-GroupMoments group_moments(const Blocked& src, std::int64_t groups) {
-  const Blocked apart = images_apart(src);
-  const Moments moments = channel_moments(apart, all_blocks(apart));
-  const auto count = static_cast<std::size_t>(src.batch() * groups);
-  const auto in_group = static_cast<double>(src.channels / groups);
-  const auto pixels = static_cast<double>(src.pixels());
-  GroupMoments of_groups{std::vector<double>(count), std::vector<double>(count)};
-  for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t) {
-    of_groups.mean[group] += moments.mean[lane] / in_group;
-  });
-  // Squares about a channel's mean become squares about the group's.
-  // Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
-  for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t) {
-    const double shift = moments.mean[lane] - of_groups.mean[group];
-    of_groups.variance[group] += (moments.squares[lane] / pixels + shift * shift) / in_group;
-  });
-  return of_groups;
 }
 
 void check_groups(const char* op, const Blocked& src, std::int64_t groups) {
@@ -96,27 +82,124 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& inpu
                                               in_float32(bias), groups, eps);
     return {dst.to(input.scalar_type()), mean.to(of_statistics), rstd.to(of_statistics)};
   }
-  const at::Tensor mean = at::empty({src.batch(), groups}, at::kFloat);
-  const at::Tensor rstd = at::empty({src.batch(), groups}, at::kFloat);
-  const Blocked dst = empty_blocked(src.dims(), src.block(), input.options());
-  if (dst.physical.numel() == 0) {
-    return {dst.physical, mean.to(of_statistics), rstd.to(of_statistics)};
+  const at::Tensor dst = empty_blocked(src.dims(), src.block(), input.options()).physical;
+  GroupNorm norm({src.dims(), src.block(), input.scalar_type(), groups, eps}, weight, bias);
+  if (dst.numel() > 0) {
+    on_all_threads([&] { norm(src.physical.const_data_ptr(), dst.mutable_data_ptr()); });
   }
-  auto *means = mean.mutable_data_ptr<float>(), *rstds = rstd.mutable_data_ptr<float>();
-  const GroupMoments moments = group_moments(src, groups);
-  for (std::size_t group = 0; group < moments.mean.size(); ++group) {
-    means[group] = static_cast<float>(moments.mean[group]);
-    rstds[group] = static_cast<float>(1 / std::sqrt(moments.variance[group] + eps));
+  const auto statistics = [&](const std::vector<float>& values) {
+    return at::tensor(values).view({src.batch(), groups}).to(of_statistics);
+  };
+  return {dst, statistics(norm.means()), statistics(norm.rstds())};
+}
+
+GroupNorm::GroupNorm(const GroupNormProblem& problem, const Parameter& weight,
+                     const Parameter& bias)
+    : p_(problem),
+      chunks_(p_.dims, p_.block),
+      in_group_(p_.dims[1] / p_.groups),
+      element_(static_cast<std::int64_t>(c10::elementSize(p_.dtype))),
+      weight_(values(weight, 1.f)),
+      bias_(values(bias, 0.f)),
+      partials_(static_cast<std::size_t>(2 * chunks_.count() * p_.block)),
+      means_(static_cast<std::size_t>(p_.dims[0] * p_.groups)),
+      rstds_(means_.size()) {}
+
+GroupNorm::Channels GroupNorm::values(const Parameter& parameter, float missing) const {
+  Channels values(static_cast<std::size_t>(p_.dims[1]), missing);
+  if (parameter && parameter->defined()) {
+    std::copy_n(parameter->to(at::kFloat).contiguous().const_data_ptr<float>(), values.size(),
+                values.begin());
   }
-  const Lanes scales = lanes(src, weight, 1.f), shifts = lanes(src, bias, 0.f);
-  Lanes center = lanes(images_apart(src)), scale = center, shift = center;
-  for_lanes_of_groups(src, groups, [&](std::size_t lane, std::size_t group, std::size_t channel) {
-    center[lane] = means[group];
-    scale[lane] = rstds[group] * scales[channel];
-    shift[lane] = shifts[channel];
+  return values;
+}
+
+void GroupNorm::operator()(const void* src, void* dst) {
+  const auto at = [&](auto* data, std::int64_t chunk) {
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(data)>>,
+                                    const char, char>;
+    return static_cast<Byte*>(data) + chunks_.offset(chunk) * element_;
+  };
+  const kernels::Kernels& table = kernels::kernels_for(p_.block);
+  const bool floats = p_.dtype == at::kFloat;
+  const auto moments = floats ? table.moments : table.moments_bfloats;
+  const auto normalize = floats ? table.normalize : table.normalize_bfloats;
+  for_chunks(chunks_, [&](std::int64_t chunk) {
+    moments({.src = at(src, chunk),
+             .block = p_.block,
+             .pixels = chunks_.size(chunk),
+             .mean = partial(chunk),
+             .squares = partial(chunk) + p_.block});
   });
-  normalize(src, center, scale, shift, dst.physical);
-  return {dst.physical, mean.to(of_statistics), rstd.to(of_statistics)};
+  parallel_units(p_.dims[0] * p_.groups, in_group_ * chunks_.per_row,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t group = begin; group < end; ++group) find_moments(group);
+                 });
+  for_chunks(chunks_, [&](std::int64_t chunk) {
+    std::array<float, 3 * kMostLanes> lanes{};  // beyond C zeros, which keep the tail zero
+    float *mean = lanes.data(), *scale = mean + p_.block, *shift = scale + p_.block;
+    fill_lanes(chunk, mean, scale, shift);
+    normalize({.src = at(src, chunk),
+               .mean = mean,
+               .scale = scale,
+               .shift = shift,
+               .dst = at(dst, chunk),
+               .block = p_.block,
+               .pixels = chunks_.size(chunk),
+               .periods = 1},
+              0, 1);
+  });
+}
+
+// Of group [n, g], from the means and squares of its channels' chunks. Squares about the mean of a
+// chunk become squares about the group's.
+// Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
+void GroupNorm::find_moments(std::int64_t group) {
+  const std::int64_t image = group / p_.groups, first = group % p_.groups * in_group_;
+  // f(pixels, mean, squares, lane) for the lanes of the group in each chunk. Sums of each lane are
+  // apart, so that they do not wait for each other.
+  const auto for_lanes_of_chunks = [&](auto&& f) {
+    const std::int64_t end = first + in_group_;
+    for (std::int64_t block = first / p_.block; block * p_.block < end; ++block) {
+      const std::int64_t lane = std::max<std::int64_t>(first - block * p_.block, 0);
+      const std::int64_t last = std::min(end - block * p_.block, p_.block);
+      const std::int64_t row = image * chunks_.blocks + block;
+      for (std::int64_t chunk = row * chunks_.per_row; chunk < (row + 1) * chunks_.per_row;
+           ++chunk) {
+        const auto pixels = static_cast<double>(chunks_.size(chunk));
+        const float *mean = partial(chunk), *squares = mean + p_.block;
+        for (std::int64_t i = lane; i < last; ++i) f(pixels, mean[i], squares[i], i);
+      }
+    }
+  };
+  const auto values = static_cast<double>(in_group_ * chunks_.pixels);
+  std::array<double, kMostLanes> sums{}, squares{};
+  const auto total = [](const auto& lanes) {
+    return std::accumulate(lanes.begin(), lanes.end(), 0.);
+  };
+  for_lanes_of_chunks([&](double pixels, float mean, float, std::int64_t lane) {
+    sums[static_cast<std::size_t>(lane)] += pixels * mean;
+  });
+  const double center = total(sums) / values;
+  for_lanes_of_chunks([&](double pixels, float mean, float around_mean, std::int64_t lane) {
+    const double shift = mean - center;
+    squares[static_cast<std::size_t>(lane)] += around_mean + pixels * shift * shift;
+  });
+  means_[static_cast<std::size_t>(group)] = static_cast<float>(center);
+  rstds_[static_cast<std::size_t>(group)] =
+      static_cast<float>(1 / std::sqrt(total(squares) / values + p_.eps));
+}
+
+void GroupNorm::fill_lanes(std::int64_t chunk, float* mean, float* scale, float* shift) const {
+  const std::int64_t first = chunks_.channel(chunk);
+  const std::int64_t image = chunk / chunks_.per_row / chunks_.blocks;
+  for (std::int64_t lane = 0; lane < std::min(p_.block, p_.dims[1] - first); ++lane) {
+    const auto channel = static_cast<std::size_t>(first + lane);
+    const auto group = static_cast<std::size_t>(image * p_.groups + (first + lane) / in_group_);
+    mean[lane] = means_[group];
+    scale[lane] = rstds_[group] * weight_[channel];
+    shift[lane] = bias_[channel];
+  }
 }
 
 Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,

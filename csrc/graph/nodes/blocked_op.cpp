@@ -18,6 +18,7 @@
 #include "graph/rules.h"
 #include "ops/blocked_forms.h"
 #include "ops/channel_sums.h"
+#include "ops/group_norm.h"
 #include "ops/normalization.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"
@@ -43,6 +44,9 @@ struct Arguments {
   std::int64_t integer(std::size_t i) const { return argument(i).constant().toInt(); }
   bool flag(std::size_t i) const { return argument(i).constant().toBool(); }
 };
+
+// From src to dst, both physical: what threads go through together.
+using Ready = std::function<void(const void* src, void* dst)>;
 
 bool is_integer(const Argument& argument) {
   return argument.is_constant() && argument.constant().isInt();
@@ -71,6 +75,12 @@ bool group_norm_fits(const Candidate& candidate) {
          is_parameter(candidate, 3, {channels});
 }
 
+Ready ready_group_norm(const Arguments& a, const SlotPlan& src) {
+  const double eps = number(a.argument(4), 1e-5);
+  return GroupNorm({src.dims, src.format.block, src.dtype, a.integer(1), eps}, a.tensor(2),
+                   a.tensor(3));
+}
+
 at::Tensor run_group_norm(const Arguments& a) {
   return std::get<0>(group_norm(a.physical, a.channels, a.tensor(2), a.tensor(3), a.integer(1),
                                 number(a.argument(4), 1e-5)));
@@ -83,6 +93,12 @@ bool instance_norm_fits(const Candidate& candidate) {
   const Dims channels{src_dims(candidate)[1]};
   return arguments[5].constant().toBool() && is_none(arguments[3]) && is_none(arguments[4]) &&
          is_parameter(candidate, 1, channels) && is_parameter(candidate, 2, channels);
+}
+
+Ready ready_instance_norm(const Arguments& a, const SlotPlan& src) {
+  const double eps = number(a.argument(7), 1e-5);
+  return GroupNorm({src.dims, src.format.block, src.dtype, src.dims[1], eps}, a.tensor(1),
+                   a.tensor(2));
 }
 
 at::Tensor run_instance_norm(const Arguments& a) {
@@ -397,6 +413,12 @@ bool vector_norm_fits(const Candidate& candidate) {
 
 at::Tensor run_vector_norm(const Arguments& a) { return image_norms({a.physical, a.channels}); }
 
+Ready ready_vector_norm(const Arguments&, const SlotPlan& src) {
+  return [norms = ImageNorms(src.dims, src.format.block)](const void* from, void* to) mutable {
+    norms(static_cast<const float*>(from), static_cast<float*>(to));
+  };
+}
+
 // ---- ops of other libraries ---------------------------------------------------------------------
 
 bool keeps_channels(const Candidate& candidate) {
@@ -429,13 +451,17 @@ struct Row {
   at::Tensor (*run)(const Arguments& arguments);
   bool (*has_kernel)(at::ScalarType);  // of ours, for that type; null: ATen's does it
   bool has_channels_last;              // ATen has an own kernel for nhwc and ndhwc
+  // run() made ready for src of these sizes, where all other arguments are constants; null: is not.
+  Ready (*ready)(const Arguments& arguments, const SlotPlan& src) = nullptr;
 };
 
 bool is_float32(at::ScalarType dtype) { return dtype == at::kFloat; }
 
 constexpr std::array kRows{
-    Row{"aten::group_norm", "", group_norm_fits, run_group_norm, norms_take, true},
-    Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, norms_take, false},
+    Row{"aten::group_norm", "", group_norm_fits, run_group_norm, norms_take, true,
+        ready_group_norm},
+    Row{"aten::instance_norm", "", instance_norm_fits, run_instance_norm, norms_take, false,
+        ready_instance_norm},
     Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, norms_take, false},
     Row{kResponseNorm, "", nullptr, run_response_norm, is_float32, false},
     Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, is_float32, true},
@@ -448,7 +474,8 @@ constexpr std::array kRows{
     Row{"aten::sum", "dim_IntList", sum_fits, run_reduction<sum>, nullptr, true},
     Row{"aten::amax", "", reduction_fits, run_reduction<amax>, nullptr, true},
     Row{"aten::amin", "", reduction_fits, run_reduction<amin>, nullptr, true},
-    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, is_float32, true},
+    Row{"aten::linalg_vector_norm", "", vector_norm_fits, run_vector_norm, is_float32, true,
+        ready_vector_norm},
 };
 
 // Of every op that has a blocked form.
@@ -502,8 +529,18 @@ double cost(Planner& planner, const Node& node, Format format) {
   return total;
 }
 
+// The choice: whether the op is made ready.
 void plan(Planner& planner, const Node& node, Step& step) {
-  for_values(others(node), [&](Value value) { step.reads[value] = planner.slot(value, kStrided); });
+  bool constant = true;
+  for_values(others(node), [&](Value value) {
+    step.reads[value] = planner.slot(value, kStrided);
+    constant &= planner.is_constant(value);
+  });
+  step.choice = constant && row_of(node)->ready;
+}
+
+bool is_ready(const Step& step, const SlotPlan& dst) {
+  return dst.is_blocked() && std::any_cast<bool>(step.choice);
 }
 
 Prepared prepare(const Step& step, const Running& running) {
@@ -511,6 +548,13 @@ Prepared prepare(const Step& step, const Running& running) {
   const SlotPlan& slot = running.plan.slots[dst];
   const Row* row = row_of(*step.node);
   const std::int64_t channels = running.plan.slots[src].dims[1];
+  if (is_ready(step, slot)) {
+    const Ready run = row->ready({step, running.tensors, {}, channels}, running.plan.slots[src]);
+    return {[&tensors = running.tensors, run, src, dst] {
+              run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr());
+            },
+            true};
+  }
   if (slot.is_blocked()) {
     return {[&step, &tensors = running.tensors, row, channels, src, dst] {
       tensors[dst] = row->run({step, tensors, tensors[src], channels}).contiguous();
@@ -544,6 +588,7 @@ constinit const NodeKind nodes::blocked_op = {
     .tied_end = 1,
     .cost = cost,
     .plan = plan,
+    .fills = is_ready,
     .prepare = prepare,
     .implementation = implementation,
 };
