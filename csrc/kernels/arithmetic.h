@@ -8,11 +8,10 @@
 
 namespace torch_blocked::kernels {
 
-// e^x and x / y as kernels have them, if they have them faster.
+// x / (1 + e^-y) as kernels have it, if they have it faster.
 template <typename V>
 struct Fast {
-  static V exp(const V& x) { return x.exp(); }
-  static V quotient(const V& x, const V& y) { return x / y; }
+  static V times_sigmoid(const V& x, const V& y) { return x / (V(1) + y.neg().exp()); }
 };
 
 // The value of `op`; who calls it with a constant gets one function.
@@ -21,8 +20,7 @@ inline V compute(Arithmetic op, const V& x, const V& y, const V& z, const V& alp
   using at::vec::clamp, at::vec::clamp_max, at::vec::clamp_min;
   using at::vec::fmadd, at::vec::maximum, at::vec::minimum;
   const V zero(0), one(1);
-  const auto fast_exp = [](const V& power) { return Fast<V>::exp(power); };
-  const auto fast_quotient = [](const V& a, const V& b) { return Fast<V>::quotient(a, b); };
+  const auto times_sigmoid = [](const V& a, const V& b) { return Fast<V>::times_sigmoid(a, b); };
   switch (op) {
 #define UNARY(name, value) \
   case Arithmetic::name:   \

@@ -24,32 +24,56 @@ inline Vec exponential(const Vec& x) {
   return scale_by_power(p, n);
 }
 
-// erf(x) to 3.4e-7, as a quotient of polynomials; at::vec's, to 6e-8, has an e^x beside its
-// division. Source: the rational minimax fit over [-4, 4] of XLA and Eigen.
-inline Vec error_function(const Vec& x) {
-  const Vec clipped = at::vec::clamp(x, Vec(-4.f), Vec(4.f)), square = clipped * clipped;
-  Vec p(-2.72614225e-10f), q(-1.45660718e-5f);
-  for (const float term : {2.77068142e-8f, -2.10102402e-6f, -5.69250639e-5f, -7.34990630e-4f,
-                           -2.95459980e-3f, -1.60960333e-2f}) {
+// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 4e-6 where e^-y counts for
+// more than 2^20. AVX-512 splits a power of two by itself, at any size, so that neither clamps nor
+// rounding are needed: 14 instructions instead of 19. The polynomial is the one of degree 5 with
+// 2^0 = 1 and the least error relative to 2^r for r in [0, 1): 8.2e-8.
+inline Vec times_sigmoid(const Vec& x, const Vec& y) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const Vec power = y * Vec(-1.44269504f);
+  const Vec r = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Vec p(1.86713008e-3f);
+  for (const float term : {9.0170303e-3f, 5.57999131e-2f, 2.4016445e-1f, 6.93151312e-1f, 1.f}) {
+    p = at::vec::fmadd(p, r, Vec(term));
+  }
+  return quotient(x, Vec(1.f) + Vec(_mm512_scalef_ps(p, power)));
+#else
+  return quotient(x, Vec(1.f) + exponential(y.neg()));
+#endif
+}
+
+inline Vec silu(const Vec& x) { return times_sigmoid(x, x); }
+
+// x (1 + erf(x / sqrt(2))) / 2, with erf to 3.4e-7 as a quotient of polynomials, of which no factor
+// is left to multiply by; at::vec's, to 6e-8, has an e^x beside its division. The clip is a number
+// at which the quotient is 1/2 to the last bit, so that what is far below zero becomes zero.
+// Source: the formula of torch.nn.functional.gelu; the rational minimax fit of erf over [-4, 4] of
+// XLA and Eigen.
+inline Vec gelu(const Vec& x) {
+  constexpr float kClip = 5.594f;
+#if defined(CPU_CAPABILITY_AVX512)
+  constexpr int kLeastWithSign = 2;  // of x and the clip; a NaN of x comes back in the product
+  const Vec clipped = _mm512_range_ps(x, _mm512_set1_ps(kClip), kLeastWithSign);
+#else
+  const Vec clipped = at::vec::clamp(x, Vec(-kClip), Vec(kClip));
+#endif
+  const Vec square = clipped * clipped;
+  Vec p(-1.50599506e-12f), q(-9.10379487e-7f);
+  for (const float term : {3.06119941e-10f, -4.64265104e-8f, -2.51575617e-6f, -6.49646073e-5f,
+                           -5.22304389e-4f, -5.69080715e-3f}) {
     p = at::vec::fmadd(p, square, Vec(term));
   }
-  for (const float term : {-2.13374055e-4f, -1.68282698e-3f, -7.37332917e-3f, -1.42647390e-2f}) {
+  for (const float term : {-2.66717569e-5f, -4.20706745e-4f, -3.68666458e-3f, -1.4264739e-2f}) {
     q = at::vec::fmadd(q, square, Vec(term));
   }
-  return clipped * p / q;
+  return x * (Vec(0.5f) + clipped * p / q);
 }
 
-inline Vec silu(const Vec& x) { return quotient(x, Vec(1.f) + exponential(x.neg())); }
-
-// Source: the formulas of torch.nn.functional.gelu, for this and the next.
-inline Vec gelu(const Vec& x) {
-  return x * Vec(0.5f) * (Vec(1.f) + error_function(x * Vec(0.70710678f)));
-}
-
+// Source: the formula of torch.nn.functional.gelu.
 // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Vec gelu_tanh(const Vec& x) {
   const Vec twice = x * at::vec::fmadd(x * x, Vec(0.071354816f), Vec(1.5957691f));
-  return quotient(x, Vec(1.f) + exponential(twice.neg()));
+  return times_sigmoid(x, twice);
 }
 
 inline Vec hardswish(const Vec& x) {

@@ -10,8 +10,9 @@ namespace torch_blocked::kernels {
 template <>
 struct Fast<CPU_CAPABILITY::Vec> {
   using Vec = CPU_CAPABILITY::Vec;
-  static Vec exp(const Vec& x) { return CPU_CAPABILITY::exponential(x); }
-  static Vec quotient(const Vec& x, const Vec& y) { return CPU_CAPABILITY::quotient(x, y); }
+  static Vec times_sigmoid(const Vec& x, const Vec& y) {
+    return CPU_CAPABILITY::times_sigmoid(x, y);
+  }
 };
 
 namespace CPU_CAPABILITY {

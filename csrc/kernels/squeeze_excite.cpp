@@ -8,7 +8,7 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
 Vec opened(Gate gate, const Vec& x) {
-  if (gate == Gate::kSigmoid) return quotient(Vec(1.f), Vec(1.f) + exponential(x.neg()));
+  if (gate == Gate::kSigmoid) return times_sigmoid(Vec(1.f), x);
   const Vec clamped = at::vec::clamp(x + Vec(3.f), Vec(0.f), Vec(6.f));
   return clamped * Vec(1.f / 6);
 }
