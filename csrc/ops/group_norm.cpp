@@ -21,7 +21,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr std::size_t kMostLanes = 16;  // of a block
+constexpr std::size_t kMostLanes = Format::kBlocks.back();
 
 // Every image's channels as channels of one image: their sums stay apart.
 Blocked images_apart(const Blocked& src) {
