@@ -1,13 +1,18 @@
 """Depthwise and grouped convolutions by kernels of ours, chosen or not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from problems import CHANNELS, assert_close, threads
+from test_optimize import blocked, cache_folder  # noqa: F401
+from torch import nn
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
 from torch_blocked.bench.convolution import FUNCTIONS, forced
+from torch_blocked.environment import tuning_file
 from torch_blocked.tensor import format_name, tail_is_zero
 
 # The widest: its vectors are those of the instruction set; a run limited to AVX2 has the others.
@@ -219,3 +224,57 @@ def test_choice(channels, outputs, groups, kernel, expected):
         assert _C.last_implementation("convolution") == expected
     else:
         assert _C.last_implementation("convolution") not in ("depthwise", "grouped")
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution, an activation, and a sum with the input where sizes allow one."""
+
+    def __init__(self, rank, channels, transposed=False, **arguments):
+        super().__init__()
+        kinds = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}
+        self.conv = kinds[rank][transposed](channels, channels, groups=channels, **arguments)
+
+    def forward(self, x):
+        y = F.gelu(self.conv(x))
+        return x + y if x.shape == y.shape else y
+
+
+def prefer_channels_last(channels):
+    """Rewrites the times of the convolutions of so many groups, as if channels-last were best."""
+    path = Path(tuning_file())
+    lines = []
+    for line in path.read_text().splitlines():
+        name, implementation, time = line.split("\t")
+        if f" g{channels} " in name:
+            last = "nhwc-nhwc" in name or "ndhwc-ndhwc" in name
+            implementation, time = ("depthwise", "0.01") if last else (implementation, "100000")
+        lines.append("\t".join((name, implementation, time)))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("rank", "channels", "arguments"),
+    [
+        (4, 16, {"kernel_size": 3, "padding": 1}),
+        (4, 48, {"kernel_size": 3, "padding": 1, "stride": 2, "bias": False}),
+        (4, 32, {"kernel_size": 5, "padding": 4, "dilation": 2}),
+        (4, 16, {"kernel_size": (1, 7), "padding": (0, 3)}),
+        (4, 32, {"kernel_size": 3, "stride": 2, "transposed": True}),
+        (5, 16, {"kernel_size": 3, "padding": 1}),
+    ],
+)
+@pytest.mark.parametrize("batch", (1, 3))
+@torch.no_grad()
+def test_depthwise_in_channels_last(cache_folder, rank, channels, arguments, batch):  # noqa: F811
+    torch.manual_seed(0)
+    model = Depthwise(rank, channels, **arguments).eval()
+    x = torch.randn(batch, channels, *(9, 15, 6)[: rank - 2])
+    blocked(model, x, tune="full", verify=False)
+    prefer_channels_last(channels)
+    optimized = blocked(model, x, tune="full", verify=False)
+    assert "depthwise" in {step.implementation for step in optimized.steps()}
+    assert any("hwc [" in step.output and "C" not in step.output for step in optimized.steps())
+    exact = model.double()(x.double())
+    model.float()
+    assert_close(optimized(x), model(x), exact)
+    assert torch.equal(optimized(x), optimized(x))

@@ -30,7 +30,7 @@ constexpr double kAgree = 1.04;
 // An implementation this much slower than the leader, twice, is out.
 constexpr double kBeaten = 1.15;
 // Rounds until all that are left agree with themselves, or this much time has gone. One that has no
-// rival is timed for its price only.
+// rival, or none left, is timed for its price only.
 constexpr int kLeastRounds = 3, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.
@@ -124,10 +124,10 @@ const Contender* fastest_of(std::vector<Contender>& contenders) {
   std::vector<Contender*> left;
   for (Contender& each : contenders) left.push_back(&each);
   const auto begin = Clock::now();
-  const int least_rounds = contenders.size() > 1 ? kLeastRounds : kLeastAlone;
   const auto settled = [&] {
     const auto spent = Clock::now() - begin;
     const auto has_run = [](const Contender* each) { return each->rounds > 0; };
+    const int least_rounds = left.size() > 1 ? kLeastRounds : kLeastAlone;
     if (spent > kTime && std::ranges::all_of(left, has_run)) return true;
     return spent > kPatience ||
            std::ranges::all_of(left, [&](const auto* each) { return each->agrees(least_rounds); });

@@ -16,7 +16,7 @@ inline float as_float(std::uint16_t bfloat) {
 
 // All output channels of the vector are of one group.
 template <typename T>
-class Broadcast {
+class Broadcast : public InBlocks {
  public:
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -27,7 +27,7 @@ class Broadcast {
     src_ = src + source.block * row.src_plane + source.lanes[0];
   }
 
-  Vec operator()(std::int64_t offset) const { return Vec(as_float(src_[offset])); }
+  Vec operator()(std::int64_t pixel) const { return Vec(as_float(src_[pixel * kWidth])); }
 
  private:
   const T* src_;
@@ -35,7 +35,7 @@ class Broadcast {
 
 // The input channels of the output vector lie in one vector of src.
 template <typename T>
-class Permute {
+class Permute : public InBlocks {
  public:
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -44,7 +44,8 @@ class Permute {
       : src_(src + row.lanes[input * g.sources].block * row.src_plane),
         index_(index_of(row.lanes[input * g.sources])) {}
 
-  Vec operator()(std::int64_t offset) const {
+  Vec operator()(std::int64_t pixel) const {
+    const std::int64_t offset = pixel * kWidth;
     return permute(load_lanes<kWidth>(src_ + offset), index_);
   }
 
@@ -55,7 +56,7 @@ class Permute {
 
 // They lie in two vectors of src.
 template <typename T>
-class PermuteTwo {
+class PermuteTwo : public InBlocks {
  public:
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -69,7 +70,8 @@ class PermuteTwo {
     second_index_ = index_of(sources[1]);
   }
 
-  Vec operator()(std::int64_t offset) const {
+  Vec operator()(std::int64_t pixel) const {
+    const std::int64_t offset = pixel * kWidth;
     const Vec x = permute(load_lanes<kWidth>(first_ + offset), first_index_);
     return permute(load_lanes<kWidth>(second_ + offset), second_index_, x);
   }
@@ -81,7 +83,7 @@ class PermuteTwo {
 
 // They lie in any number of vectors of src.
 template <typename T>
-class Gather {
+class Gather : public InBlocks {
  public:
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
@@ -92,7 +94,8 @@ class Gather {
         end_(first_ + first_->count),
         plane_(row.src_plane) {}
 
-  Vec operator()(std::int64_t offset) const {
+  Vec operator()(std::int64_t pixel) const {
+    const std::int64_t offset = pixel * kWidth;
     Vec x = permute(load_lanes<kWidth>(src_ + first_->block * plane_ + offset), index_of(*first_));
     for (const LaneSource* source = first_ + 1; source < end_; ++source) {
       x = permute(load_lanes<kWidth>(src_ + source->block * plane_ + offset), index_of(*source), x);

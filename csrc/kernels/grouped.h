@@ -25,18 +25,20 @@ struct LaneSource {
 };
 
 // A convolution whose output channels see few input channels each. The block must be a whole vector
-// of the kernels' instruction set.
+// of the kernels' instruction set; in channels-last, which only depthwise ones read, a block is so
+// many of a pixel's channels.
 struct GroupedConvolution {
   std::array<GroupedAxis, 3> axes;  // d, h, w
-  std::int64_t src_blocks, dst_blocks, oc;
+  std::int64_t dst_blocks, oc;
   std::int64_t inputs;  // input channels that an output channel sees; depthwise: 1
   std::int64_t part;    // pixels of a row that are a unit of work
-  // Elements from a row of src and dst to the next, and from a block to the next.
-  std::int64_t src_row, src_plane, dst_row, dst_plane;
+  // Elements from a pixel of src and dst to the next, from a row, from a block and from an image.
+  std::int64_t src_pixel, src_row, src_plane, src_image;
+  std::int64_t dst_pixel, dst_row, dst_plane, dst_image;
   // [dst_blocks, inputs, sources]: the vectors that hold an input for a vector of outputs
   const LaneSource* lanes;
   std::int64_t sources;
-  const void* src;       // [N, src_blocks, ID, IH, IW, block], float32 or bfloat16
+  const void* src;       // [N, blocks, ID, IH, IW, block], float32 or bfloat16
   const float* weights;  // [dst_blocks, KD, KH, inputs, KW, block]
   const float* bias;     // [oc], or null
   const void* residual;  // as dst, or null

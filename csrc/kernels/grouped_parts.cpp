@@ -73,10 +73,11 @@ struct Walk {
     const auto& [d, h, w] = g.axes;
     const std::int64_t block = plane % g.dst_blocks, image = plane / g.dst_blocks;
     GroupedRow<Number> row = plane_row(block);
-    const Number* src = static_cast<const Number*>(g.src) +
-                        (image * g.src_blocks + (g.lanes ? 0 : block)) * g.src_plane;
+    const Number* src = static_cast<const Number*>(g.src) + image * g.src_image +
+                        (g.lanes ? 0 : block) * g.src_plane;
     const float* weights = g.weights + block * d.kernel * weights_d;
-    Number* dst = static_cast<Number*>(g.dst) + plane * g.dst_plane + w.dst_first * kWidth;
+    Number* dst = static_cast<Number*>(g.dst) + image * g.dst_image + block * g.dst_plane +
+                  w.dst_first * g.dst_pixel;
     std::int64_t part = begin % parts, oh = begin / parts % h.out, od = begin / parts / h.out;
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t id = od * d.stride + d.origin, ih = oh * h.stride + h.origin;
@@ -114,7 +115,8 @@ template <typename Number>
 void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
                     Number* dst, std::int64_t count) {
   const Finish finish(g.epilogue, g.residual, g.dst);
-  for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += g.axes[2].dst_step * kWidth) {
+  const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
+  for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += step) {
     store_lanes<kWidth>(finish(Vec::loadu(sums), dst) & row.lanes_mask, dst);
   }
 }

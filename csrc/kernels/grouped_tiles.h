@@ -28,6 +28,12 @@ struct GroupedRow {
   bool clamps;                                      // the epilogue is at most that clamp
 };
 
+// The pixels of a Source in a blocked format, at distances that the compiler knows.
+struct InBlocks {
+  static constexpr std::int64_t src_pixel(const GroupedConvolution&) { return kWidth; }
+  static constexpr std::int64_t dst_pixel(const GroupedConvolution&) { return kWidth; }
+};
+
 // {f(0), f(1), ...}. An array whose values are given at its construction stays in registers.
 template <int kCount, typename F>
 TORCH_BLOCKED_INLINE inline std::array<Vec, kCount> vectors(F&& f) {
@@ -56,7 +62,7 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
         [&](int tap) TORCH_BLOCKED_INLINE { return Vec::loadu(weights + tap * kWidth); });
     unrolled<(kPixels - 1) * kStride + kTaps>([&]<int pixel>() TORCH_BLOCKED_INLINE {
       if (outside(pixel)) return;
-      const Vec x = in_register(source(pixel * kWidth));
+      const Vec x = in_register(source(pixel));
       unrolled<kTaps>([&]<int tap>() TORCH_BLOCKED_INLINE {
         constexpr int kOutput = (pixel - tap) / kStride;
         if constexpr (pixel >= tap && (pixel - tap) % kStride == 0 && kOutput < kPixels) {
@@ -70,7 +76,7 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
       unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
         const std::int64_t pixel = tap * w.dilation + i * w.stride;
         if (outside(pixel)) return;
-        sums[i] = at::vec::fmadd(source(pixel * kWidth), weight, sums[i]);
+        sums[i] = at::vec::fmadd(source(pixel), weight, sums[i]);
       });
     }
   }
@@ -91,7 +97,7 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, st
   const InputPixels pixels{-origin, w.in - origin};
   const Vec bias = row.bias;
   auto sums = vectors<kPixels>([&](int) { return bias; });
-  const Number* src_d = row.src + origin * kWidth;
+  const Number* src_d = row.src + origin * Source::src_pixel(g);
   const float* weights_d = row.weights;
   for (std::int64_t kd = row.kd; kd > 0; --kd, src_d += row.src_d, weights_d += row.weights_d) {
     const Number* src = src_d;
@@ -105,7 +111,7 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, st
       }
     }
   }
-  const std::int64_t step = w.dst_step * kWidth;
+  const std::int64_t step = w.dst_step * Source::dst_pixel(g);
   Number* dst = row.dst + first * step;
   if (row.clamps) {
     const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;

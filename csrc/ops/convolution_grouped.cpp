@@ -1,5 +1,6 @@
 // Depthwise and grouped convolutions of ours, float32 and bfloat16, where the channel block is a
-// vector: forward and transposed (the gradient by src), any kernel, stride and dilation.
+// vector, and depthwise ones of float32 in channels-last: forward and transposed (the gradient by
+// src), any kernel, stride and dilation.
 //
 // A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
 // outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
@@ -165,11 +166,18 @@ bool is_depthwise(const Problem& p) {
   return p.groups == p.src_dims[1] && p.groups == p.dst_dims[1];
 }
 
+// Depthwise in channels-last: whole vectors of each pixel's channels.
+bool is_of_pixels(const Problem& p) {
+  return p.src_format == kChannelsLast && p.dst_format == kChannelsLast && is_depthwise(p) &&
+         p.dtype == at::kFloat && p.dst_dims[1] % kernels::kernels().width == 0;
+}
+
 // What groups of any size and dtype ask; null if it is so. The block must be one vector of the
 // kernels.
 const char* refuses_groups(const Problem& p) {
   const std::int64_t block = p.src_format.block;
   if (p.groups == 1) return "is for several groups";
+  if (is_of_pixels(p)) return nullptr;
   if (!p.blocked()) return "reads and writes one blocked format only";
   const bool vector = block == 8 || (block == 16 && isa() == Isa::kAvx512);
   return vector ? nullptr : "takes blocks of one vector only";
@@ -184,36 +192,46 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   auto grouped = std::make_shared<Grouped>();
   grouped->n = p.dst_dims[0];
   grouped->oc = p.dst_dims[1];
-  grouped->block = p.dst_format.block;
-  grouped->blocks = p.dst_format.blocks(p.dst_dims[1]);
+  const bool of_pixels = is_of_pixels(p);
+  grouped->block = of_pixels ? kernels::kernels().width : p.dst_format.block;
+  grouped->blocks = ceil_div(p.dst_dims[1], grouped->block);
   grouped->inputs = p.src_dims[1] / p.groups;
   grouped->element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
   grouped->transposed = p.transposed;
   const bool floats = p.dtype == at::kFloat;
   const std::int64_t block = grouped->block;
   std::int64_t sources = 0;
-  if (is_depthwise(p)) {
-    const kernels::Kernels& table = kernels::kernels_for(p.dst_format.block);
+  if (of_pixels) {
+    grouped->kernel = kernels::kernels().depthwise_last;
+  } else if (is_depthwise(p)) {
+    const kernels::Kernels& table = kernels::kernels_for(block);
     grouped->kernel = floats ? table.depthwise : table.depthwise_bfloats;
   } else {
     sources = fill_lanes(p, *grouped);
     grouped->kernel = kernel_for(*grouped, sources, floats);
   }
+  const std::int64_t src_blocks = ceil_div(p.src_dims[1], block);
+  const std::int64_t src_pixels = c10::multiply_integers(s.in);
+  const std::int64_t dst_pixels = c10::multiply_integers(s.out);
+  const std::int64_t pixel = of_pixels ? grouped->oc : block;  // elements to the next one
   for (const Phase& d : phases(0)) {
     for (const Phase& h : phases(1)) {
       for (const Phase& w : phases(2)) {
         const bool one_row = d.axis.out * h.axis.out == 1;
         const std::int64_t part = one_row ? std::min(w.axis.out, kPart) : w.axis.out;
         const GroupedConvolution convolution{.axes = {d.axis, h.axis, w.axis},
-                                             .src_blocks = p.src_format.blocks(p.src_dims[1]),
                                              .dst_blocks = grouped->blocks,
                                              .oc = grouped->oc,
                                              .inputs = grouped->inputs,
                                              .part = part,
-                                             .src_row = w.axis.in * block,
-                                             .src_plane = c10::multiply_integers(s.in) * block,
-                                             .dst_row = w.axis.dst * block,
-                                             .dst_plane = c10::multiply_integers(s.out) * block,
+                                             .src_pixel = pixel,
+                                             .src_row = w.axis.in * pixel,
+                                             .src_plane = of_pixels ? block : src_pixels * block,
+                                             .src_image = src_blocks * src_pixels * block,
+                                             .dst_pixel = pixel,
+                                             .dst_row = w.axis.dst * pixel,
+                                             .dst_plane = of_pixels ? block : dst_pixels * block,
+                                             .dst_image = grouped->blocks * dst_pixels * block,
                                              .lanes = sources ? grouped->lanes.data() : nullptr,
                                              .sources = sources,
                                              .src = nullptr,
@@ -328,7 +346,8 @@ void run_rows(const Grouped& grouped, const ConvolutionBuffers& buffers, const B
 // Of images without depth; taps beyond src are left out.
 std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
   const SpatialSizes s = spatial_sizes(p);
-  if (p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0) return std::nullopt;
+  if (!p.blocked() || p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0)
+    return std::nullopt;
   const std::int64_t pixel_bytes = grouped.block * grouped.element;
   return RowStage{.window = {s.kernel[1], s.stride[1], s.padding[1], s.dilation[1]},
                   .src = {s.in[2], 0, s.in[2], pixel_bytes, 0, false},
@@ -345,7 +364,7 @@ std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
 
 ConvolutionPlan plan(const Problem& p) {
   const auto grouped = grouped_of(p);
-  std::string format = text("grouped/", p.groups, "/", p.dst_format.block);
+  std::string format = text("grouped/", p.groups, "/", grouped->block);
   if (p.transposed) format += text("/transposed/", p.stride, p.padding, p.dilation, p.dst_dims);
   return ConvolutionPlan{
       .weights_format = std::move(format),
