@@ -49,26 +49,27 @@ def layer(dims, out_channels, with_bias=True, seed=0, kernel=None):
     return input, weight * (2 / prod(weight_dims[1:])) ** 0.5, bias
 
 
-def run(implementation, input, weight, bias, padding, block, transposed=False):
+def run(implementation, input, weight, bias, padding, block, transposed=False, groups=1):
     """The blocked result by this implementation."""
     function = FUNCTIONS[input.dim() - 2, transposed]
     with forced(implementation), torch.no_grad():
         blocked = input.to_blocked(format_name(input.dim(), block))
-        result = function(blocked, weight, bias, padding=padding)
+        result = function(blocked, weight, bias, padding=padding, groups=groups)
     assert input.shape[0] == 0 or _C.last_implementation("convolution") == implementation
     assert isinstance(result, BlockedTensor) and result.block == block
     return result
 
 
-def check(implementation, input, weight, bias, padding, block, transposed=False):
+def check(implementation, input, weight, bias, padding, block, transposed=False, groups=1):
     function = FUNCTIONS[input.dim() - 2, transposed]
-    result = run(implementation, input, weight, bias, padding, block, transposed)
-    again = run(implementation, input, weight, bias, padding, block, transposed)
+    result = run(implementation, input, weight, bias, padding, block, transposed, groups)
+    again = run(implementation, input, weight, bias, padding, block, transposed, groups)
     assert tail_is_zero(result)
     assert torch.equal(result._physical, again._physical)
-    expected = function(input, weight, bias, padding=padding)
+    arguments = {"padding": padding, "groups": groups}
+    expected = function(input, weight, bias, **arguments)
     exact = function(
-        input.double(), weight.double(), None if bias is None else bias.double(), padding=padding
+        input.double(), weight.double(), None if bias is None else bias.double(), **arguments
     )
     assert result.shape == expected.shape
     assert_close(result.to_dense(), expected, exact, WINOGRAD_ERROR_FACTOR)
@@ -158,6 +159,34 @@ def test_transposed(implementation, padding, spatial):
     check(implementation, input, weight.transpose(0, 1), bias, padding, 16, transposed=True)
 
 
+# Input and output channels of a group, groups: bundles of 1 to 16 of them fill blocks of 8 to 32.
+GROUPS = ((16, 16, 4), (8, 8, 4), (24, 8, 4), (4, 12, 8), (2, 4, 16))
+
+
+@by_implementation
+@by_block
+@pytest.mark.parametrize("batch", (0, 3))
+@pytest.mark.parametrize("transposed", (False, True))
+@pytest.mark.parametrize("spatial", ((9, 7), (3, 5, 7)), ids=("2d", "3d"))
+@pytest.mark.parametrize("channels", GROUPS, ids=lambda channels: "-".join(map(str, channels)))
+def test_groups(implementation, block, batch, transposed, spatial, channels):
+    inputs, outputs, groups = channels
+    input, weight, bias = layer((batch, inputs, *spatial), outputs * groups)
+    input = input.repeat_interleave(groups, 1) * torch.rand(inputs * groups, *(1,) * len(spatial))
+    if transposed:
+        whole = weight.unflatten(0, (groups, outputs)).transpose(1, 2).flatten(0, 1)
+        return check(implementation, input, whole, bias, 1, block, True, groups)
+    check(implementation, input, weight, bias, 1, block, groups=groups)
+
+
+@by_implementation
+def test_groups_that_fill_no_whole_blocks(implementation):
+    x = torch.zeros(1, 24, 9, 9).to_blocked("nChw16c")
+    refused = pytest.raises(NotImplementedError, match=f"expected a problem for {implementation}")
+    with forced(implementation), torch_blocked.strict(), refused:
+        F.conv2d(x, torch.zeros(24, 8, 3, 3), groups=3)
+
+
 @by_implementation
 @by_block
 @pytest.mark.parametrize("dims", LAYERS, ids=lambda dims: "x".join(map(str, dims)))
@@ -226,7 +255,6 @@ def test_infinite_input_leaves_the_tail_zero(implementation, block, spatial):
     (
         {"stride": 2},
         {"dilation": 2},
-        {"groups": 2, "weight": torch.zeros(8, 4, 3, 3)},
         {"weight": torch.zeros(8, 8, 5, 5)},
         {"weight": torch.zeros(8, 8, 3, 1)},
         {"weight": torch.zeros(8, 8, 2, 3, 3)},
@@ -274,6 +302,15 @@ CHOICES = (
     ((1, 1, 16, 8, 24, 24), "direct"),
 )
 
+# Batch, channels, those of a group, height and width: as RegNet and ResNeXt have them, and depthwise.
+GROUPED_CHOICES = (
+    ((1, 128, 16, 28), "winograd4"),
+    ((1, 320, 16, 14), "winograd4"),
+    ((1, 256, 8, 28), "winograd4"),
+    ((1, 128, 4, 56), "grouped"),  # by zeros between the groups of a block four times the products
+    ((1, 64, 1, 28), "depthwise"),
+)
+
 
 @pytest.mark.parametrize(("problem", "implementation"), CHOICES)
 def test_choice(problem, implementation):
@@ -281,6 +318,17 @@ def test_choice(problem, implementation):
         assert not chosen(*problem).startswith("winograd")
     else:
         assert chosen(*problem) == implementation
+
+
+@pytest.mark.skipif(_C.isa() == "default", reason="too slow without FMA")
+@pytest.mark.parametrize(("problem", "implementation"), GROUPED_CHOICES)
+def test_choice_of_groups(problem, implementation):
+    batch, channels, of_group, size = problem
+    input, weight, bias = layer((batch, channels, size, size), channels)
+    with torch.no_grad():
+        blocked = input.to_blocked(format_name(4, torch_blocked.native_blocks()[0]))
+        F.conv2d(blocked, weight[:, :of_group], bias, padding=1, groups=channels // of_group)
+    assert _C.last_implementation("convolution") == implementation
 
 
 def test_one_switch_turns_it_off():

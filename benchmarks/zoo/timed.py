@@ -1,7 +1,8 @@
 """Models of other packages for peers.py: one of each kind that people run, as its authors wrote it.
 
 Their packages are those of third_party.txt. Weights are what the package itself draws, after a
-fixed seed, and the statistics of batch norms those of one random batch."""
+fixed seed, but for those that it begins with zeros, and the statistics of batch norms those of one
+random batch."""
 
 from __future__ import annotations
 
@@ -34,8 +35,17 @@ class Timed:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(SEED)
             model = self.build().eval()
+            fill_zeros(model)
             set_statistics(model, torch.randn(2, *self.input_dims))
         return model
+
+
+def fill_zeros(model: nn.Module) -> None:
+    """Draws the weights that are all zeros, as timm's at the end of residual branches: training would
+    not leave them so, and a converter that drops x * 0 drops the branch."""
+    for name, parameter in model.named_parameters():
+        if not name.endswith("bias") and not parameter.any():
+            parameter.uniform_(0.5, 1.5)
 
 
 def _timm(name: str, note: str, dims: tuple[int, ...] = IMAGE) -> Timed:

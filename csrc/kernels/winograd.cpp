@@ -15,7 +15,7 @@ template <typename T, typename Products, int kLanes, typename From>
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
   const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * shape.block;
-  const std::int64_t blocks = (shape.ic + shape.block - 1) / shape.block;
+  const std::int64_t image = shape.groups * ceil_div(shape.ic, shape.block) * block_size;
   for (std::int64_t channel = 0; channel < shape.ic; channel += kLanes) {
     const From* first = src + channel / shape.block * block_size + channel % shape.block;
     Walk<T> at(shape, tiles.first);
@@ -23,7 +23,7 @@ template <typename T, typename Products, int kLanes, typename From>
       // [tiles of the group, kWidth]
       auto* to = v + begin * padded_ic + channel / kWidth * count * kWidth + channel % kWidth;
       for (std::int64_t i = 0; i < count; ++i, to += kWidth, at.next()) {
-        src_tile<T, kLanes>(shape, first + at.image * blocks * block_size, at, to, stride);
+        src_tile<T, kLanes>(shape, first + at.image * image, at, to, stride);
       }
     });
   }

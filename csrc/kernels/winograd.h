@@ -9,12 +9,14 @@
 
 namespace torch_blocked::kernels {
 
-// A convolution with a 3x3, 1x3x3 or 3x3x3 kernel and stride 1, blocked src [N, IC/b, *in, b] and
-// dst. Sizes are d, h, w; d is 1 in 2-D.
+// A convolution with a 3x3, 1x3x3 or 3x3x3 kernel and stride 1, blocked src [N, groups x IC/b, *in,
+// b] and dst. Sizes are d, h, w; d is 1 in 2-D. The kernels run one group, whose channels fill
+// whole blocks if there are several.
 struct WinogradShape {
   std::int64_t ic, oc, block;
   std::array<std::int64_t, 3> in, out, padding;
   bool stream;                      // write dst past the cache
+  std::int64_t groups = 1;          // of ic and oc channels, beside each other in src and dst
   std::uint8_t padding_number = 0;  // what stands for 0, in src of bytes
 };
 

@@ -258,15 +258,15 @@ template <typename T, int kLanes, typename Stored>
   const std::int64_t blocks = (shape.oc + shape.block - 1) / shape.block;
   const std::int64_t first = group * kGroupChannels;
   const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);
+  const std::int64_t image = shape.groups * blocks * block_size;
   for (std::int64_t channel = first; channel < end; channel += kLanes, m += kLanes) {
     const std::int64_t count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
     const Stored stored(to, channel, count, shape.stream);
     const std::int64_t block = channel / shape.block * block_size + channel % shape.block;
     Walk<T> at(shape, tiles.first);
     for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * blocks * block_size +
-                                                  at.d * steps.plane + at.h * steps.row +
-                                                  at.w * steps.pixel,
+      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * image + at.d * steps.plane +
+                                                  at.h * steps.row + at.w * steps.pixel,
                                             .steps = steps,
                                             .planes = shape.out[0] - at.d,
                                             .rows = shape.out[1] - at.h,

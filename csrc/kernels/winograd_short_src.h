@@ -61,7 +61,7 @@ template <typename T, typename Products>
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
   const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
-  const std::int64_t image = padded_ic / kWidth * block_size;
+  const std::int64_t image = shape.groups * padded_ic / kWidth * block_size;
   for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {
     Walk<T> at(shape, tiles.first);
     for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
@@ -202,7 +202,7 @@ template <typename T, typename Products>
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
   const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
-  const std::int64_t image = padded_ic / kWidth * block_size;
+  const std::int64_t image = shape.groups * padded_ic / kWidth * block_size;
   auto* scales = reinterpret_cast<float*>(v + T::kPositions * stride);
   Walk<T> at(shape, tiles.first);
   for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {

@@ -1,4 +1,5 @@
-// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, one group.
+// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, and in float32
+// groups that fill whole blocks.
 // float32, and bfloat16 for kernels of one tap along depth, in float32, bfloat16 or fixed point.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
@@ -16,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -53,6 +55,8 @@ using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
 // The spatial dims of dims [N, C, *spatial] or weight dims.
 Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); }
 
+constexpr const char* kOneFormat = "reads and writes one blocked format only";
+
 bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
 
 }  // namespace
@@ -69,13 +73,58 @@ const char* refuses_winograd_sizes(const Problem& p) {
   if (!square) return "takes 3x3 and 3x3x3 kernels only";
   if (!all(p.stride, 1)) return "takes stride 1 only";
   if (!all(p.dilation, 1)) return "takes dilation 1 only";
-  if (!p.blocked()) return "reads and writes one blocked format only";
+  if (!p.blocked()) return kOneFormat;
   return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
 }
 
 namespace {
 
-bool possible(const Problem& p) { return !refuses_winograd(p); }
+// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
+// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
+// `count` such bundles of `groups` lie beside each other; none where groups are left over.
+struct Bundles {
+  std::int64_t count, groups;
+};
+
+Bundles bundles_of(const Problem& p) {
+  if (p.groups == 1) return {1, 1};
+  const auto filling = [&](std::int64_t channels) {
+    return p.dst_format.block / std::gcd(channels / p.groups, p.dst_format.block);
+  };
+  const std::int64_t groups = std::lcm(filling(p.src_dims[1]), filling(p.dst_dims[1]));
+  return {p.groups % groups == 0 ? p.groups / groups : 0, groups};
+}
+
+// The problem of one bundle.
+Problem bundle_of(const Problem& p) {
+  const auto [count, groups] = bundles_of(p);
+  Problem q = p;
+  q.groups = 1;
+  q.src_dims[1] /= count;
+  q.dst_dims[1] /= count;
+  q.weight_dims[p.transposed ? 0 : 1] = q.src_dims[1];
+  q.weight_dims[p.transposed ? 1 : 0] = q.dst_dims[1];
+  return q;
+}
+
+// The weight of one bundle: for weight [OC, IC / groups, *kernel], transposed
+// [IC, OC / groups, *kernel], zeros but for its groups' blocks along the diagonal.
+at::Tensor weight_of_bundle(const Problem& p, const at::Tensor& weight, std::int64_t bundle) {
+  const std::int64_t groups = bundles_of(p).groups;
+  const std::int64_t rows = weight.size(0) / p.groups, columns = weight.size(1);
+  const at::Tensor own = weight.narrow(0, bundle * groups * rows, groups * rows);
+  if (groups == 1) return own;
+  Dims dims = weight.sizes().vec();
+  dims[0] = groups * rows;
+  dims[1] = groups * columns;
+  const at::Tensor whole = at::zeros(dims, weight.options());
+  for (std::int64_t i = 0; i < groups; ++i) {
+    whole.narrow(0, i * rows, rows)
+        .narrow(1, i * columns, columns)
+        .copy_(own.narrow(0, i * rows, rows));
+  }
+  return whole;
+}
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
 // the padding that is left of the kernel.
@@ -133,15 +182,13 @@ kernels::WinogradWeights weights_of(const Problem& p, const at::Tensor& weight) 
 
 }  // namespace
 
-at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
-  const at::Tensor weight = narrow.to(at::kFloat);
+namespace {
+
+// One bundle's weights to its U.
+void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& weight, float* u) {
   const std::int64_t ic = p.src_dims[1], width = kernel.channels / 2;
   const std::int64_t padded_oc = padded_outputs(kernel, p.dst_dims[1], p.dst_format.block);
-  const at::Tensor packed = empty_pooled({u_size(kernel, shape_of(p))}, weight.options());
-  trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
   const kernels::WinogradWeights weights = weights_of(p, weight);
-  float* u = packed.mutable_data_ptr<float>();
   // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
   constexpr std::int64_t kChannels = 16;
   const std::int64_t parts = ceil_div(ic, kChannels);
@@ -158,6 +205,21 @@ at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Ten
                      pack_unit(unit / parts, unit % parts * kChannels);
                    }
                  });
+}
+
+}  // namespace
+
+at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
+  const at::Tensor weight = narrow.to(at::kFloat);
+  const Problem q = bundle_of(p);
+  const std::int64_t count = bundles_of(p).count, floats = u_size(kernel, shape_of(q));
+  const at::Tensor packed = empty_pooled({count * floats}, weight.options());
+  trace::Timed timed(trace::Kind::kPack, "convolution",
+                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
+  float* u = packed.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    pack_bundle(kernel, q, weight_of_bundle(p, weight, i), u + i * floats);
+  }
   return packed;
 }
 
@@ -194,7 +256,8 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   const std::int64_t least = ceil_div(tiles, most);
   const std::int64_t rows = kernel.group_tiles;
   const auto busiest = [&](std::int64_t blocks) {
-    return ceil_div(blocks * groups, threads) * Units{tiles, blocks, groups, rows}.largest();
+    return ceil_div(shape.groups * blocks * groups, threads) *
+           Units{tiles, blocks, groups, rows}.largest();
   };
   std::int64_t blocks = least;
   for (std::int64_t more = least; more <= std::min(ceil_div(tiles, rows), least + threads);
@@ -204,22 +267,39 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   return {tiles, blocks, groups, rows};
 }
 
+// Several groups are float32's.
+const float* src_of(const WinogradShape& shape, const void* src, std::int64_t group) {
+  return static_cast<const float*>(src) + group * shape.ic * c10::multiply_integers(shape.in);
+}
+
+kernels::WinogradDst dst_of(const WinogradShape& shape, kernels::WinogradDst dst,
+                            std::int64_t group) {
+  const std::int64_t floats = group * shape.oc * c10::multiply_integers(shape.out);
+  if (dst.bias) dst.bias += group * shape.oc;
+  if (dst.residual) dst.residual = static_cast<const float*>(dst.residual) + floats;
+  dst.dst = static_cast<float*>(dst.dst) + floats;
+  return dst;
+}
+
 }  // namespace
 
 void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
                   const void* src, const void* weights, const kernels::WinogradDst& dst) {
   const Units units = units_of(kernel, shape, tiles);
-  share_units(units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
+  const std::int64_t u_floats = u_size(kernel, shape);
+  share_units(shape.groups * units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
     const std::int64_t most = units.largest();
     const std::int64_t v_size = kernel.v_size(shape, most);
     float* v = workspace(v_size + kernel.m_size(shape, most));
     float* m = v + v_size;
-    std::int64_t in_v = -1;  // the block whose src is transformed there
-    const auto run_unit = [&](std::int64_t i, std::int64_t group) {
-      const WinogradTiles block = units.block(i);
-      if (std::exchange(in_v, i) != i) kernel.src(shape, block, src, v);
-      kernel.multiply(shape, block.count, group, v, weights, m);
-      kernel.dst(shape, block, group, m, dst);
+    std::int64_t in_v = -1;  // the group's block whose src is transformed there
+    const auto run_unit = [&](std::int64_t i, std::int64_t outputs) {
+      const std::int64_t group = i / units.blocks;
+      const WinogradTiles block = units.block(i % units.blocks);
+      if (std::exchange(in_v, i) != i) kernel.src(shape, block, src_of(shape, src, group), v);
+      kernel.multiply(shape, block.count, outputs, v,
+                      static_cast<const float*>(weights) + group * u_floats, m);
+      kernel.dst(shape, block, outputs, m, dst_of(shape, dst, group));
     };
     for (Range piece; pieces.next(piece);) {
       for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
@@ -229,16 +309,15 @@ void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64
   });
 }
 
-namespace {
-
-ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
+ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
   return ConvolutionPlan{
       .weights_format =
           text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
-               kernel.input_channels > 1 ? "/pairs" : "", p.transposed ? "/transposed" : ""),
+               kernel.input_channels > 1 ? "/pairs" : "",
+               p.groups > 1 ? text("/groups ", p.groups) : "", p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack_winograd(kernel, p, weight); },
       .run =
-          [epilogue = p.epilogue, &kernel, shape = shape_of(p),
+          [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
            tiles = tiles_of(p, kernel.tile)](const ConvolutionBuffers& buffers) {
             run_winograd(
                 kernel, shape, tiles, buffers.src, buffers.weights,
@@ -247,14 +326,16 @@ ConvolutionPlan plan_of(const Problem& p, const Winograd& kernel) {
       .loops_only = true};
 }
 
+namespace {
+
 std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
-  if (!possible(p)) return std::nullopt;
-  return plan_of(p, kernel);
+  if (refuses_winograd(p)) return std::nullopt;
+  return plan_winograd(p, kernel);
 }
 
 std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
   if (refuses_winograd_bfloat16(p)) return std::nullopt;
-  return with_float_bias(plan_of(p, kernel), p.dst_dims[1]);
+  return with_float_bias(plan_winograd(p, kernel), p.dst_dims[1]);
 }
 
 const Winograd& fixed_kernel() {
@@ -284,71 +365,6 @@ at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor
   const at::Tensor of_channels = scales.narrow(0, 0, p.dst_dims[1]).view(shape);
   const at::Tensor u = pack_winograd(kernel, p, at::mul(weight, of_channels));
   return at::cat({u, at::reciprocal(scales)});
-}
-
-// At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in
-// front, which make the padding even, tap 2 a + phase of a kernel is tap a of the phase's kernel:
-//   src [IC, H, W]          -> [4 IC, H / 2, W / 2], channel (row phase, column phase, ic)
-//   weight [OC, IC, KH, KW] -> [OC, 4 IC, 4, 4]
-struct Phases {
-  static constexpr std::int64_t kTaps = 4;
-  std::int64_t padding, shift;
-};
-
-Phases phases_of(std::int64_t padding) {
-  const std::int64_t half = ceil_div(padding, 2);
-  return {half, 2 * half - padding};
-}
-
-bool splits(const Problem& p) { return !refuses_winograd3(p); }
-
-// The problem at stride 1 on the phases as channels.
-Problem split(const Problem& p) {
-  Problem q = p;
-  q.src_dims = {p.src_dims[0], 4 * p.src_dims[1], ceil_div(p.src_dims[2], 2),
-                ceil_div(p.src_dims[3], 2)};
-  q.weight_dims = {p.weight_dims[0], q.src_dims[1], Phases::kTaps, Phases::kTaps};
-  q.stride = {1, 1};
-  q.padding = {phases_of(p.padding[0]).padding, phases_of(p.padding[1]).padding};
-  q.src_format = p.dst_format;
-  return q;
-}
-
-at::Tensor split_weight(const Problem& p, const at::Tensor& weight) {
-  at::Tensor padded = at::zeros({weight.size(0), weight.size(1), 8, 8}, weight.options());
-  padded.narrow(2, phases_of(p.padding[0]).shift, weight.size(2))
-      .narrow(3, phases_of(p.padding[1]).shift, weight.size(3))
-      .copy_(weight);
-  return padded.view({weight.size(0), weight.size(1), 4, 2, 4, 2})
-      .permute({0, 3, 5, 1, 2, 4})
-      .reshape({weight.size(0), -1, 4, 4});
-}
-
-void split_src(const Problem& p, const Problem& q, const float* src, float* dst) {
-  const std::int64_t ic = p.src_dims[1], h = p.src_dims[2], w = p.src_dims[3];
-  const std::int64_t block = q.src_format.block, rows = q.src_dims[2], columns = q.src_dims[3];
-  const bool plain = p.src_format == kPlain;
-  const std::int64_t pixel = p.src_format.lanes(ic);
-  const std::int64_t channel = plain ? h * w : 1, image = (plain ? ic : pixel) * h * w;
-  const std::int64_t blocks = ceil_div(4 * ic, block);
-  parallel_units(p.src_dims[0] * rows, 4 * ic * columns, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t n = i / rows, row = i % rows;
-      const auto row_of = [&](std::int64_t b) {
-        return dst + ((n * blocks + b) * rows + row) * columns * block;
-      };
-      for (std::int64_t b = 0; b < blocks; ++b) std::fill_n(row_of(b), columns * block, 0.f);
-      for (std::int64_t lane = 0; lane < 4 * ic; ++lane) {
-        const std::int64_t row_phase = lane / (2 * ic), phase = lane / ic % 2;
-        if (2 * row + row_phase >= h) break;
-        const float* from =
-            src + n * image + lane % ic * channel + ((2 * row + row_phase) * w + phase) * pixel;
-        float* to = row_of(lane / block) + lane % block;
-        const std::int64_t count = (w - phase + 1) / 2;
-        for (std::int64_t x = 0; x < count; ++x) to[x * block] = from[2 * x * pixel];
-      }
-    }
-  });
 }
 
 // What a problem costs in FMAs per pair of input and output channel: `products` for each tile, by
@@ -390,14 +406,17 @@ constexpr Costs kFlat{.f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90,
     kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200}, .f2 = {{2, 2, 2}, 64, 620, 330}};
 
 double microseconds(const Problem& p, const Cost& cost) {
-  const auto tiles = static_cast<double>(tiles_of(p, cost.tile));
-  const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
-  return microseconds_of(
-      (streamed_fmas(p, cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic * oc);
+  const Problem q = bundle_of(p);
+  const auto tiles = static_cast<double>(tiles_of(q, cost.tile));
+  const auto ic = static_cast<double>(q.src_dims[1]), oc = static_cast<double>(q.dst_dims[1]);
+  return static_cast<double>(bundles_of(p).count) *
+         microseconds_of(
+             (streamed_fmas(q, cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) *
+             ic * oc);
 }
 
 double estimate(const Problem& p, Cost Costs::* which) {
-  if (!possible(p)) return kNever;
+  if (refuses_winograd(p)) return kNever;
   const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
   return microseconds(p, costs.*which);
 }
@@ -409,11 +428,13 @@ double estimate_bfloat16(const Problem& p, Cost Costs::* which) {
 
 }  // namespace
 
-bool winograd_possible(const Problem& p) { return possible(p); }
+bool winograd_possible(const Problem& p) { return p.groups == 1 && !refuses_winograd(p); }
 
 const char* refuses_winograd(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
-  return refuses_winograd_sizes(p);
+  if (!p.blocked()) return kOneFormat;
+  if (bundles_of(p).count == 0) return "takes groups that fill whole blocks";
+  return refuses_winograd_sizes(bundle_of(p));
 }
 
 const char* refuses_winograd_bfloat16(const Problem& p) {
@@ -424,23 +445,11 @@ const char* refuses_winograd_bfloat16(const Problem& p) {
   return p.dst_format.block == kernels::kernels().width ? nullptr : "takes the CPU's own blocks";
 }
 
-const char* refuses_winograd3(const Problem& p) {
-  if (!fewer_products_allowed()) return kFewerProductsRefused;
-  if (!kernels::kernels().winograd3) return "needs AVX2";
-  if (p.dtype != at::kFloat) return "computes float32 only";
-  if (p.groups != 1) return "takes one group only";
-  if (p.transposed || p.spatial() != 2) return "is for images, not transposed";
-  if (p.src_dims[1] > 4) return "is for at most 4 input channels";
-  if (!p.dst_format.is_blocked()) return "writes blocked formats only";
-  if (p.dst_format.block % 8 != 0) return "takes blocks of whole vectors only";
-  const auto fits = [&](std::size_t i) {
-    const std::int64_t taps = phases_of(p.padding[i]).shift + p.weight_dims[2 + i];
-    return p.stride[i] == 2 && p.dilation[i] == 1 && ceil_div(taps, 2) == Phases::kTaps;
-  };
-  return fits(0) && fits(1) ? nullptr : "is for kernels of 6 to 8 at stride 2";
+WinogradShape winograd_shape(const Problem& p) {
+  WinogradShape shape = shape_of(bundle_of(p));
+  shape.groups = bundles_of(p).count;
+  return shape;
 }
-
-WinogradShape winograd_shape(const Problem& p) { return shape_of(p); }
 
 std::int64_t winograd_tiles(const Problem& p, const Sizes3& tile) { return tiles_of(p, tile); }
 
@@ -451,31 +460,6 @@ double estimate_winograd2(const Problem& p) { return estimate(p, &Costs::f2); }
 double estimate_winograd4_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f4); }
 
 double estimate_winograd2_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f2); }
-
-// A third of the products at most, and the transforms.
-double estimate_winograd3(const Problem& p) {
-  return splits(p) ? direct_microseconds(p) / 2 : kNever;
-}
-
-std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
-  if (!splits(p)) return std::nullopt;
-  const Problem q = split(p);
-  ConvolutionPlan inner = plan_of(q, *kernels::kernels().winograd3);
-  return ConvolutionPlan{
-      .weights_format = text(inner.weights_format, "/split/", p.padding),
-      .pack = [p, pack = std::move(inner.pack)](
-                  const at::Tensor& weight) { return pack(split_weight(p, weight)); },
-      .run =
-          [p, q, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
-            const at::Tensor src =
-                empty_pooled(q.src_format.physical_shape(q.src_dims), at::kFloat);
-            float* split = src.mutable_data_ptr<float>();
-            split_src(p, q, static_cast<const float*>(buffers.src), split);
-            ConvolutionBuffers of_split = buffers;
-            of_split.src = split;
-            run(of_split);
-          }};
-}
 
 std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
@@ -499,7 +483,7 @@ double estimate_winograd4_fixed(const Problem& p) {
 std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
   if (refuses_winograd_bfloat16(p)) return std::nullopt;
   const Winograd& kernel = fixed_kernel();
-  ConvolutionPlan plan = plan_of(p, kernel);
+  ConvolutionPlan plan = plan_winograd(p, kernel);
   plan.weights_format = "fixed " + plan.weights_format;
   plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
   plan.run = [epilogue = p.epilogue, &kernel, shape = shape_of(p),
