@@ -302,7 +302,7 @@ CHOICES = (
     ((1, 1, 16, 8, 24, 24), "direct"),
 )
 
-# Batch, channels, those of a group, height and width: as RegNet and ResNeXt have them, and depthwise.
+# Batch, channels, those of a group, height and width: RegNet's and ResNeXt's, and depthwise.
 GROUPED_CHOICES = (
     ((1, 128, 16, 28), "winograd4"),
     ((1, 320, 16, 14), "winograd4"),

@@ -41,8 +41,8 @@ class Timed:
 
 
 def fill_zeros(model: nn.Module) -> None:
-    """Draws the weights that are all zeros, as timm's at the end of residual branches: training would
-    not leave them so, and a converter that drops x * 0 drops the branch."""
+    """Draws the weights that are all zeros, as timm's at the end of residual branches: training
+    would not leave them so, and a converter that drops x * 0 drops the branch."""
     for name, parameter in model.named_parameters():
         if not name.endswith("bias") and not parameter.any():
             parameter.uniform_(0.5, 1.5)
