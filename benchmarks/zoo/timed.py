@@ -16,6 +16,7 @@ from torch import nn
 from zoo.row import declare_torchvision_ops, make
 
 SEED = 0
+IMAGES = 8  # of two a head's batch norm would see two numbers a channel, some of them equal
 IMAGE = (3, 224, 224)
 SEGMENTATION = "segmentation_models_pytorch:"
 
@@ -36,7 +37,7 @@ class Timed:
             torch.manual_seed(SEED)
             model = self.build().eval()
             fill_zeros(model)
-            set_statistics(model, torch.randn(2, *self.input_dims))
+            set_statistics(model, torch.randn(IMAGES, *self.input_dims))
         return model
 
 
@@ -44,7 +45,7 @@ def fill_zeros(model: nn.Module) -> None:
     """Draws the weights that are all zeros, as timm's at the end of residual branches: training
     would not leave them so, and a converter that drops x * 0 drops the branch."""
     for name, parameter in model.named_parameters():
-        if not name.endswith("bias") and not parameter.any():
+        if not name.endswith(("bias", "biases")) and not parameter.any():
             parameter.uniform_(0.5, 1.5)
 
 

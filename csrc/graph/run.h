@@ -64,6 +64,7 @@ class Run {
   std::function<void()> chain_of(const Chain& chain) const;
   void run_each(std::size_t first, std::size_t end);
   void run_steps(std::size_t first, std::size_t end);
+  void leave(std::size_t first, std::size_t end);
   void run_observed();
   void check_tails(std::size_t first, std::size_t end) const;  // of what these steps have written
   void end();

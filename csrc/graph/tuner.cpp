@@ -94,7 +94,11 @@ struct Contender {
     const long before = interruptions();
     const WorkTimer work;
     const auto start = Clock::now();
-    entry.run();
+    if (entry.loops_only) {
+      on_all_threads(entry.run);  // as in a plan
+    } else {
+      entry.run();
+    }
     Microseconds time = Clock::now() - start;
     if (!tells_work) time = kMeeting * time + kMeetings;
     time *= entry.handicap;

@@ -23,14 +23,15 @@ void add_bias(const ScoreRows& p, float* scores, const float* bias) {
   }
 }
 
+// Of numbers; a NaN may get lost, and comes back with its own power.
 float greatest_of(const float* scores, std::int64_t whole) {
   Vec first(kLowest), second(kLowest);
   std::int64_t i = 0;
   for (; i + kWidth < whole; i += 2 * kWidth) {
-    first = at::vec::maximum(first, Vec::loadu(scores + i));
-    second = at::vec::maximum(second, Vec::loadu(scores + i + kWidth));
+    first = at::vec::clamp_min(first, Vec::loadu(scores + i));
+    second = at::vec::clamp_min(second, Vec::loadu(scores + i + kWidth));
   }
-  if (i < whole) first = at::vec::maximum(first, Vec::loadu(scores + i));
+  if (i < whole) first = at::vec::clamp_min(first, Vec::loadu(scores + i));
   return at::vec::vec_reduce_all<float>(
       [](const Vec& a, const Vec& b) { return at::vec::maximum(a, b); },
       at::vec::maximum(first, second));
@@ -41,15 +42,15 @@ float greatest_of(const float* scores, std::int64_t whole) {
 void powers_of_rows(const ScoreRows& p) {
   const std::int64_t whole = (p.count + kWidth - 1) / kWidth * kWidth;
   const float left = p.bias ? 1.f : p.scale;  // of the scale, once there is a bias in the scores
-  const Vec scale(left);
+  const Vec scale(left * kLog2E);             // e^x = 2^(x log2 e)
   for (std::int64_t row = 0; row < p.rows; ++row) {
     float* scores = p.scores + row * p.stride;
     if (p.bias) add_bias(p, scores, p.bias + row * p.bias_stride);
     std::fill(scores + p.count, scores + whole, kLowest);  // what lies behind a row does not count
-    const Vec shift(-left * greatest_of(scores, whole));
+    const Vec shift(-left * kLog2E * greatest_of(scores, whole));
     Vec sums(0.f);
     for (std::int64_t i = 0; i < whole; i += kWidth) {
-      const Vec power = exponential(at::vec::fmadd(Vec::loadu(scores + i), scale, shift));
+      const Vec power = power_of_two(at::vec::fmadd(Vec::loadu(scores + i), scale, shift));
       power.store(scores + i);
       sums = sums + power;
     }

@@ -1,6 +1,7 @@
 // The epilogue of a convolution on one vector, for kernels to apply between sum and store.
 #pragma once
 
+#include <array>
 #include <type_traits>
 
 #include "kernels/epilogue.h"
@@ -24,22 +25,36 @@ inline Vec exponential(const Vec& x) {
   return scale_by_power(p, n);
 }
 
-// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 4e-6 where e^-y counts for
-// more than 2^20. AVX-512 splits a power of two by itself, at any size, so that neither clamps nor
-// rounding are needed: 14 instructions instead of 19. The polynomial is the one of degree 5 with
-// 2^0 = 1 and the least error relative to 2^r for r in [0, 1): 8.2e-8.
-inline Vec times_sigmoid(const Vec& x, const Vec& y) {
+// 2^x, to 1e-7 of it besides the rounding of x; with AVX2 at least 2^-126 and at most an infinity.
+// AVX-512 splits a power of two by itself, at any size, so that neither clamps nor rounding are
+// needed: 7 instructions. The polynomials are those of degree 5 with 2^0 = 1 and the least error
+// relative to 2^r: 8.2e-8 for r in [0, 1), 9.2e-8 for |r| <= 1/2.
+inline Vec power_of_two(const Vec& x) {
 #if defined(CPU_CAPABILITY_AVX512)
-  const Vec power = y * Vec(-1.44269504f);
-  const Vec r = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Vec p(1.86713008e-3f);
-  for (const float term : {9.0170303e-3f, 5.57999131e-2f, 2.4016445e-1f, 6.93151312e-1f, 1.f}) {
-    p = at::vec::fmadd(p, r, Vec(term));
-  }
-  return quotient(x, Vec(1.f) + Vec(_mm512_scalef_ps(p, power)));
+  const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  constexpr float kFirst = 1.86713008e-3f;
+  constexpr std::array kRest{9.0170303e-3f, 5.57999131e-2f, 2.4016445e-1f, 6.93151312e-1f, 1.f};
 #else
-  return quotient(x, Vec(1.f) + exponential(y.neg()));
+  const Vec clipped = at::vec::clamp(x, Vec(-126.f), Vec(128.f));  // NaN stays
+  const Vec n = clipped.round(), r = clipped - n;
+  constexpr float kFirst = 0.00132646585f;
+  constexpr std::array kRest{0.00967156612f, 0.0555073434f, 0.240222413f, 0.69314698f, 1.f};
 #endif
+  Vec p(kFirst);
+  for (const float term : kRest) p = at::vec::fmadd(p, r, Vec(term));
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_scalef_ps(p, x);
+#else
+  return scale_by_power(p, n);
+#endif
+}
+
+inline constexpr float kLog2E = 1.44269504f;
+
+// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 4e-6 where e^-y counts for
+// more than 2^20.
+inline Vec times_sigmoid(const Vec& x, const Vec& y) {
+  return quotient(x, Vec(1.f) + power_of_two(y * Vec(-kLog2E)));
 }
 
 inline Vec silu(const Vec& x) { return times_sigmoid(x, x); }
@@ -135,7 +150,7 @@ inline Vec activate(const Activation& a, const Vec& x) {
 // e^x to 7.5e-5 of it, by half the instructions, for what is rounded to bfloat16 (3.9e-3): 2^n by
 // the polynomial of degree 3 with the least relative error for |r| <= 1/2.
 inline Vec rough_exponential(const Vec& x) {
-  const Vec power = at::vec::clamp(x * Vec(1.44269504f), Vec(-126.f), Vec(128.f));
+  const Vec power = at::vec::clamp(x * Vec(kLog2E), Vec(-126.f), Vec(128.f));
   const Vec n = power.round(), r = power - n;
   Vec p(5.517167e-2f);
   for (const float term : {2.4261114e-1f, 6.9326099e-1f, 9.9992807e-1f}) {

@@ -23,6 +23,10 @@ constexpr std::int64_t kChain = 256;
 // Least vectors of a quarter; and rows, in tiles.
 constexpr std::int64_t kLeastVectors = 3, kLeastTiles = 1;
 constexpr std::int64_t kUnitsPerThread = 4;
+// Where there are few groups of columns, the rows are cut so often that some threads have something
+// to do: 197 rows of 768 to 192 are 3 groups, of which one of two threads would take two. How many
+// threads there are must not count, since the cut decides which rows are summed.
+constexpr std::int64_t kLeastUnits = 6, kLeastPartTiles = 2;
 
 std::int64_t half_of(std::int64_t size) { return ceil_div(size, 2); }
 
@@ -56,7 +60,9 @@ Strassen::Strassen(const kernels::Kernels& kernels, std::int64_t images, std::in
   const std::int64_t most = std::clamp(sizes().band_bytes / kPartOfBand / row_bytes / tile,
                                        std::int64_t{1}, kMostRows / tile) *
                             tile;
-  parts_ = ceil_div(half_of(rows), most);
+  const std::int64_t fewest = ceil_div(half_of(rows), most);
+  const std::int64_t shared = ceil_div(kLeastUnits, std::max<std::int64_t>(images, 1) * groups_);
+  parts_ = std::max(fewest, std::min(shared, rows / (2 * kLeastPartTiles * tile)));
 }
 
 const char* Strassen::refuses(const kernels::Kernels& kernels, std::int64_t rows,

@@ -234,20 +234,22 @@ Prepared prepare(const Step& step, const Running& running) {
   const kernels::Kernels& table = block > 1 ? kernels::kernels_for(block) : kernels::kernels();
   const auto kernel = block > 1 ? table.normalize_pixels : table.normalize_rows;
   const auto run = [&tensors = running.tensors, src, dst, norm, kept, kernel, image,
-                    pixels = all / images, all] {
+                    pixels = all / images, images, group = table.width] {
     const auto* from = tensors[src].const_data_ptr<float>();
     auto* to = tensors[dst].mutable_data_ptr<float>();
-    parallel_units(all, norm.channels, [&](std::int64_t begin, std::int64_t end) {
-      while (begin < end) {
-        const std::int64_t i = begin / pixels, first = begin % pixels;
-        const std::int64_t last = std::min(pixels, first + end - begin);
-        kernels::RowNormalization of_image = norm;
-        of_image.src = from + i * image;
-        of_image.dst = to + i * image;
-        kernel(of_image, first, last);
-        begin += last - first;
-      }
-    });
+    const std::int64_t groups = ceil_div(pixels, group);  // that the kernel takes at a time
+    parallel_units(images * groups, group * norm.channels,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     while (begin < end) {
+                       const std::int64_t i = begin / groups, first = begin % groups;
+                       const std::int64_t last = std::min(groups, first + end - begin);
+                       kernels::RowNormalization of_image = norm;
+                       of_image.src = from + i * image;
+                       of_image.dst = to + i * image;
+                       kernel(of_image, first * group, std::min(last * group, pixels));
+                       begin += last - first;
+                     }
+                   });
   };
   return {run, true};
 }

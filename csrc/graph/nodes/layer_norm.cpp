@@ -67,9 +67,12 @@ Prepared prepare(const Step& step, const Running& running) {
     kernels::RowNormalization all = norm;
     all.src = tensors[src].const_data_ptr<float>();
     all.dst = tensors[dst].mutable_data_ptr<float>();
-    parallel_units(rows, all.channels, [&](std::int64_t begin, std::int64_t end) {
-      kernels::kernels().normalize_rows(all, begin, end);
-    });
+    const kernels::Kernels& table = kernels::kernels();
+    const std::int64_t group = table.width;  // rows that the kernel takes at a time
+    parallel_units(ceil_div(rows, group), group * all.channels,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     table.normalize_rows(all, begin * group, std::min(end * group, rows));
+                   });
   };
   return {run, true};
 }

@@ -29,7 +29,8 @@ class Pieces {
 
 // Calls body(Pieces&) on every thread; each unit of [0, units) is in one piece of one of them. For
 // bodies that keep something from piece to piece. `unit_elements`: a piece has at least 32768
-// elements, ATen's limit below which another thread costs more than it saves.
+// elements, ATen's limit below which another thread costs more than it saves; or a quarter of them
+// where on_all_threads() has brought the threads together before.
 TORCH_BLOCKED_API void share_units(std::int64_t units, std::int64_t unit_elements,
                                    c10::function_ref<void(Pieces&)> body);
 inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is worth a piece
