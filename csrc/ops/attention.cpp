@@ -53,28 +53,19 @@ class Attention {
   }
 
   at::Tensor operator()() const {
-    const std::int64_t all = query_.size(0) * heads_;
-    const at::Tensor packed = empty_pooled({all * head_floats()}, at::kFloat);
-    float* to = packed.mutable_data_ptr<float>();
-    parallel_units(2 * all, head_floats() / 2, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        i % 2 == 0 ? pack_keys(i / 2, to) : pack_values(i / 2, to);
-      }
-    });
+    const at::Tensor packed = empty_pooled({heads() * head_floats()}, at::kFloat);
     const at::Tensor result =
         at::empty({query_.size(0), queries_, heads_, by_values_.columns}, at::kFloat);
-    const std::int64_t chunks = ceil_div(queries_, rows_);
-    parallel_units(
-        all * chunks, rows_ * by_keys_.floats() / 8, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t head = i / chunks, first = i % chunks * rows_;
-            run_unit(head, first, to + head * head_floats(), result.mutable_data_ptr<float>());
-          }
-        });
+    auto *to = packed.mutable_data_ptr<float>(), *dst = result.mutable_data_ptr<float>();
+    on_all_threads([&] {
+      pack_all(to);
+      run_all(to, dst);
+    });
     return result.transpose(1, 2);
   }
 
  private:
+  std::int64_t heads() const { return query_.size(0) * heads_; }
   std::int64_t head_floats() const { return by_keys_.floats() + by_values_.floats(); }
 
   void pack_keys(std::int64_t head, float* to) const {
@@ -84,6 +75,25 @@ class Attention {
   void pack_values(std::int64_t head, float* to) const {
     by_values_.pack(matrix_of(value_, head / heads_, head % heads_),
                     to + head * head_floats() + by_keys_.floats());
+  }
+
+  void pack_all(float* to) const {
+    parallel_units(2 * heads(), head_floats() / 2, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        i % 2 == 0 ? pack_keys(i / 2, to) : pack_values(i / 2, to);
+      }
+    });
+  }
+
+  void run_all(const float* packed, float* result) const {
+    const std::int64_t chunks = ceil_div(queries_, rows_);
+    parallel_units(heads() * chunks, rows_ * by_keys_.floats() / 8,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) {
+                       const std::int64_t head = i / chunks, first = i % chunks * rows_;
+                       run_unit(head, first, packed + head * head_floats(), result);
+                     }
+                   });
   }
 
   void run_unit(std::int64_t head, std::int64_t first, const float* packed, float* result) const {
