@@ -48,6 +48,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import torch_blocked as tb  # noqa: E402
 from torch_blocked.tensor import format_name  # noqa: E402
+from torch_blocked.verify import nudged  # noqa: E402
 
 FORMS = ("eager", "optimized", "loaded", "compiled")
 _BLOCKS = (None, None, None, 8, 16, 4, 32)
@@ -102,12 +103,24 @@ class Reference:
         exact = pytree.tree_leaves(self.exact[size])
         for i, (want, have, value) in enumerate(zip(wanted, got, exact, strict=True)):
             found = self._leaf(want, have, value)
-            if found:
+            if found and not self._is_of_rounding(size, i, want, have):
                 return found[0], f"result {i}: {found[1]}"
         for i, (want, have) in enumerate(zip(self.after[size], inputs, strict=True)):
             if not torch.allclose(want.float(), dense(have).float(), rtol=1e-3, atol=1e-4):
                 return "input", f"input {i} holds other values afterwards"
         return None
+
+    def _is_of_rounding(self, size: int, i: int, want, have) -> bool:
+        """Whether a nudge of the inputs, as rounding makes it, moves a result about as far: a layer
+        norm of two numbers that are all but equal makes 1e-4 of 1e-7."""
+        if not isinstance(want, Tensor) or not isinstance(have, Tensor):
+            return False
+        if (have.shape, have.dtype) != (want.shape, want.dtype) or not want.is_floating_point():
+            return False
+        nudge = self.model(*nudged(self.program.arguments(size), torch.finfo(torch.float32).eps))
+        moved = dense(pytree.tree_leaves(nudge)[i]) - dense(want)
+        error = dense(have) - dense(want)
+        return bool(error.isfinite().all()) and bool(error.abs().max() <= 50 * moved.abs().max())
 
     def _leaf(self, want, have, exact) -> tuple[str, str] | None:
         if not isinstance(want, Tensor):

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_blocked as tb
 from torch_blocked.optimized_module import has_bfloat16
+from torch_blocked.verify import TOLERANCE
 
 
 @pytest.fixture(autouse=True)
@@ -324,6 +325,41 @@ def test_results_are_verified(monkeypatch):
     assert fast.choice == "model"
     assert torch.equal(fast(x), model(x))
     assert tb.optimize(model, x, tune=False, verify=False).choice == "blocked"
+
+
+class Chaos(nn.Module):
+    """x = 3.99 x (1 - x), which about doubles a difference at each of `steps` steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.layer, self.steps = nn.Conv2d(3, 16, 3), steps
+
+    def forward(self, x):
+        x = self.layer(x).sigmoid()
+        for _ in range(self.steps):
+            x = 3.99 * x * (1 - x)
+        return x
+
+
+@pytest.mark.parametrize("wrong", (False, True))
+def test_a_model_that_rounding_decides_is_no_defect(wrong, monkeypatch):
+    """After 16 steps two right forms differ by percents, as two runs of nudged inputs do."""
+    torch.manual_seed(0)
+    model, x = Chaos(2 if wrong else 16).eval(), torch.randn(2, 3, 9, 9)
+    if wrong:
+        original = tb._C.Compiled.__call__
+        half = lambda self, inputs: [each / 2 for each in original(self, inputs)]  # noqa: E731
+        monkeypatch.setattr(tb._C.Compiled, "__call__", half)
+        with pytest.warns(UserWarning, match="differed from the model"):
+            assert tb.optimize(model, x, tune=False).choice == "model"
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = tb.optimize(model, x, tune=False)
+    assert fast.choice == "blocked"
+    exact = copy.deepcopy(model).double()(x.double())
+    assert (fast(x) - model(x)).abs().max() > TOLERANCE
+    assert (model(x) - exact).abs().max() > TOLERANCE  # so that nobody can tell which is right
 
 
 @pytest.mark.parametrize("rank", (2, 3, 4))

@@ -140,7 +140,7 @@ def test_a_model_that_rounds_may_amplify(function, amplifies, monkeypatch):
 def test_nudged_inputs_are_of_the_same_kinds():
     x = image()
     case = ((x, x.to_blocked(), torch.arange(3), "name"), {"mask": x > 0, "none": x[:0]})
-    args, kwargs = nudged(case)
+    args, kwargs = nudged(case, 1e-5)
     assert 0 < (args[0] - x).abs().max() < 1.1e-5 * x.abs().max()
     assert args[1].format == case[0][1].format
     assert 0 < (args[1].to_dense() - x).abs().max() < 1.1e-5 * x.abs().max()

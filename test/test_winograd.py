@@ -159,8 +159,8 @@ def test_transposed(implementation, padding, spatial):
     check(implementation, input, weight.transpose(0, 1), bias, padding, 16, transposed=True)
 
 
-# Input and output channels of a group, groups: bundles of 1 to 16 of them fill blocks of 8 to 32.
-GROUPS = ((16, 16, 4), (8, 8, 4), (24, 8, 4), (4, 12, 8), (2, 4, 16))
+# Input and output channels of a group, in quarters of a block, and groups: 1, 2 and 4 fill blocks.
+GROUPS = ((4, 4, 3), (8, 4, 2), (2, 2, 4), (6, 2, 4), (1, 3, 8))
 
 
 @by_implementation
@@ -170,7 +170,7 @@ GROUPS = ((16, 16, 4), (8, 8, 4), (24, 8, 4), (4, 12, 8), (2, 4, 16))
 @pytest.mark.parametrize("spatial", ((9, 7), (3, 5, 7)), ids=("2d", "3d"))
 @pytest.mark.parametrize("channels", GROUPS, ids=lambda channels: "-".join(map(str, channels)))
 def test_groups(implementation, block, batch, transposed, spatial, channels):
-    inputs, outputs, groups = channels
+    inputs, outputs, groups = channels[0] * block // 4, channels[1] * block // 4, channels[2]
     input, weight, bias = layer((batch, inputs, *spatial), outputs * groups)
     input = input.repeat_interleave(groups, 1) * torch.rand(inputs * groups, *(1,) * len(spatial))
     if transposed:
@@ -180,11 +180,14 @@ def test_groups(implementation, block, batch, transposed, spatial, channels):
 
 
 @by_implementation
-def test_groups_that_fill_no_whole_blocks(implementation):
-    x = torch.zeros(1, 24, 9, 9).to_blocked("nChw16c")
+@pytest.mark.parametrize(
+    ("channels", "groups"), ((24, 3), (32, 32)), ids=("left over", "depthwise")
+)
+def test_groups_that_are_refused(implementation, channels, groups):
+    x = torch.zeros(1, channels, 9, 9).to_blocked("nChw16c")
     refused = pytest.raises(NotImplementedError, match=f"expected a problem for {implementation}")
     with forced(implementation), torch_blocked.strict(), refused:
-        F.conv2d(x, torch.zeros(24, 8, 3, 3), groups=3)
+        F.conv2d(x, torch.zeros(channels, channels // groups, 3, 3), groups=groups)
 
 
 @by_implementation

@@ -31,6 +31,8 @@ from torch_blocked.optimized_module import (
 )
 from torch_blocked.state import unchanged
 from torch_blocked.verify import (
+    NUDGE,
+    NUDGE_IN_STEPS,
     TOLERANCE,
     TOLERANCE_IN_STEPS,
     difference,
@@ -224,12 +226,13 @@ def _compare(
         by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
         tolerance = tolerance_beside(expected, by_ops)
     what = difference(expected, result, tolerance)
-    if what and form.captured.rounds():
+    if what and optimized._dtype is None:
+        nudge = NUDGE_IN_STEPS if form.captured.rounds() else NUDGE
         by_ops, by_nudge = (
             optimized._results(form.captured, form.compiled.by_ops(each.inputs))
-            for each in (call, optimized._call(*nudged(case)))
+            for each in (call, optimized._call(*nudged(case, nudge)))
         )
-        tolerance = max(tolerance, tolerance_beside(by_ops, by_nudge, TOLERANCE_IN_STEPS))
+        tolerance = tolerance_beside(by_ops, by_nudge, tolerance)
         what = difference(expected, result, tolerance)
     if what:
         step = form.compiled.first_difference(call.inputs, tolerance)

@@ -81,10 +81,12 @@ namespace {
 
 // So many groups as fill whole blocks of src and dst are one convolution, whose weights between
 // groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
-// `count` such bundles of `groups` lie beside each other; none where groups are left over.
+// `count` such bundles of `groups` lie beside each other; none where groups are left over. F(4x4)
+// has a quarter of the products, so that more than kMostGroups cannot win.
 struct Bundles {
   std::int64_t count, groups;
 };
+constexpr std::int64_t kMostGroups = 4;
 
 Bundles bundles_of(const Problem& p) {
   if (p.groups == 1) return {1, 1};
@@ -434,6 +436,7 @@ const char* refuses_winograd(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (!p.blocked()) return kOneFormat;
   if (bundles_of(p).count == 0) return "takes groups that fill whole blocks";
+  if (bundles_of(p).groups > kMostGroups) return "takes groups of a quarter of a block and more";
   return refuses_winograd_sizes(bundle_of(p));
 }
 
