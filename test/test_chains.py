@@ -241,9 +241,8 @@ def test_real_geometry(dtype):
     middle = nn.Conv2d(96, 96, 3, padding=1, groups=96)
     body = Added(real(nn.Conv2d(80, 96, 1), middle, nn.Conv2d(96, 80, 1)))  # of several groups
     check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 80, 70, 40), 3 * in_turn, dtype)
-    body = real(
-        nn.Conv2d(32, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=8), nn.Conv2d(64, 32, 1)
-    )
+    middle = nn.Conv2d(64, 64, 3, stride=2, padding=1, groups=8)  # at stride 1 Winograd takes it
+    body = real(nn.Conv2d(32, 64, 1), middle, nn.Conv2d(64, 32, 1))
     check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 32, 40, 31), 3 * in_turn, dtype)
 
 
