@@ -323,7 +323,6 @@ def test_choice(problem, implementation):
         assert chosen(*problem) == implementation
 
 
-@pytest.mark.skipif(_C.isa() == "default", reason="too slow without FMA")
 @pytest.mark.parametrize(("problem", "implementation"), GROUPED_CHOICES)
 def test_choice_of_groups(problem, implementation):
     batch, channels, of_group, size = problem
@@ -331,7 +330,11 @@ def test_choice_of_groups(problem, implementation):
     with torch.no_grad():
         blocked = input.to_blocked(format_name(4, torch_blocked.native_blocks()[0]))
         F.conv2d(blocked, weight[:, :of_group], bias, padding=1, groups=channels // of_group)
-    assert _C.last_implementation("convolution") == implementation
+    taken = _C.last_implementation("convolution")
+    if _C.isa() == "default":  # too slow without FMA
+        assert not taken.startswith("winograd")
+    else:
+        assert taken == implementation
 
 
 def test_one_switch_turns_it_off():
