@@ -103,7 +103,7 @@ class Reference:
         exact = pytree.tree_leaves(self.exact[size])
         for i, (want, have, value) in enumerate(zip(wanted, got, exact, strict=True)):
             found = self._leaf(want, have, value)
-            if found and not self._is_of_rounding(size, i, want, have):
+            if found and not (found[0] == "value" and self._is_of_rounding(size, i, want, have)):
                 return found[0], f"result {i}: {found[1]}"
         for i, (want, have) in enumerate(zip(self.after[size], inputs, strict=True)):
             if not torch.allclose(want.float(), dense(have).float(), rtol=1e-3, atol=1e-4):
@@ -113,9 +113,7 @@ class Reference:
     def _is_of_rounding(self, size: int, i: int, want, have) -> bool:
         """Whether a nudge of the inputs, as rounding makes it, moves a result about as far: a layer
         norm of two numbers that are all but equal makes 1e-4 of 1e-7."""
-        if not isinstance(want, Tensor) or not isinstance(have, Tensor):
-            return False
-        if (have.shape, have.dtype) != (want.shape, want.dtype) or not want.is_floating_point():
+        if not want.is_floating_point():
             return False
         nudge = self.model(*nudged(self.program.arguments(size), torch.finfo(torch.float32).eps))
         moved = dense(pytree.tree_leaves(nudge)[i]) - dense(want)
