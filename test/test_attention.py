@@ -94,12 +94,87 @@ def test_bias_of_scores(dims):
     close(optimized(*inputs), model(*inputs), model(*(x.double() for x in inputs)))
 
 
+# All but the first key hidden from the first query, and so on: a mask that shows each query some.
+SEEN = torch.ones(20, 33, dtype=torch.bool).tril()
+MASKS = {
+    "numbers": torch.randn(20, 33),
+    "infinities": torch.zeros(20, 33).masked_fill(~SEEN, -torch.inf),
+    "per head": torch.randn(1, 3, 20, 33),
+    "bool": SEEN,
+    "bool per head": torch.stack([SEEN, SEEN.flip(0), ~SEEN.flip(1)]),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
 @torch.no_grad()
-def test_a_constant_mask():
-    mask = torch.randn(20, 33)
-    model = Attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask.to(q.dtype)))
+def test_a_constant_mask(name):
+    def function(q, k, v):
+        mask = MASKS[name] if MASKS[name].dtype == torch.bool else MASKS[name].to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    model = Attention(function).eval()
     inputs = heads((2, 3, 20, 33, 16, 16))
-    optimized = blocked(model.eval(), *inputs)
+    optimized = blocked(model, *inputs)
+    assert is_one_step(optimized)
+    close(optimized(*inputs), model(*inputs), model(*(x.double() for x in inputs)))
+
+
+@pytest.mark.parametrize("queries, keys", ((20, 20), (7, 33), (33, 7)))
+@torch.no_grad()
+def test_causal(queries, keys):
+    def function(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    model = Attention(function).eval()
+    inputs = heads((2, 3, queries, keys, 16, 9))
+    optimized = blocked(model, *inputs)
+    assert is_one_step(optimized)
+    close(optimized(*inputs), model(*inputs), model(*(x.double() for x in inputs)))
+
+
+@pytest.mark.parametrize(
+    "form, dims", [*((form, (2, 3, 4)) for form in FORMS), ("op", (1, 2, 1, 3, 2))]
+)
+@torch.no_grad()
+def test_more_dims(form, dims):
+    """Heads and windows, as of images cut into parts; results of the same strides as ATen's may be
+    viewed."""
+
+    def function(q, k, v):
+        return FORMS[form](q, k, v).flatten(0, -3) + 1
+
+    model = Attention(function).eval()
+    shapes = ((20, 16), (33, 16), (33, 9))
+    inputs = [torch.randn(*dims[1:], *shape, dims[0]).movedim(-1, 0) for shape in shapes]
+    optimized = blocked(model, *inputs)
+    assert is_one_step(optimized)
+    close(optimized(*inputs), model(*inputs), model(*(x.double() for x in inputs)))
+
+
+def windows(q, k, v):
+    """Two windows of three heads: a bias for each head, a mask for each window."""
+    scores = q * 0.25 @ k.mT + HEAD_BIAS.to(q.dtype)
+    scores = scores.view(-1, 2, 3, 20, 33) + WINDOW_MASK.to(q.dtype)[None, :, None]
+    return scores.view(-1, 3, 20, 33).softmax(-1) @ v
+
+
+def cosines(q, k, v):
+    """A factor for each head between two biases, and a number."""
+    scores = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT + HEAD_BIAS.to(q.dtype)) / 0.7
+    return (HEAD_FACTOR.to(q.dtype) * scores + HEAD_BIAS.to(q.dtype)).softmax(-1) @ v
+
+
+HEAD_BIAS, WINDOW_MASK = torch.randn(3, 20, 33), torch.randn(2, 20, 33)
+HEAD_FACTOR = torch.tensor([0.5, 3, -2]).view(3, 1, 1)
+
+
+@pytest.mark.parametrize("function", (windows, cosines))
+@torch.no_grad()
+def test_what_stands_between_product_and_softmax(function):
+    model = Attention(function).eval()
+    inputs = heads((4, 3, 20, 33, 16, 16))
+    optimized = blocked(model, *inputs)
+    assert is_one_step(optimized)
     close(optimized(*inputs), model(*inputs), model(*(x.double() for x in inputs)))
 
 
@@ -116,7 +191,6 @@ def read_twice(q, k, v):
 
 # What is ATen's: other formulas, rows that a mask hides whole, heads that broadcast.
 OTHERS = {
-    "causal": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     "a hidden row": hidden,
     "over queries": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
     "read twice": read_twice,
@@ -124,6 +198,9 @@ OTHERS = {
     "scaled after the bias": lambda q, k, v: ((q @ k.mT + 1) * 0.5).softmax(-1) @ v,
     "less than zero": lambda q, k, v: (q @ k.mT * -0.5).softmax(-1) @ v,
     "log": lambda q, k, v: (q @ k.mT).log_softmax(-1) @ v,
+    "windows with a computed bias": lambda q, k, v: (
+        ((q @ k.mT).view(1, 2, 3, 20, 20) + v.sum()[None, None]).view(2, 3, 20, 20).softmax(-1) @ v
+    ),
     "empty": lambda q, k, v: (q[..., :0, :] @ k.mT).softmax(-1) @ v,
 }
 

@@ -105,7 +105,8 @@ def _infinite(value: Tensor) -> Tensor:
 def others_like(value: Any) -> list[Any]:
     """Tensors of other sizes, with values of these repeated: one more in the batch, and images of a
     quarter of the size, or, where a model does not take those, of half or of one that is 64 less or
-    32 more. Names and numbers stay."""
+    32 more. Names and numbers stay, as do the fourth and more dims of an image, whose product with
+    the others would be huge."""
     return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
 
 
@@ -120,7 +121,7 @@ def _resized(size_of: Callable[[int], int], value: Tensor) -> Tensor:
     if isinstance(value, BlockedTensor):
         return to_blocked(_resized(size_of, value.to_dense()), value.format)
     for dim, size in enumerate(value.shape):
-        is_batch, is_image = dim == 0 and value.dim() > 1, dim > 1 and value.dim() > 2
+        is_batch, is_image = dim == 0 and value.dim() > 1, 1 < dim < 5 and value.dim() > 2
         if size == 0 or not (is_batch or is_image):
             continue
         other = size + 1 if is_batch else size_of(size)

@@ -70,6 +70,20 @@ struct Rewrite {
   const Meta& meta(Value value) const { return metas[Uses::at(value)]; }
 };
 
+inline Value add_value(Rewrite& rewrite, const Meta& meta) {
+  rewrite.metas.push_back(meta);
+  return rewrite.graph.values++;
+}
+
+inline Value add_constant(Rewrite& rewrite, const at::Tensor& constant) {
+  const Value value = add_value(rewrite, {constant.sizes().vec(), constant.scalar_type()});
+  rewrite.graph.constants[value] = constant;
+  return value;
+}
+
+// nodes/softmax.cpp: whether a node is a softmax over the last dim.
+bool is_softmax_of_rows(const Rewrite& rewrite, const Node& node);
+
 // A node whose only result is an image, [N, C, *spatial] of floats, and that no kind has taken.
 struct Candidate {
   const Graph& graph;

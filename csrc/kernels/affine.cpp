@@ -15,6 +15,13 @@ void affine_of(const Affine& rows, std::int64_t begin, std::int64_t end) {
     const std::int64_t period = row % p.periods;
     const auto* src_row = static_cast<const Number*>(p.src) + row * p.pixels * p.block;
     auto* dst_row = static_cast<Number*>(p.dst) + row * p.pixels * p.block;  // [pixels, block]
+    if (p.block == 1) {
+      const Vec a(p.scale[period]), b(p.shift[period]);
+      for_lanes(p.pixels, [&](std::int64_t pixel, std::int64_t count) {
+        store(at::vec::fmadd(load(src_row + pixel, count), a, b), dst_row + pixel, count);
+      });
+      continue;
+    }
     for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
       const Vec a = load(p.scale + period * p.block + lane, count);
       const Vec b = load(p.shift + period * p.block + lane, count);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/finish.h"
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -223,6 +224,33 @@ void channel_argmax(const ChannelRows& rows, const float* src, float sign, std::
       indices[first + pixel] = static_cast<std::int64_t>(best.channel);
     }
   });
+}
+
+// Rows without images: by powers of two of differences, which are exact where both are near, and
+// with one division a row. A NaN or an infinity reaches the whole row, through its sum.
+void softmax_rows(const SoftmaxRows& rows, std::int64_t begin, std::int64_t end) {
+  const auto reduced = [](const Vec& lanes, auto op) {
+    return at::vec::vec_reduce_all<float>([&](const Vec& a, const Vec& b) { return op(a, b); },
+                                          lanes);
+  };
+  for (std::int64_t row = begin; row < end; ++row) {
+    const float* src = rows.src + row * rows.columns;
+    float* dst = rows.dst + row * rows.columns;
+    Vec greatest(Max::initial), sums(0.f);
+    for_lanes(rows.columns, [&](std::int64_t i, std::int64_t count) {
+      greatest = Max()(greatest, only(load(src + i, count), count, Max::initial));
+    });
+    const Vec most(reduced(greatest, Max()));
+    for_lanes(rows.columns, [&](std::int64_t i, std::int64_t count) {
+      const Vec power = power_of_two((load(src + i, count) - most) * Vec(kLog2E));
+      store(power, dst + i, count);
+      sums = sums + only(power, count, 0.f);
+    });
+    const Vec factor(1 / reduced(sums, Sum()));
+    for_lanes(rows.columns, [&](std::int64_t i, std::int64_t count) {
+      store(load(dst + i, count) * factor, dst + i, count);
+    });
+  }
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

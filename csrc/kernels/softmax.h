@@ -13,4 +13,11 @@ struct ChannelRows {
   bool lanes;
 };
 
+// Rows [columns], one behind the other in src and in dst, which may be src.
+struct SoftmaxRows {
+  const float* src;
+  float* dst;
+  std::int64_t columns;
+};
+
 }  // namespace torch_blocked::kernels

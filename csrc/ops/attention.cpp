@@ -17,10 +17,18 @@ namespace {
 // Floats of scores that L1 holds beside a group of keys; many keys are in L2 with their scores.
 constexpr std::int64_t kScores = 6144;
 
-// [rows, lanes] of one head.
-Matrix matrix_of(const at::Tensor& x, std::int64_t b, std::int64_t h) {
-  return {x.const_data_ptr<float>() + b * x.stride(0) + h * x.stride(1), x.size(2), x.size(3),
-          x.stride(2), x.stride(3)};
+// [rows, lanes] of one head of [..., rows, lanes].
+Matrix matrix_of(const at::Tensor& x, std::int64_t head) {
+  std::int64_t offset = 0;
+  for (std::int64_t dim = x.dim() - 3; dim >= 0; --dim) {
+    offset += head % x.size(dim) * x.stride(dim);
+    head /= x.size(dim);
+  }
+  return {x.const_data_ptr<float>() + offset, x.size(-2), x.size(-1), x.stride(-2), x.stride(-1)};
+}
+
+std::int64_t heads_of(const at::Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 2));
 }
 
 // dst [rows, columns] = src [rows, lanes] x packed. Whole vectors are written.
@@ -38,47 +46,48 @@ class Attention {
  public:
   Attention(at::Tensor query, at::Tensor key, at::Tensor value, double scale, at::Tensor bias)
       : kernels_(kernels::kernels()),
-        query_(query.stride(3) == 1 ? std::move(query) : query.contiguous()),
+        query_(query.stride(-1) == 1 ? std::move(query) : query.contiguous()),
         key_(std::move(key)),
         value_(std::move(value)),
         bias_(std::move(bias)),
         scale_(static_cast<float>(scale)),
-        heads_(query_.size(1)),
-        queries_(query_.size(2)),
-        by_keys_{&kernels_, key_.size(3), key_.size(2)},
-        by_values_{&kernels_, value_.size(2), value_.size(3)} {
-    if (bias_.defined() && bias_.stride(3) != 1) bias_ = bias_.contiguous();
+        heads_(heads_of(query_)),
+        together_(query_.dim() == 4 ? query_.size(1) : 1),
+        queries_(query_.size(-2)),
+        by_keys_{&kernels_, key_.size(-1), key_.size(-2)},
+        by_values_{&kernels_, value_.size(-2), value_.size(-1)} {
+    if (bias_.defined() && bias_.stride(-1) != 1) bias_ = bias_.contiguous();
     const std::int64_t tile = by_keys_.tile();
     rows_ = std::clamp(kScores / by_keys_.width() / tile, std::int64_t{1}, std::int64_t{8}) * tile;
   }
 
   at::Tensor operator()() const {
-    const at::Tensor packed = empty_pooled({heads() * head_floats()}, at::kFloat);
-    const at::Tensor result =
-        at::empty({query_.size(0), queries_, heads_, by_values_.columns}, at::kFloat);
+    const at::Tensor packed = empty_pooled({heads_ * head_floats()}, at::kFloat);
+    at::DimVector dims(query_.sizes());
+    dims.back() = by_values_.columns;
+    const bool lie_together = together_ > 1;
+    if (lie_together) std::swap(dims[1], dims[2]);
+    const at::Tensor result = at::empty(dims, at::kFloat);
     auto *to = packed.mutable_data_ptr<float>(), *dst = result.mutable_data_ptr<float>();
     on_all_threads([&] {
       pack_all(to);
       run_all(to, dst);
     });
-    return result.transpose(1, 2);
+    return lie_together ? result.transpose(1, 2) : result;
   }
 
  private:
-  std::int64_t heads() const { return query_.size(0) * heads_; }
   std::int64_t head_floats() const { return by_keys_.floats() + by_values_.floats(); }
 
   void pack_keys(std::int64_t head, float* to) const {
-    by_keys_.pack(matrix_of(key_, head / heads_, head % heads_).transposed(),
-                  to + head * head_floats());
+    by_keys_.pack(matrix_of(key_, head).transposed(), to + head * head_floats());
   }
   void pack_values(std::int64_t head, float* to) const {
-    by_values_.pack(matrix_of(value_, head / heads_, head % heads_),
-                    to + head * head_floats() + by_keys_.floats());
+    by_values_.pack(matrix_of(value_, head), to + head * head_floats() + by_keys_.floats());
   }
 
   void pack_all(float* to) const {
-    parallel_units(2 * heads(), head_floats() / 2, [&](std::int64_t begin, std::int64_t end) {
+    parallel_units(2 * heads_, head_floats() / 2, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         i % 2 == 0 ? pack_keys(i / 2, to) : pack_values(i / 2, to);
       }
@@ -87,7 +96,7 @@ class Attention {
 
   void run_all(const float* packed, float* result) const {
     const std::int64_t chunks = ceil_div(queries_, rows_);
-    parallel_units(heads() * chunks, rows_ * by_keys_.floats() / 8,
+    parallel_units(heads_ * chunks, rows_ * by_keys_.floats() / 8,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) {
                        const std::int64_t head = i / chunks, first = i % chunks * rows_;
@@ -97,12 +106,11 @@ class Attention {
   }
 
   void run_unit(std::int64_t head, std::int64_t first, const float* packed, float* result) const {
-    const std::int64_t b = head / heads_, h = head % heads_;
     const std::int64_t rows = std::min(rows_, queries_ - first);
     const std::int64_t scores_stride = by_keys_.width(), values_stride = by_values_.width();
     float* scores = workspace(rows_ * (scores_stride + values_stride + 1));
     float *values = scores + rows_ * scores_stride, *factors = values + rows_ * values_stride;
-    const Matrix query = matrix_of(query_, b, h);
+    const Matrix query = matrix_of(query_, head);
     multiply_all(by_keys_, {.src = query.data + first * query.row_stride,
                             .src_stride = query.row_stride,
                             .rows = rows,
@@ -111,7 +119,7 @@ class Attention {
                             .bias = nullptr,
                             .dst = scores,
                             .dst_stride = scores_stride});
-    const Matrix bias = bias_.defined() ? matrix_of(bias_, b, h) : Matrix{};
+    const Matrix bias = bias_.defined() ? matrix_of(bias_, head) : Matrix{};
     kernels_.powers_of_rows({.scores = scores,
                              .rows = rows,
                              .count = by_keys_.columns,
@@ -128,20 +136,22 @@ class Attention {
                               .bias = nullptr,
                               .dst = values,
                               .dst_stride = values_stride});
-    const std::int64_t stride = heads_ * by_values_.columns;
+    const std::int64_t stride = together_ * by_values_.columns;
+    float* dst = result + (head / together_ * queries_ + first) * stride +
+                 head % together_ * by_values_.columns;
     kernels_.scale_rows({.src = values,
                          .rows = rows,
                          .count = by_values_.columns,
                          .src_stride = values_stride,
                          .factors = factors,
-                         .dst = result + (b * queries_ + first) * stride + h * by_values_.columns,
+                         .dst = dst,
                          .dst_stride = stride});
   }
 
   const kernels::Kernels& kernels_;
   at::Tensor query_, key_, value_, bias_;
   float scale_;
-  std::int64_t heads_, queries_;
+  std::int64_t heads_, together_, queries_;  // together: heads whose results lie side by side
   PackedColumns by_keys_, by_values_;
   std::int64_t rows_;  // of a unit
 };
@@ -150,15 +160,9 @@ class Attention {
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      double scale, const at::Tensor& bias) {
-  if (query.dim() == 3) {
-    return attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), scale,
-                     bias.defined() && bias.dim() == 3 ? bias.unsqueeze(1) : bias)
-        .squeeze(1);
-  }
-  const at::Tensor biases =
-      bias.defined() ? bias.expand({query.size(0), query.size(1), query.size(2), key.size(2)})
-                     : bias;
-  return Attention(query, key, value, scale, biases)();
+  at::DimVector scores(query.sizes());
+  scores.back() = key.size(-2);
+  return Attention(query, key, value, scale, bias.defined() ? bias.expand(scores) : bias)();
 }
 
 }  // namespace torch_blocked

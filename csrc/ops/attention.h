@@ -5,9 +5,10 @@
 
 namespace torch_blocked {
 
-// query [B, H, T, D], key [B, H, S, D], value [B, H, S, E], or all without H; float32 with any
-// strides and no empty dim; scale > 0. bias: broadcast to [B, H, T, S], or undefined. The result
-// [B, H, T, E] lies in memory as [B, T, H, E], as the layer after it reads it.
+// query [..., T, D], key [..., S, D], value [..., S, E] with the same dims before, at least one of
+// them; float32 with any strides and no empty dim; scale > 0. bias: broadcast to [..., T, S], or
+// undefined; -infinity hides a key, and each query sees one. A result [B, H, T, E] lies in memory as
+// [B, T, H, E], as the layer after it reads it; of other ranks it is contiguous.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      double scale, const at::Tensor& bias);
 

@@ -1,7 +1,9 @@
 // x * scale + shift for each channel, with the activation that follows: batch norms that nothing
 // takes in, and products with constants.
+#include <set>
+
+#include "graph/arithmetic.h"
 #include "graph/nodes/layers.h"
-#include "graph/planner.h"
 #include "graph/run.h"
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
@@ -10,7 +12,59 @@
 namespace torch_blocked::graph {
 namespace {
 
+// Whether a program would take the node in: what makes its operand or reads its result computes
+// number by number, too, be it behind an activation that affine has itself.
+bool is_among_pointwise(const Uses& uses, const Node& node) {
+  const Node* maker = uses.maker[Uses::at(node.read(0))];
+  if (maker && has_arithmetic(*maker) && uses.only_reader(node.read(0))) return true;
+  const Node* reader = uses.only_reader(node.output());
+  if (reader && find_activation(*reader)) reader = uses.only_reader(reader->output());
+  return reader && has_arithmetic(*reader) && !find_activation(*reader);
+}
+
+// A node (x, constant per channel) -> result.
+Node with_channels(Rewrite& rewrite, const Node& like, const char* name, Value x,
+                   const at::Tensor& channels, Value result) {
+  Dims shape(rewrite.meta(x).dims.size() - 1, 1);  // [C, 1, ...]
+  shape[0] = channels.numel();
+  const Value constant = add_constant(rewrite, channels.view(shape));
+  return {.name = name,
+          .overload = "Tensor",
+          .arguments = {{ValueRef{x}}, {ValueRef{constant}}},
+          .outputs = {result},
+          .origin = like.origin};
+}
+
+// Between pointwise ops the product and the sum are what they were, so that one program reads and
+// writes the image once: pool(x) - x, times a scale per channel, plus x was three passes.
+void return_to_ops(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  std::set<const Node*> among;
+  for (const Node& node : rewrite.graph.nodes) {
+    const bool is_float = node.is(nodes::affine) && rewrite.meta(node.output()).dtype == at::kFloat;
+    if (is_float && is_among_pointwise(uses, node)) among.insert(&node);
+  }
+  std::vector<Node> nodes;
+  for (Node& node : rewrite.graph.nodes) {
+    if (!among.contains(&node)) {
+      nodes.push_back(std::move(node));
+      continue;
+    }
+    const auto* affine = node.as<Affine>();
+    const bool shifts = affine->shift.ne(0).any().item<bool>();
+    const Value product = shifts ? add_value(rewrite, rewrite.meta(node.output())) : node.output();
+    nodes.push_back(
+        with_channels(rewrite, node, "aten::mul", node.read(0), affine->scale, product));
+    if (!shifts) continue;
+    Node sum = with_channels(rewrite, node, "aten::add", product, affine->shift, node.output());
+    sum.arguments.push_back({c10::IValue(1)});  // alpha
+    nodes.push_back(std::move(sum));
+  }
+  rewrite.graph.nodes = std::move(nodes);
+}
+
 void fuse(Rewrite& rewrite) {
+  return_to_ops(rewrite);
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     auto* affine = node.as<Affine>();
@@ -28,8 +82,6 @@ void fuse(Rewrite& rewrite) {
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
-
-double cost(Planner&, const Node&, Format format) { return format == kPlain ? kImpossible : 0; }
 
 Prepared prepare(const Step& step, const Running& running) {
   const Affine& affine = *step.node->as<Affine>();
@@ -74,7 +126,6 @@ constinit const NodeKind nodes::affine = {
     .fuse = fuse,
     .results = results,
     .prefers_blocks = true,
-    .cost = cost,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = [](const Step& step) { return step.node->read(0); },
     .prepare = prepare,

@@ -1,7 +1,14 @@
 // Attention: the op of that name, and two products of matrices with a softmax between them.
 #include "ops/attention.h"
 
+#include <ATen/ops/amax.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tril.h>
+#include <ATen/ops/where.h>
+
 #include <cmath>
+#include <limits>
 
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
@@ -26,7 +33,7 @@ bool are_heads(const Rewrite& rewrite, Value query, Value key, Value value, bool
     if (std::ranges::count(rewrite.meta(each).dims, 0) > 0) return false;
   }
   const std::size_t rank = rewrite.meta(query).dims.size();
-  if (rank != 3 && rank != 4) return false;
+  if (rank < 3) return false;
   Dims q = rewrite.meta(query).dims, k = rewrite.meta(key).dims, v = rewrite.meta(value).dims;
   if (transposed) std::swap(k[rank - 1], k[rank - 2]);
   if (q.back() != k.back() || k[rank - 2] != v[rank - 2]) return false;
@@ -57,25 +64,44 @@ void become(Node& node, std::initializer_list<Value> reads, const Attention& att
   node.become(nodes::attention, std::move(arguments), attention);
 }
 
-// (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa). A row that a mask hides
-// whole is zeros there, so only masks that hide nothing are biases.
-void find_op(const Rewrite& rewrite, Node& node) {
+// A mask [..., T, S] as numbers to add to scores: true, where a key is seen, is 0. Undefined for one
+// that hides all keys from a query, whose result is zeros then.
+at::Tensor bias_of(const at::Tensor& mask) {
+  at::Tensor bias = mask;
+  if (mask.scalar_type() == at::kBool) {
+    bias = at::where(mask, 0., -std::numeric_limits<double>::infinity()).to(at::kFloat);
+  }
+  const bool shows = bias.amax(-1).isfinite().all().item<bool>();  // NaN and infinity are no masks
+  return shows ? bias : at::Tensor();
+}
+
+// (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+void find_op(Rewrite& rewrite, Node& node) {
   if (node.name != "aten::scaled_dot_product_attention" || node.arguments.size() != 8) return;
   const auto& a = node.arguments;
-  const Value query = node.read(0), key = node.read(1), value = node.read(2), bias = node.read(3);
-  const auto is_false = [](const Argument& flag) {
-    return flag.is_constant() && flag.constant() == c10::IValue(false);
+  const Value query = node.read(0), key = node.read(1), value = node.read(2);
+  const auto is = [](const Argument& flag, bool on) {
+    return flag.is_constant() && flag.constant() == c10::IValue(on);
   };
-  if (number(a[4], 1) != 0 || !is_false(a[5]) || !is_false(a[7])) return;
+  const bool is_causal = is(a[5], true);
+  if (number(a[4], 1) != 0 || !(is_causal || is(a[5], false)) || !is(a[7], false)) return;
   if (!are_heads(rewrite, query, key, value, false)) return;
-  const Dims& dims = rewrite.meta(query).dims;
-  if (bias != kNone) {
+  const Dims dims = rewrite.meta(query).dims;
+  const std::int64_t keys = rewrite.meta(key).dims[dims.size() - 2];
+  Value bias = kNone;
+  if (is_causal) {
+    if (!is_none(a[3])) return;  // ATen refuses both
+    const at::Tensor seen = at::ones({dims[dims.size() - 2], keys}, at::kBool).tril();
+    bias = add_constant(rewrite, bias_of(seen));
+  } else if (!is_none(a[3])) {
     const at::Tensor* mask = constant_of(rewrite.graph, a[3]);
     Dims scores = dims;
-    scores.back() = rewrite.meta(key).dims[dims.size() - 2];
-    if (!mask || !is_bias(rewrite, bias, scores) || !mask->isfinite().all().item<bool>()) return;
-  } else if (!is_none(a[3])) {
-    return;
+    scores.back() = keys;
+    if (!mask || mask->dim() < 2 || !broadcasts(Dims(mask->sizes().vec()), scores)) return;
+    if (mask->scalar_type() != at::kBool && mask->scalar_type() != at::kFloat) return;
+    const at::Tensor numbers = bias_of(*mask);
+    if (!numbers.defined()) return;
+    bias = mask->scalar_type() == at::kBool ? add_constant(rewrite, numbers) : node.read(3);
   }
   const double scale = number(a[6], 1 / std::sqrt(static_cast<double>(dims.back())));
   if (scale > 0) become(node, {query, key, value, bias}, {scale, false});
@@ -83,16 +109,6 @@ void find_op(const Rewrite& rewrite, Node& node) {
 
 bool is_product(const Node* node) {
   return node && is_any(*node, {"aten::matmul", "aten::bmm"}) && node->read(1) != kNone;
-}
-
-bool is_softmax_of_rows(const Rewrite& rewrite, const Node* node) {
-  if (!node || !is_any(*node, {"aten::softmax", "aten::_softmax"}) || node->overload == "Dimname" ||
-      node->read(0) == kNone || !node->arguments[1].is_constant()) {
-    return false;
-  }
-  const std::int64_t dim = node->arguments[1].constant().toInt();
-  return (dim == -1 || dim + 1 == std::ssize(rewrite.meta(node->output()).dims)) &&
-         rewrite.meta(node->output()) == rewrite.meta(node->read(0));
 }
 
 // The number that a node multiplies a tensor by; nothing if it does something else.
@@ -105,36 +121,133 @@ std::optional<double> factor_of(const Node& node) {
   return node.name == "aten::div" ? 1 / value : value;
 }
 
-// product(softmax(scale product(query, key) + bias), value)
-void find_written_out(const Rewrite& rewrite, const Uses& uses, Node& node) {
-  if (!is_product(&node)) return;
-  std::vector<Node*> taken;
-  const auto before = [&](Value value) {
-    taken.push_back(value != kNone && uses.only_reader(value) ? uses.maker[Uses::at(value)]
-                                                              : nullptr);
-    return taken.back();
-  };
-  const Node* softmax = before(node.read(0));
-  if (!is_softmax_of_rows(rewrite, softmax)) return;
-  const Node* last = before(softmax->read(0));
-  const Dims& scores = rewrite.meta(softmax->output()).dims;
-  Value bias = kNone;
-  if (last && last->name == "aten::add" && number(last->arguments[2], 1) == 1) {
-    bias = last->read(1);
-    if (!is_bias(rewrite, bias, scores) || last->read(0) == kNone) return;
-    if (rewrite.meta(last->read(0)).dims != scores) return;
-    last = before(last->read(0));
+// What stands between the product of queries and keys and the softmax of its rows, found backwards:
+// scale and factor times the scores, plus the bias and the values. Views of scores whose rows stay
+// whole, as of windows and their heads apart, may lie in between.
+class Scores {
+ public:
+  Scores(const Rewrite& rewrite, const Uses& uses, Node& softmax)
+      : rewrite_(rewrite), uses_(uses), taken_{&softmax}, dims_(rewrite.meta(softmax.output()).dims) {
+    at_ = softmax.read(0);
+    const Dims last = dims_;
+    while (Node* node = maker()) {
+      if (is_product(node)) {
+        if (dims_ == last) product = node;
+        taken_.push_back(node);
+        break;
+      }
+      if (!take(*node)) break;
+    }
   }
+
+  Node* product = nullptr;  // null: these are no such scores
   double scale = 1;
-  if (const auto factor = last ? factor_of(*last) : std::nullopt) {
-    scale = *factor;
-    last = before(last->read(0));
+  at::Tensor bias;        // constant
+  Value value = kNone;    // a bias that is computed
+  Node* factor = nullptr;  // multiplies the scores by a constant per head
+  at::Tensor factors;
+
+  // All nodes from the product to the softmax but for `factor`.
+  const std::vector<Node*>& taken() const { return taken_; }
+
+ private:
+  Node* maker() const { return uses_.only_reader(at_) ? uses_.maker[Uses::at(at_)] : nullptr; }
+
+  // Of the operands of a node the one that is not the scores; null if both or none could be.
+  const Argument* other_than_scores(const Node& node) {
+    const auto is_full = [&](std::size_t i) {
+      const Value value = node.read(i);
+      return value != kNone && !rewrite_.graph.constants.contains(value) &&
+             rewrite_.meta(value).dims == dims_;
+    };
+    const std::size_t scores = is_full(0) ? 0 : 1;
+    if (node.arguments.size() < 2 || !is_full(scores)) return nullptr;
+    at_ = node.read(scores);
+    return &node.arguments[1 - scores];
   }
-  if (!is_product(last)) return;
-  const Value query = last->read(0), key = last->read(1), value = node.read(1);
-  if (!(scale > 0) || !are_heads(rewrite, query, key, value, true)) return;
-  become(node, {query, key, value, bias}, {scale, true});
-  for (Node* each : taken) each->outputs.clear();
+
+  bool take(Node& node) {
+    const bool taken = is_reshape(node) ? take_view(node)
+                       : node.name == "aten::add" ? take_sum(node)
+                       : is_any(node, {"aten::mul", "aten::div"}) ? take_factor(node)
+                                                                  : false;
+    if (taken && &node != factor) taken_.push_back(&node);
+    return taken;
+  }
+
+  bool take_view(const Node& node) {
+    const Value from = node.read(0);
+    if (from == kNone) return false;
+    const Dims& before = rewrite_.meta(from).dims;
+    const std::size_t rank = before.size();
+    if (rank < 2 || !std::equal(before.end() - 2, before.end(), dims_.end() - 2)) return false;
+    if (value != kNone || factors.defined()) return false;
+    dims_ = before;
+    at_ = from;
+    return true;
+  }
+
+  bool take_sum(const Node& node) {
+    const Argument* other = number(node.arguments[2], 1) == 1 ? other_than_scores(node) : nullptr;
+    const Value added = other ? other->value() : kNone;
+    const Dims& scores = rewrite_.meta(taken_[0]->output()).dims;
+    if (!is_bias(rewrite_, added, dims_) || value != kNone) return false;
+    if (const at::Tensor* constant = constant_of(rewrite_.graph, *other)) {
+      at::Tensor more = dims_ == scores ? *constant : constant->expand(dims_).reshape(scores);
+      more = factors.defined() ? more.mul(scale).mul(factors) : more.mul(scale);
+      bias = bias.defined() ? bias.add(more) : more;
+      return true;
+    }
+    value = added;
+    return dims_ == scores && scale == 1 && !factors.defined() && !bias.defined();
+  }
+
+  bool take_factor(Node& node) {
+    if (const auto number = factor_of(node)) {
+      scale *= *number;
+      at_ = node.read(0);
+      return rewrite_.meta(at_).dims == dims_;
+    }
+    const Argument* other = node.name == "aten::mul" ? other_than_scores(node) : nullptr;
+    const at::Tensor* constant = other ? constant_of(rewrite_.graph, *other) : nullptr;
+    const bool per_head = constant && constant->scalar_type() == at::kFloat &&
+                          constant->dim() >= 2 && constant->size(-1) == 1 &&
+                          constant->size(-2) == 1 &&
+                          broadcasts(Dims(constant->sizes().vec()), dims_);
+    if (!per_head || factor || dims_ != rewrite_.meta(taken_[0]->output()).dims) return false;
+    factor = &node;
+    factors = *constant;
+    return true;
+  }
+
+  const Rewrite& rewrite_;
+  const Uses& uses_;
+  std::vector<Node*> taken_;
+  Dims dims_;  // of the scores at
+  Value at_;   // this place, which is what the nodes taken so far read
+};
+
+// product(softmax(scale product(query, key) + bias), value). A factor per head multiplies queries
+// instead, which are fewer than scores.
+void find_written_out(Rewrite& rewrite, const Uses& uses, Node& node) {
+  if (!is_product(&node) || node.read(0) == kNone || !uses.only_reader(node.read(0))) return;
+  Node* softmax = uses.maker[Uses::at(node.read(0))];
+  if (!softmax || softmax->held.has_value() || !is_softmax_of_rows(rewrite, *softmax)) return;
+  const Scores scores(rewrite, uses, *softmax);
+  if (!scores.product || !(scores.scale > 0)) return;
+  Value query = scores.product->read(0);
+  const Value key = scores.product->read(1), value = node.read(1);
+  if (!are_heads(rewrite, query, key, value, true)) return;
+  for (Node* each : scores.taken()) each->outputs.clear();
+  if (Node* factor = scores.factor) {
+    const Value scaled = add_value(rewrite, rewrite.meta(query));
+    factor->arguments = {{ValueRef{query}}, {ValueRef{add_constant(rewrite, scores.factors)}}};
+    factor->outputs = {scaled};
+    query = scaled;
+  }
+  const Value bias =
+      scores.bias.defined() ? add_constant(rewrite, scores.bias) : scores.value;
+  become(node, {query, key, value, bias}, {scores.scale, true});
 }
 
 void find(Rewrite& rewrite) {

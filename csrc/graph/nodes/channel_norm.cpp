@@ -171,11 +171,8 @@ class Region {
     if (!constant || constant->dim() == 0) return;
     Dims sizes(rank_, 1);
     std::ranges::copy(constant->sizes(), sizes.end() - constant->dim());
-    const at::Tensor moved = constant->reshape(sizes).permute(order_from_last(rank_));
-    const Value value = rewrite_.graph.values++;
-    rewrite_.metas.push_back({moved.sizes().vec(), moved.scalar_type()});
-    rewrite_.graph.constants[value] = moved;
-    argument.held = ValueRef{value};
+    argument.held = ValueRef{add_constant(
+        rewrite_, constant->reshape(sizes).permute(order_from_last(rank_)))};
   }
 
   // Who reads a permutation reads what it reads.

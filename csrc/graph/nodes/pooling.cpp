@@ -185,8 +185,7 @@ void find_means(Rewrite& rewrite) {
         .origin = node.origin};
     const bool keeps_dims = node.arguments[2].constant().toBool();
     if (!keeps_dims) {
-      pool.outputs = {graph.values++};
-      metas.push_back(pooled);
+      pool.outputs = {add_value(rewrite, pooled)};
       node.name = "aten::flatten";
       node.overload = "using_ints";
       node.arguments = {{ValueRef{pool.output()}}, {c10::IValue(1)}, {c10::IValue(-1)}};

@@ -113,15 +113,14 @@ bool pads_with_zeros(const Node* node) {
 // Numbers that are padded become bytes first: the padding is the zero point then, which the
 // convolution that reads them has itself.
 void pad_bytes(Rewrite& rewrite) {
-  auto& [graph, metas, weights] = rewrite;
-  const Uses uses(graph);
-  for (Node& node : graph.nodes) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
     const Quantization* q = quantization_of(&node, nodes::quantize);
     Node* pad = q ? uses.maker[Uses::at(node.read(0))] : nullptr;
     if (!pads_with_zeros(pad) || pad->read(0) == kNone) continue;
     if (!uses.only_reader(pad->output()) || q->zero < q->least || q->zero > q->most) continue;
-    const Value bytes = graph.values++;
-    metas.push_back({metas[Uses::at(pad->read(0))].dims, at::kByte});
+    const Value bytes =
+        add_value(rewrite, {rewrite.meta(pad->read(0)).dims, at::kByte});
     const Argument pads = pad->arguments[1];
     const auto zero = static_cast<double>(q->zero);
     pad->become(nodes::quantize, {{ValueRef{pad->read(0)}}}, node.held);
