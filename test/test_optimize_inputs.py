@@ -289,6 +289,46 @@ def test_what_a_forward_changes_is_put_back_and_counts(form):
             torch.testing.assert_close(fast(x), before(x), rtol=1e-4, atol=1e-5)
 
 
+class Keeping(nn.Module):
+    """Computes something at the first call and keeps it."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.kept = form, {}
+        self.layer, self.weight = nn.Conv2d(3, 8, 3, padding=1), nn.Parameter(torch.randn(8, 5))
+
+    def made(self, y):
+        if self.form == "from parameters":
+            return self.weight[:, torch.tensor([0, 3, 3, 1])].mean(1).view(8, 1, 1)
+        if self.form == "from sizes":
+            return torch.arange(y.shape[2]).view(-1, 1) / torch.arange(1, 1 + y.shape[3])
+        return y.mean((0, 2, 3)).view(8, 1, 1)  # "from values"
+
+    def forward(self, x):
+        y = self.layer(x)
+        key = tuple(y.shape[2:]) if self.form == "from sizes" else "only"
+        if key not in self.kept:
+            self.kept[key] = self.made(y)
+        return y + self.kept[key]
+
+
+@pytest.mark.parametrize("form", ("from parameters", "from sizes", "from values"))
+def test_what_a_first_call_keeps(form):
+    """What follows from parameters and sizes is a constant of the second call; values are not, and
+    such a model runs as it is."""
+    model = Keeping(form).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = tb.optimize(model, torch.randn(1, 3, 6, 6), tune=False)
+    assert model.kept == {}
+    assert isinstance(fast, tb.optimized_module.OptimizedModule) == (form != "from values")
+    own = copy.deepcopy(model)
+    with torch.no_grad():
+        for size in ((1, 3, 6, 6), (2, 3, 9, 5), (1, 3, 6, 6)):
+            x = torch.randn(size)
+            torch.testing.assert_close(fast(x), own(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("choice", ("blocked", "dense"))
 def test_weights_are_those_of_the_optimized_model(choice, tmp_path):
     layers = [

@@ -148,9 +148,10 @@ COPIED = {
 }
 
 
+@pytest.mark.parametrize("of", ("an input", "a result"))
 @pytest.mark.parametrize("name", COPIED)
 @torch.no_grad()
-def test_copies_of_views(name):
+def test_copies_of_views(name, of):
     """A layer that reads a view gets a copy in order, for any number of threads."""
     dims, view = COPIED[name]
     x = torch.randn(dims)
@@ -158,9 +159,13 @@ def test_copies_of_views(name):
     layer = nn.Linear(last, last, bias=False).eval()
     nn.init.eye_(layer.weight)
 
+    def viewed(x):
+        return view(x if of == "an input" else x.relu())
+
     class Viewed(nn.Module):
         def forward(self, x):
-            return layer(view(x)), view(x).contiguous()
+            y = viewed(x)
+            return layer(y), y.contiguous()
 
     optimized = tb.optimize(Viewed().eval(), x, tune=False)
     optimized.choice = "blocked"
@@ -168,4 +173,62 @@ def test_copies_of_views(name):
     for count in (1, 2):
         with threads(count):
             for result in optimized(x):
-                assert torch.equal(result, view(x))
+                assert torch.equal(result, viewed(x))
+
+
+def halves_swapped(m, x, f):
+    a, b = f(x).chunk(2, 2)
+    return torch.cat([b, a], 2), a + 1, b.transpose(1, 2) * 2
+
+
+def halves_in_order(m, x, f):
+    a, b = f(x).chunk(2, 1)
+    return torch.cat([a, b], 1), torch.cat([b, a], 1), torch.cat([a, a.transpose(1, 2).mT], 1)
+
+
+def written_over(m, x, f):
+    """Sums that could be stored over what a view still shows."""
+    y = f(x)
+    view = y.view(*y.shape[:2], 4, 8).transpose(1, 2)
+    z = (y + 1) * 2
+    return z - y.relu() + view.transpose(1, 2).flatten(2), view.sum(-1)
+
+
+def heads(m, x, f, g):
+    """Windows and heads, to and fro, through a layer in between."""
+    q, k, v = f(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+    y = (q * 0.5 + k[..., :1].expand_as(q)).softmax(-1) @ v.mT @ v
+    return g(y.transpose(1, 2).flatten(2)) + x, y[:, :, ::2], v
+
+
+def rolled(m, x, f):
+    y = f(x).view(x.shape[0], 6, 3, 4).roll(1, 1)
+    return y[:, 1:, :, ::2].permute(2, 3, 0, 1).contiguous() + 1, y.unfold(1, 2, 1).squeeze()
+
+
+# Each on tokens [N, 6, 24].
+OF_RESULTS = {
+    "halves swapped": (halves_swapped, nn.Linear(24, 32)),
+    "halves in order": (halves_in_order, nn.Linear(24, 6)),
+    "written over": (written_over, nn.Linear(24, 32)),
+    "heads": (heads, nn.Linear(24, 48), nn.Linear(16, 24)),
+    "rolled": (rolled, nn.Linear(24, 12)),
+}
+
+
+@pytest.mark.parametrize("name", OF_RESULTS)
+@torch.no_grad()
+def test_views_of_results(name):
+    """Their strides are known when memory is planned; what shares it stays apart."""
+    function, *layers = OF_RESULTS[name]
+    model = Forward(function, *layers).eval()
+    optimized = tb.optimize(model, torch.randn(2, 6, 24), tune=False)
+    assert optimized.choice == "blocked"
+    for batch in (2, 1, 3, 0):
+        for _ in range(2):
+            x = torch.randn(batch, 6, 24)
+            results = optimized(x)
+            for result, expected in zip(results, model(x), strict=True):
+                torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+            for result, again in zip(results, optimized(x), strict=True):
+                assert torch.equal(result, again)

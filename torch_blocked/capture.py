@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C, module_paths, structure
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
+from torch_blocked.verify import difference
 from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
 
 # What a list of arguments holds in place of a value of the graph.
@@ -105,6 +106,8 @@ class Capture:
     out_spec: Any = None  # a TreeSpec
     # What a user should know of it; empty: nothing.
     notice: str = ""
+    # Whether the forward sets attributes of the model, which who runs it may want to put back.
+    sets_attributes: bool = False
     # The run that was recorded, for whoever compares with it; no file keeps it.
     ran: Ran | None = field(default=None, compare=False, repr=False)
 
@@ -208,19 +211,49 @@ def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
             return None
         if not changes and not first.lifted:
             return first
-        again = _record(model, *pytree.tree_map_only(Tensor, _other_values, (args, kwargs)))
+        others = pytree.tree_map_only(Tensor, _other_values, (args, kwargs))
+        again = _record(model, *others)
         if again is not None and again.same_as(first):
             if changes.attributes:
+                first.sets_attributes = True
                 first.notice = (
                     f"the forward sets {', '.join(sorted(changes.attributes)[:3])}, which its "
                     "results do not depend on; the optimized model does not set it"
                 )
             return first
+        if changes and again is not None:
+            settled = _settled(model, state, (args, kwargs), others, again)
+            if settled and not difference(first.ran.results, settled.ran.results, _SETTLED):
+                return settled
         if changes:
             raise CaptureError(f"the forward changes {changes.first()} and computes from it")
         return None
     finally:
         state.restore()
+
+
+# What is kept is what the first call computed, and nothing is rounded differently.
+_SETTLED = 1e-6
+
+
+def _settled(
+    model: nn.Module, state: State, example: tuple, others: tuple, again: Capture
+) -> Capture | None:
+    """The second call of a model that keeps at its first what follows from its parameters and from
+    sizes, as biases of attention; None if later calls change it, too, or if it keeps values.
+
+    again: a second call on `others`, the first having been on `example`; state: before both."""
+    kept = State(model)
+    second = _record(model, *example)
+    if second is None or not second.same_as(again) or kept.changes():
+        return None
+    state.restore()
+    for values in (others, example):
+        third = _record(model, *values)
+    if third is None or not third.same_as(second):
+        return None
+    second.sets_attributes = True
+    return second
 
 
 def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:

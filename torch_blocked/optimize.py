@@ -198,7 +198,11 @@ def _run(optimized: OptimizedModule, case: tuple[tuple[Any, ...], dict[str, Any]
     """What the model returns for these arguments, and the time; None if it raises an error."""
     model = optimized._model
     args, kwargs = dense(case)
-    keep = unchanged(model) if optimized._forms[0].captured.notice else contextlib.nullcontext()
+    keep = (
+        unchanged(model)
+        if optimized._forms[0].captured.sets_attributes
+        else contextlib.nullcontext()
+    )
     start = time.perf_counter()
     try:
         with torch.no_grad(), keep:

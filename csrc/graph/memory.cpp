@@ -1,9 +1,14 @@
 #include "graph/memory.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
 #include <set>
+
+#include "ops/blocked.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -24,7 +29,8 @@ class MemoryPlanner {
         root_(plan.slots.size()),
         shift_(root_.size()),
         first_(root_.size()),
-        bases_(root_.size()) {
+        bases_(root_.size()),
+        seen_(root_.size()) {
     std::iota(root_.begin(), root_.end(), Slot{0});
     result_.slots.resize(plan.slots.size());
     result_.copies.resize(plan.steps.size(), true);
@@ -64,7 +70,7 @@ class MemoryPlanner {
       for (const Slot slot : step.writes) {
         first_[slot] = begin;
         last(slot) = end - 1;
-        result_.slots[slot].in_arena = fills;
+        result_.slots[slot].in_arena = fills && !step.kind->may_be_view;
       }
       for (const auto& [value, slot] : step.reads) last(slot) = end - 1;
     }
@@ -144,16 +150,56 @@ class MemoryPlanner {
   }
 
   // A result that is its input, byte for byte: the same pixels with other dims, or in a format that
-  // lies in memory as the other does.
+  // lies in memory as the other does. Or one that shows parts of it, in any order.
   void place_view(std::size_t i) {
     const Step& step = plan_.steps[i];
-    if (step.reads.size() != 1 || step.writes.size() != 1) return;
+    if (step.reads.size() != 1) return;
     const Slot from = step.reads.begin()->second, to = step.writes[0];
-    const bool same = step.kind->is_same_memory(step, plan_.slots[from], plan_.slots[to]);
-    if (!same || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
-    adopt(to, root_[from], shift_[from]);
-    result_.slots[to].in_arena = true;
+    if (!result_.slots[from].in_arena) return;
+    if (step.kind->is_same_memory(step, plan_.slots[from], plan_.slots[to])) {
+      adopt(to, root_[from], shift_[from]);
+      result_.slots[to].in_arena = true;
+      result_.copies[i] = false;
+    } else if (step.kind->may_be_view && !place_views(i, from)) {
+      result_.slots[to].in_arena = step.kind->fills(step, plan_.slots[to]);
+    }
+  }
+
+  bool place_views(std::size_t i, Slot from) {
+    const Step& step = plan_.steps[i];
+    const at::Tensor src = seen(from);
+    const std::vector<at::Tensor> views =
+        src.defined() ? step.kind->views(step, src) : std::vector<at::Tensor>();
+    if (views.size() != step.writes.size()) return false;
+    for (std::size_t j = 0; j < views.size(); ++j) {
+      const SlotPlan& to = plan_.slots[step.writes[j]];
+      if (views[j].sizes() != to.dims || views[j].scalar_type() != to.dtype) return false;
+      if (to.format == kPlain && !views[j].is_contiguous()) return false;
+      if (to.format == kChannelsLast && !is_channels_last(views[j])) return false;
+    }
+    for (std::size_t j = 0; j < views.size(); ++j) {
+      const Slot to = step.writes[j];
+      const std::int64_t skipped = views[j].storage_offset() - src.storage_offset();
+      adopt(to, root_[from], shift_[from] + skipped * views[j].itemsize());
+      Placement& placement = result_.slots[to];
+      placement.in_arena = true;
+      if (plan_.slots[to].format == kStrided) placement.strides = views[j].strides().vec();
+      seen_[to] = views[j];
+    }
     result_.copies[i] = false;
+    return true;
+  }
+
+  // The slot without its data. Undefined for blocked ones, which have no strides.
+  at::Tensor seen(Slot slot) {
+    const SlotPlan& plan = plan_.slots[slot];
+    if (!seen_[slot].defined() && !plan.is_blocked()) {
+      const auto options = at::TensorOptions(at::kMeta).dtype(plan.dtype);
+      seen_[slot] = plan.format == kChannelsLast
+                        ? at::empty_strided(plan.dims, channels_last_strides(plan.dims), options)
+                        : at::empty(plan.dims, options);
+    }
+    return seen_[slot];
   }
 
   // A sum is stored over its residual, a scaled value over what it is made of, where nobody else
@@ -233,6 +279,7 @@ class MemoryPlanner {
   std::vector<std::int64_t> shift_;
   std::vector<std::size_t> first_;
   std::vector<std::set<Slot>> bases_;  // whose memory a slot may be a view of; itself among them
+  std::vector<at::Tensor> seen_;       // see seen()
   MemoryPlan result_;
 };
 

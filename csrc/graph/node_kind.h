@@ -83,12 +83,17 @@ struct NodeKind {
 
   // ---- memory
 
-  // Whether it writes into memory that it is given; else it makes its own.
+  // Whether it writes into memory that it is given; else it makes its own. Of what may be a view
+  // this says so where it is known to copy.
   bool (*fills)(const Step& step, const SlotPlan& dst) = [](const Step&, const SlotPlan&) {
     return false;
   };
   // Whether its result may be a view of what it reads.
   bool may_be_view = false;
+  // Its results as views of `src`, which has no data but the sizes and strides of all that the step
+  // reads; empty: it copies.
+  std::vector<at::Tensor> (*views)(const Step& step, const at::Tensor& src) =
+      [](const Step&, const at::Tensor&) { return std::vector<at::Tensor>(); };
   // Whether its result is byte for byte what it reads.
   bool (*is_same_memory)(const Step& step, const SlotPlan& src, const SlotPlan& dst) =
       [](const Step&, const SlotPlan&, const SlotPlan&) { return false; };

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -50,7 +51,9 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
     const SlotPlan& s = plan.slots[slot];
     const Placement& placement = memory_.slots[slot];
     if (placement.in_arena) {
-      slots_[slot] = reorder_side(base + placement.offset, s.dims, s.format, s.dtype).tensor;
+      void* data = base + placement.offset;
+      slots_[slot] = placement.strides ? at::from_blob(data, s.dims, *placement.strides, s.dtype)
+                                       : reorder_side(data, s.dims, s.format, s.dtype).tensor;
     } else if (placement.last < plan.steps.size()) {
       releases_[placement.last].push_back(slot);
     }

@@ -1,7 +1,5 @@
 #include "ops/attention.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 
@@ -61,19 +59,13 @@ class Attention {
     rows_ = std::clamp(kScores / by_keys_.width() / tile, std::int64_t{1}, std::int64_t{8}) * tile;
   }
 
-  at::Tensor operator()() const {
+  void operator()(float* dst) const {
     const at::Tensor packed = empty_pooled({heads_ * head_floats()}, at::kFloat);
-    at::DimVector dims(query_.sizes());
-    dims.back() = by_values_.columns;
-    const bool lie_together = together_ > 1;
-    if (lie_together) std::swap(dims[1], dims[2]);
-    const at::Tensor result = at::empty(dims, at::kFloat);
-    auto *to = packed.mutable_data_ptr<float>(), *dst = result.mutable_data_ptr<float>();
+    auto* to = packed.mutable_data_ptr<float>();
     on_all_threads([&] {
       pack_all(to);
       run_all(to, dst);
     });
-    return lie_together ? result.transpose(1, 2) : result;
   }
 
  private:
@@ -158,11 +150,12 @@ class Attention {
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     double scale, const at::Tensor& bias) {
+void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+               double scale, const at::Tensor& bias, const at::Tensor& dst) {
   at::DimVector scores(query.sizes());
   scores.back() = key.size(-2);
-  return Attention(query, key, value, scale, bias.defined() ? bias.expand(scores) : bias)();
+  const Attention attention(query, key, value, scale, bias.defined() ? bias.expand(scores) : bias);
+  attention(dst.mutable_data_ptr<float>());
 }
 
 }  // namespace torch_blocked

@@ -56,6 +56,13 @@ bool is_bias(const Rewrite& rewrite, Value bias, const Dims& scores) {
          rewrite.meta(bias).dims.size() >= 2 && broadcasts(rewrite.meta(bias).dims, scores);
 }
 
+// The dims of the result [..., T, E] as it lies in memory: the heads of [B, H, T, E] side by side.
+Dims dims_in_memory(Dims query, std::int64_t lanes) {
+  query.back() = lanes;
+  if (query.size() == 4) std::swap(query[1], query[2]);
+  return query;
+}
+
 void become(Node& node, std::initializer_list<Value> reads, const Attention& attention) {
   std::vector<Argument> arguments;
   for (const Value value : reads) {
@@ -64,8 +71,8 @@ void become(Node& node, std::initializer_list<Value> reads, const Attention& att
   node.become(nodes::attention, std::move(arguments), attention);
 }
 
-// A mask [..., T, S] as numbers to add to scores: true, where a key is seen, is 0. Undefined for one
-// that hides all keys from a query, whose result is zeros then.
+// A mask [..., T, S] as numbers to add to scores: true, where a key is seen, is 0. Undefined for
+// one that hides all keys from a query, whose result is zeros then.
 at::Tensor bias_of(const at::Tensor& mask) {
   at::Tensor bias = mask;
   if (mask.scalar_type() == at::kBool) {
@@ -127,7 +134,10 @@ std::optional<double> factor_of(const Node& node) {
 class Scores {
  public:
   Scores(const Rewrite& rewrite, const Uses& uses, Node& softmax)
-      : rewrite_(rewrite), uses_(uses), taken_{&softmax}, dims_(rewrite.meta(softmax.output()).dims) {
+      : rewrite_(rewrite),
+        uses_(uses),
+        taken_{&softmax},
+        dims_(rewrite.meta(softmax.output()).dims) {
     at_ = softmax.read(0);
     const Dims last = dims_;
     while (Node* node = maker()) {
@@ -142,8 +152,8 @@ class Scores {
 
   Node* product = nullptr;  // null: these are no such scores
   double scale = 1;
-  at::Tensor bias;        // constant
-  Value value = kNone;    // a bias that is computed
+  at::Tensor bias;         // constant
+  Value value = kNone;     // a bias that is computed
   Node* factor = nullptr;  // multiplies the scores by a constant per head
   at::Tensor factors;
 
@@ -167,8 +177,8 @@ class Scores {
   }
 
   bool take(Node& node) {
-    const bool taken = is_reshape(node) ? take_view(node)
-                       : node.name == "aten::add" ? take_sum(node)
+    const bool taken = is_reshape(node)                           ? take_view(node)
+                       : node.name == "aten::add"                 ? take_sum(node)
                        : is_any(node, {"aten::mul", "aten::div"}) ? take_factor(node)
                                                                   : false;
     if (taken && &node != factor) taken_.push_back(&node);
@@ -245,9 +255,31 @@ void find_written_out(Rewrite& rewrite, const Uses& uses, Node& node) {
     factor->outputs = {scaled};
     query = scaled;
   }
-  const Value bias =
-      scores.bias.defined() ? add_constant(rewrite, scores.bias) : scores.value;
+  const Value bias = scores.bias.defined() ? add_constant(rewrite, scores.bias) : scores.value;
   become(node, {query, key, value, bias}, {scores.scale, true});
+}
+
+// Attention writes [B, T, H, E], of which what its op returns is a view.
+void transpose_results(Rewrite& rewrite) {
+  std::vector<Node> nodes;
+  for (Node& node : rewrite.graph.nodes) {
+    const bool transposes =
+        node.is(nodes::attention) && rewrite.meta(node.output()).dims.size() == 4;
+    nodes.push_back(std::move(node));
+    if (!transposes) continue;
+    Node& attention = nodes.back();
+    const Value result = attention.output();
+    Meta written = rewrite.meta(result);
+    std::swap(written.dims[1], written.dims[2]);
+    attention.outputs = {add_value(rewrite, written)};
+    nodes.push_back(
+        {.name = "aten::transpose",
+         .overload = "int",
+         .arguments = {{ValueRef{attention.output()}}, {c10::IValue(1)}, {c10::IValue(2)}},
+         .outputs = {result},
+         .origin = attention.origin});
+  }
+  rewrite.graph.nodes = std::move(nodes);
 }
 
 void find(Rewrite& rewrite) {
@@ -257,12 +289,12 @@ void find(Rewrite& rewrite) {
     if (!node.held.has_value() && !node.outputs.empty()) find_written_out(rewrite, uses, node);
   }
   sweep(rewrite.graph);
+  transpose_results(rewrite);
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  Meta dst = metas[Uses::at(node.read(0))];
-  dst.dims.back() = metas[Uses::at(node.read(2))].dims.back();
-  return {dst};
+  const Dims& query = metas[Uses::at(node.read(0))].dims;
+  return {{dims_in_memory(query, metas[Uses::at(node.read(2))].dims.back()), at::kFloat}};
 }
 
 // ---- running ------------------------------------------------------------------------------------
@@ -274,9 +306,10 @@ Prepared prepare(const Step& step, const Running& running) {
   return {
       [&tensors = running.tensors, slots, dst = step.writes[0], attention = *node.as<Attention>()] {
         const at::Tensor& key = tensors[*slots[1]];
-        tensors[dst] = torch_blocked::attention(
-            tensors[*slots[0]], attention.key_is_transposed ? key.transpose(-1, -2) : key,
-            tensors[*slots[2]], attention.scale, slots[3] ? tensors[*slots[3]] : at::Tensor());
+        torch_blocked::attention(tensors[*slots[0]],
+                                 attention.key_is_transposed ? key.transpose(-1, -2) : key,
+                                 tensors[*slots[2]], attention.scale,
+                                 slots[3] ? tensors[*slots[3]] : at::Tensor(), tensors[dst]);
       }};
 }
 
@@ -297,7 +330,8 @@ constinit const NodeKind nodes::attention = {
     .name = "attention",
     .find = find,
     .results = results,
-    .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kStrided}); },
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kPlain}); },
+    .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,
     .flops = flops,
     .implementation = by_torch_blocked,

@@ -108,8 +108,14 @@ std::optional<FixedFormats> fixed(const Node& node) {
   return is_reshape(node) ? FixedFormats{kPlain, kPlain} : FixedFormats{kStrided, kStrided};
 }
 
-bool is_same_memory(const Step& step, const SlotPlan& src, const SlotPlan& dst) {
-  return is_reshape(*step.node) && src.format == dst.format;
+// What a step makes without reading any element: its op's schema says that it may return views.
+std::vector<at::Tensor> views(const Step& step, const at::Tensor& src) {
+  const Node& node = *step.node;
+  const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+  if (!op || op->schema().arguments().empty() || op->schema().returns().size() != 1) return {};
+  const auto* given = op->schema().arguments()[0].alias_info();
+  const bool may_alias = given && !given->isWrite() && op->schema().returns()[0].alias_info();
+  return may_alias ? views_of(step, src) : std::vector<at::Tensor>();
 }
 
 Prepared prepare(const Step& step, const Running& running) {
@@ -144,6 +150,16 @@ std::vector<IValue> call(const Node& node, const std::function<IValue(Value)>& v
   std::vector<IValue> flat;
   for (const at::Tensor& each : stack[0].toTensorVector()) flat.emplace_back(each);
   return flat;
+}
+
+std::vector<at::Tensor> views_of(const Step& step, const at::Tensor& src) {
+  std::vector<at::Tensor> views;
+  for (const IValue& result : call(*step.node, [&](Value) { return src; }, /*on_meta=*/true)) {
+    if (!result.isTensor() || !result.toTensor().defined()) return {};
+    if (!result.toTensor().is_alias_of(src)) return {};
+    views.push_back(result.toTensor());
+  }
+  return views;
 }
 
 at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot) {
@@ -193,7 +209,7 @@ constinit const NodeKind nodes::boxed = {
     .name = "boxed",
     .fixed = fixed,
     .may_be_view = true,
-    .is_same_memory = is_same_memory,
+    .views = views,
     .prepare = prepare,
     .implementation = by_aten,
     .why = why,

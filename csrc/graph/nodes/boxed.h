@@ -10,6 +10,10 @@ namespace torch_blocked::graph {
 std::vector<c10::IValue> call(const Node& node, const std::function<c10::IValue(Value)>& value_of,
                               bool on_meta = false);
 
+// The results of the step's op on `src`, which is all that it reads and has no data, if all are
+// views of it; else none.
+std::vector<at::Tensor> views_of(const Step& step, const at::Tensor& src);
+
 // A tensor that an op of ATen has made, in the plain or channels-last format of its slot.
 at::Tensor in_format(const at::Tensor& tensor, const SlotPlan& slot);
 

@@ -171,8 +171,8 @@ class Region {
     if (!constant || constant->dim() == 0) return;
     Dims sizes(rank_, 1);
     std::ranges::copy(constant->sizes(), sizes.end() - constant->dim());
-    argument.held = ValueRef{add_constant(
-        rewrite_, constant->reshape(sizes).permute(order_from_last(rank_)))};
+    argument.held =
+        ValueRef{add_constant(rewrite_, constant->reshape(sizes).permute(order_from_last(rank_)))};
   }
 
   // Who reads a permutation reads what it reads.

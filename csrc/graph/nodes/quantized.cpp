@@ -119,8 +119,7 @@ void pad_bytes(Rewrite& rewrite) {
     Node* pad = q ? uses.maker[Uses::at(node.read(0))] : nullptr;
     if (!pads_with_zeros(pad) || pad->read(0) == kNone) continue;
     if (!uses.only_reader(pad->output()) || q->zero < q->least || q->zero > q->most) continue;
-    const Value bytes =
-        add_value(rewrite, {rewrite.meta(pad->read(0)).dims, at::kByte});
+    const Value bytes = add_value(rewrite, {rewrite.meta(pad->read(0)).dims, at::kByte});
     const Argument pads = pad->arguments[1];
     const auto zero = static_cast<double>(q->zero);
     pad->become(nodes::quantize, {{ValueRef{pad->read(0)}}}, node.held);

@@ -2,6 +2,7 @@
 #include "ops/reorder.h"
 
 #include "graph/nodes/boxed.h"
+#include "graph/rules.h"
 #include "ops/contiguous.h"
 
 namespace torch_blocked::graph {
@@ -29,7 +30,29 @@ Prepared prepare_reorder(const Step& step, const Running& running) {
   }};
 }
 
+// What a model asks to be in order, where that is no image.
+void find_contiguous(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) {
+    if (!node.is(nodes::boxed) || node.name != "aten::contiguous" || node.read(0) == kNone)
+      continue;
+    const Argument& format = node.arguments[1];
+    const bool is_plain =
+        is_none(format) || (format.is_constant() &&
+                            format.constant().toMemoryFormat() == at::MemoryFormat::Contiguous);
+    if (is_plain) node.become(nodes::contiguous, {{ValueRef{node.read(0)}}}, {});
+  }
+}
+
+// A view whose strides are known is copied into the arena.
 Prepared prepare_contiguous(const Step& step, const Running& running) {
+  const Slot from = step.reads.begin()->second, to = step.writes[0];
+  if (running.memory.slots[to].in_arena) {
+    const CopyInOrder copy(running.tensors[from].sizes(), running.tensors[from].strides());
+    return {[&tensors = running.tensors, copy, from, to] {
+              copy(tensors[from].const_data_ptr<float>(), tensors[to].mutable_data_ptr<float>());
+            },
+            true};
+  }
   return {[&tensors = running.tensors, src = step.reads.begin()->second, dst = step.writes[0]] {
     tensors[dst] = torch_blocked::contiguous(tensors[src]);
   }};
@@ -49,7 +72,18 @@ constinit const NodeKind nodes::reorder = {
 // From strides that ATen has chosen to plain: the same memory where it is in order.
 constinit const NodeKind nodes::contiguous = {
     .name = "contiguous",
+    .combine = find_contiguous,
+    .results =
+        [](const Node& node, const std::vector<Meta>& metas) {
+          return std::vector{metas[Uses::at(node.read(0))]};
+        },
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kPlain}); },
+    .fills = [](const Step&, const SlotPlan& dst) { return dst.dtype == at::kFloat; },
     .may_be_view = true,
+    .views =
+        [](const Step&, const at::Tensor& src) {
+          return src.is_contiguous() ? std::vector{src} : std::vector<at::Tensor>();
+        },
     .prepare = prepare_contiguous,
     .implementation = by_torch_blocked,
     .why = [](const Step&) -> std::string {

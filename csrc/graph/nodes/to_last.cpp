@@ -11,10 +11,14 @@ bool permutes(const Candidate& candidate, Dims (*order)(std::size_t rank)) {
   return rank >= 3 && rank <= 5 && order_of(candidate.node, rank) == order(rank);
 }
 
-// [N, C, L] and [N, L, C] look alike: a 3-D src counts if it comes from a node that makes images.
+// [N, C, L] and [N, L, C] look alike, as do images and heads of attention [N, tokens, heads,
+// lanes], of which a view by ATen is as good: src counts if it comes from a node that makes images,
+// or, with more dims than three, from outside.
 bool takes_to_last(const Candidate& candidate) {
-  return permutes(candidate, order_to_last) &&
-         (candidate.result().dims.size() > 3 || candidate.is_from_image(candidate.node.read(0)));
+  if (!permutes(candidate, order_to_last)) return false;
+  const Value src = candidate.node.read(0);
+  const bool is_input = !candidate.uses.maker[Uses::at(src)];
+  return candidate.is_from_image(src) || (is_input && candidate.result().dims.size() > 3);
 }
 
 bool takes_from_last(const Candidate& candidate) { return permutes(candidate, order_from_last); }
@@ -37,6 +41,7 @@ constinit const NodeKind nodes::to_last = {
     .takes = takes_to_last,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kChannelsLast, kPlain}); },
     .may_be_view = true,
+    .views = views_of,
     .prepare = prepare_to_last,
     .implementation = by_aten,
     .why = why,
@@ -47,6 +52,7 @@ constinit const NodeKind nodes::from_last = {
     .takes = takes_from_last,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kChannelsLast}); },
     .may_be_view = true,
+    .views = views_of,
     .prepare = prepare_from_last,
     .implementation = by_aten,
     .why = why,
