@@ -10,6 +10,7 @@
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "kernels/reorder.h"
+#include "ops/contiguous.h"
 #include "ops/implementations.h"
 #include "ops/registered.h"
 #include "runtime/engine.h"
@@ -86,6 +87,24 @@ using Call = std::function<void()>;
 std::optional<Call> plan_transpose(const Reorder& reorder) {
   if (!is_ours(reorder)) return std::nullopt;
   return [&reorder] { run_ours(reorder); };
+}
+
+// From contiguous, channels-last or any view to contiguous or channels-last: where oneDNN's takes
+// 0.27 ms on two threads for [1, 32, 16384] from channels-last, it takes 0.07.
+std::optional<Call> plan_in_order(const Reorder& r) {
+  if (r.src.is_blocked() || r.dst.is_blocked() || r.changes_dtype()) return std::nullopt;
+  if (r.src.tensor.scalar_type() != at::kFloat) return std::nullopt;
+  const Format format = format_of(r.dst.tensor);
+  if (format == kStrided) return std::nullopt;
+  return [&r, format] {
+    at::DimVector sizes(r.src.tensor.sizes()), strides(r.src.tensor.strides());
+    if (format == kChannelsLast) {
+      std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
+      std::rotate(strides.begin() + 1, strides.begin() + 2, strides.end());
+    }
+    CopyInOrder(sizes, strides)(r.src.tensor.const_data_ptr<float>(),
+                                r.dst.tensor.mutable_data_ptr<float>());
+  };
 }
 
 // Pictures of bytes, which quantized convolutions read as nChw4c: where oneDNN's takes 54 us on two
@@ -206,6 +225,7 @@ std::optional<Call> plan_aten(const Reorder& reorder) {
 // Fastest first; ATen takes what is left.
 const Implementations<Reorder, Call> kImplementations(
     "reorder", {{"transpose", plan_transpose},
+                {"in_order", plan_in_order},
                 {"picture", plan_picture},
                 {"onednn", plan_onednn},
                 {"aten", plan_aten, nullptr, {.last_resort = true}}});
