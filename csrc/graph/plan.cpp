@@ -16,14 +16,15 @@ constexpr double kReorderMicroseconds = 3, kBytesPerMicrosecond = 25e3;
 
 // Parts of the cost of a whole plan: what a change of one group's format, or of all, must promise
 // to bring it below before it is timed.
-constexpr double kWorthTiming = 0.998, kWorthTimingAll = 0.85;
+constexpr double kWorthTiming = 0.002, kWorthTimingAll = 0.85;
+
 // A change should win more than rounding: formats that cost the same stay. Small gains add up where
 // nothing is timed for them: a SegFormer of 92 ms has eleven reorders of 0.1 ms that it can do
 // without.
-constexpr double kGain = 0.9995, kGainMicroseconds = 1;
+constexpr double kGain = 0.0005, kGainMicroseconds = 1;
 
-bool is_gain(double before, double after) {
-  return after < std::max(kGain * before, before - kGainMicroseconds);
+bool is_gain(double before, double after, double whole) {
+  return after < before - std::min(kGain * whole, kGainMicroseconds);
 }
 
 std::size_t at(Value value) { return static_cast<std::size_t>(value); }
@@ -124,64 +125,110 @@ Format Planner::wanted_by(const Node& node) const {
   return fixed ? fixed->reads : home(node.output());
 }
 
-double Planner::cost() {
-  return total([](const NodeKind& kind) { return kind.cost; });
+double Planner::cost(const Nodes& nodes) {
+  return total(nodes, [](const NodeKind& kind) { return kind.cost; });
 }
 
-double Planner::least_cost() {
-  return total([](const NodeKind& kind) { return kind.least ? kind.least : kind.cost; });
+double Planner::least_cost(const Nodes& nodes) {
+  return total(nodes, [](const NodeKind& kind) { return kind.least ? kind.least : kind.cost; });
 }
 
-double Planner::total(Price (*price_of)(const NodeKind& kind)) {
+double Planner::total(const Nodes& nodes, Price (*price_of)(const NodeKind& kind)) {
   double total = 0;
-  for (const Node& node : graph_.nodes) {
-    const double own = price_of(*node.kind)(*this, node, home(node.output()));
+  for (const Node* node : nodes) {
+    const double own = price_of(*node->kind)(*this, *node, home(node->output()));
     if (own == kImpossible) return kImpossible;
     total += own;
-    const Format wanted = wanted_by(node);
-    for_values(tied_arguments(node), [&](Value value) {
+    const Format wanted = wanted_by(*node);
+    for_values(tied_arguments(*node), [&](Value value) {
       if (!graph_.constants.contains(value)) total += reorder_cost(value, home(value), wanted);
     });
   }
   return total;
 }
 
-// One group after the other takes the format that makes the whole cheapest, until none changes:
-// groups meet at convolutions only, so two or three rounds do. A format is timed where it may save
-// enough of the whole. Returns the cost.
-double Planner::descend(const std::vector<Value>& groups) {
-  const double worth_timing = tuner_.times_all() ? kImpossible : kWorthTiming;
-  std::set<Value> timed;  // groups with nodes that are timed in each format
+Planner::Nodes Planner::all_nodes() const {
+  Nodes all;
+  for (const Node& node : graph_.nodes) all.push_back(&node);
+  return all;
+}
+
+// Each group by itself, and each with one that a node makes of it: a depthwise layer between two
+// others that have channels last gains nothing from its src alone in that format, and nothing from
+// its dst alone.
+std::vector<Planner::Move> Planner::moves() const {
+  std::map<Value, std::set<const Node*>> nodes_of;  // in order of execution: by address
+  std::set<Value> timed;
+  std::set<std::pair<Value, Value>> pairs;
+  const auto is_free = [&](Value value) { return !fixed_[at(value)]; };
   for (const Node& node : graph_.nodes) {
-    if (node.kind->least && !node.kind->fixed(node)) timed.insert(groups_.of(node.output()));
-  }
-  double least = cost();
-  for (int round = 0; round < 3; ++round) {
-    const double before = least;
-    for (const Value group : groups) {
-      Format& format = formats_[at(group)];
-      Format kept = format;
-      for (const Format other : {blocked_, kChannelsLast, kPlain}) {
-        if (other == kept) continue;
-        format = other;
-        const bool is_known = other == blocked_ || !timed.contains(group);
-        if (!is_known && !(least_cost() < worth_timing * least)) continue;
-        const double total = cost();
-        // What it is compared with may have been timed again since, because the times contradict
-        // each other.
-        if (!is_gain(least, total)) continue;
-        format = kept;
-        least = cost();
-        if (is_gain(least, total)) {
-          least = total;
-          kept = other;
-        }
-      }
-      format = kept;
+    for (const Value made : node.outputs) {
+      if (!is_free(made)) continue;
+      nodes_of[groups_.of(made)].insert(&node);
+      if (node.kind->least) timed.insert(groups_.of(made));
     }
-    if (least == before) break;
+    for_values(node.arguments, [&](Value value) {
+      if (!is_free(value)) return;
+      const Value from = groups_.of(value);
+      nodes_of[from].insert(&node);
+      const Value to = groups_.of(node.output());
+      if (is_free(node.output()) && from != to) pairs.emplace(from, to);
+    });
   }
-  return least;
+  std::vector<Move> moves;
+  for (const auto& [group, nodes] : nodes_of) {
+    moves.push_back({{group}, {nodes.begin(), nodes.end()}, timed.contains(group)});
+  }
+  for (const auto& [from, to] : pairs) {
+    std::set<const Node*> nodes = nodes_of[from];
+    nodes.insert(nodes_of[to].begin(), nodes_of[to].end());
+    moves.push_back({{from, to},
+                     {nodes.begin(), nodes.end()},
+                     timed.contains(from) || timed.contains(to)});
+  }
+  return moves;
+}
+
+// Gives the groups of a move the format in which its nodes take the least time. One is timed where
+// it may save enough of the whole.
+void Planner::improve(const Move& move, double whole) {
+  std::vector<Format> kept;
+  for (const Value group : move.groups) kept.push_back(formats_[at(group)]);
+  const auto put_back = [&] {
+    for (std::size_t i = 0; i < kept.size(); ++i) formats_[at(move.groups[i])] = kept[i];
+  };
+  double before = cost(move.nodes);
+  for (const Format other : {blocked_, kChannelsLast, kPlain}) {
+    if (std::ranges::all_of(kept, [&](Format format) { return format == other; })) continue;
+    for (const Value group : move.groups) formats_[at(group)] = other;
+    const bool asks = move.is_timed && other != blocked_ && !tuner_.times_all();
+    const bool promises = !asks || before == kImpossible ||
+                          least_cost(move.nodes) < before - kWorthTiming * whole;
+    const double after = promises ? cost(move.nodes) : kImpossible;
+    put_back();
+    if (!is_gain(before, after, whole)) continue;
+    // What it is compared with may have been timed again since, because the times contradict each
+    // other.
+    before = cost(move.nodes);
+    if (!is_gain(before, after, whole)) continue;
+    before = after;
+    std::ranges::fill(kept, other);
+    put_back();
+  }
+}
+
+// One move after the other, until none makes the whole cheaper: groups meet at convolutions only,
+// so two or three rounds do. Returns the cost.
+double Planner::descend(const std::vector<Move>& moves) {
+  const Nodes all = all_nodes();
+  double whole = cost(all);
+  for (int round = 0; round < 3; ++round) {
+    const double before = whole;
+    for (const Move& move : moves) improve(move, whole);
+    whole = cost(all);
+    if (!(whole < before)) break;
+  }
+  return whole;
 }
 
 // From the blocked format on, and from channels-last: a chain of groups of which each alone would
@@ -189,31 +236,30 @@ double Planner::descend(const std::vector<Value>& groups) {
 // reorders are so much of it, or lanes without channels, that this may be far better.
 void Planner::choose_formats() {
   if (!tuner_.enabled()) return;
-  std::vector<Value> groups;
-  for (const Node& node : graph_.nodes) {
-    for (const Value value : node.outputs) {
-      if (!fixed_[at(value)]) groups.push_back(groups_.of(value));
-    }
-  }
-  std::ranges::sort(groups);
-  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
-  const double from_blocked = descend(groups);
+  const std::vector<Move> moves = this->moves();
+  const double from_blocked = descend(moves);
   std::vector<Format> formats = formats_;
-  for (const Value group : groups) formats_[at(group)] = kChannelsLast;
-  const bool is_timed = tuner_.times_all() || least_cost() < kWorthTimingAll * from_blocked;
-  if (!is_timed || !is_gain(from_blocked, descend(groups))) formats_ = std::move(formats);
+  for (const Move& move : moves) {
+    for (const Value group : move.groups) formats_[at(group)] = kChannelsLast;
+  }
+  const bool is_timed =
+      tuner_.times_all() || least_cost(all_nodes()) < kWorthTimingAll * from_blocked;
+  if (!is_timed || !is_gain(from_blocked, descend(moves), from_blocked)) {
+    formats_ = std::move(formats);
+  }
 }
 
 std::vector<std::pair<Format, double>> Planner::beside(Value value) {
   if (!tuner_.enabled() || fixed_[at(value)]) return {};
   Format& format = formats_[at(groups_.of(value))];
   const Format chosen = format;
-  const double least = cost();
+  const Nodes all = all_nodes();
+  const double least = cost(all);
   std::vector<std::pair<Format, double>> others;
   for (const Format other : {blocked_, kChannelsLast, kPlain}) {
     if (other == chosen) continue;
     format = other;
-    others.emplace_back(other, cost() - least);
+    others.emplace_back(other, cost(all) - least);
   }
   format = chosen;
   return others;

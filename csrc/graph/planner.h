@@ -60,12 +60,22 @@ class Planner {
 
  private:
   using Price = double (*)(Planner&, const Node&, Format);
-  double total(Price (*price_of)(const NodeKind& kind));
-  double cost();
-  double least_cost();
+  using Nodes = std::vector<const Node*>;
+  // Groups that change their format together, and the nodes that make or read their values.
+  struct Move {
+    std::vector<Value> groups;
+    Nodes nodes;
+    bool is_timed;  // some of these are timed in each format
+  };
+  double total(const Nodes& nodes, Price (*price_of)(const NodeKind& kind));
+  double cost(const Nodes& nodes);
+  double least_cost(const Nodes& nodes);
+  Nodes all_nodes() const;
   Format wanted_by(const Node& node) const;
+  std::vector<Move> moves() const;
   void choose_formats();
-  double descend(const std::vector<Value>& groups);
+  void improve(const Move& move, double whole);
+  double descend(const std::vector<Move>& moves);
   Slot new_slot(Value value, Format format);
   void emit(const Node& node);
 
