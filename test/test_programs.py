@@ -334,3 +334,83 @@ def test_nan_and_infinities():
     with torch.no_grad():
         image, result = optimized(x)
         torch.testing.assert_close(result, model.function(image, None), equal_nan=True)
+
+
+# ---- products per channel among others -----------------------------------------------------------
+
+CHANNELS = 19
+AMONG = {
+    "layer scale of a pooling": lambda m, x: x + m.k * (F.avg_pool2d(x, 3, 1, 1) - x),
+    "batch norm of a square": lambda m, x: m.norm(x * x) + 1,
+    "batch norm before mish": lambda m, x: F.mish(m.norm(F.max_pool2d(x, 3, 1, 1))),
+    "batch norm, relu, a gate": lambda m, x: F.relu(m.norm(F.max_pool2d(x, 3, 1, 1))) * x,
+    "two of them": lambda m, x: torch.tanh(m.norm(torch.tanh(x) * m.k) * m.k),
+}
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+@pytest.mark.parametrize("name", AMONG)
+@torch.no_grad()
+def test_a_product_per_channel_is_part_of_the_program(name, batch):
+    class Among(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, CHANNELS, 3), nn.BatchNorm2d(CHANNELS)
+            self.k = nn.Parameter(torch.randn(CHANNELS, 1, 1))
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 2)
+
+        def forward(self, x):
+            x = self.first(x)
+            return AMONG[name](self, x), x
+
+    model, x = Among().eval(), torch.randn(batch, 3, 9, 11)
+    optimized = tb.optimize(model, x, tune=False)
+    assert optimized.choice == "blocked"
+    pointwise = [op for op in ops_of(optimized) if "conv" not in op and "pool" not in op]
+    assert len(pointwise) == 1, pointwise
+    result, dense = optimized(x)[0], model(x)[0]
+    exact = model.double()(x.double())[0]
+    assert (result - exact).abs().max() <= 4 * (dense - exact).abs().max() + 2e-6
+    assert torch.equal(result, optimized(x)[0])
+
+
+@pytest.mark.parametrize("channels", (1, 3, 8, 17))
+@torch.no_grad()
+def test_a_product_per_channel_in_planes(channels):
+    """Scores of heads times a gate for each: in the order in which the ops around it have them."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Parameter(torch.randn(channels, 1, 1))
+
+        def forward(self, x):
+            return torch.sort((x @ x.mT) * self.gate, -1)[0]
+
+    model, x = Gated().eval(), torch.randn(2, channels, 7, 5)
+    optimized = tb.optimize(model, x)
+    assert optimized.choice != "blocked" or "reorder" not in optimized.plan()
+    optimized.choice = "blocked"
+    torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", (1, 3, 7, 8, 9, 15, 16, 17, 33, 200))
+@pytest.mark.parametrize("rows", ((2, 3, 5), (), (4,), (0,), (1, 2, 3, 2, 2)))
+@torch.no_grad()
+def test_softmax_of_rows(rows, columns):
+    class Rows(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x, -1)
+
+    model, x = Rows().eval(), 30 * torch.randn(*rows, columns)
+    optimized = tb.optimize(model, x, tune=False, verify=False)
+    optimized.choice = "blocked"
+    result, dense, exact = optimized(x), model(x), model(x.double())
+    assert result.shape == dense.shape and torch.equal(result, optimized(x))
+    if x.numel():
+        assert (result - exact).abs().max() <= 2 * (dense - exact).abs().max() + 1e-6
+    if x.numel() and x.dim():
+        for value in (torch.nan, torch.inf, -torch.inf):
+            x.view(-1, columns)[0, columns // 2] = value
+            assert torch.equal(optimized(x).isnan(), model(x).isnan())

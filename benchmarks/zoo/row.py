@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def batches(*size: int) -> tuple[Size, ...]:
     return tuple((batch, *size) for batch in (1, 2, 3, 5))
 
 
-def declare_torchvision_ops() -> None:
+@functools.cache
+def declare_torchvision_ops() -> torch.library.Library:
     """Lets the Python of torchvision import beside a torch without CUDA.
 
     Its library on PyPI wants CUDA's, so it is not loaded, and the import stops at two ops that no
@@ -78,4 +80,4 @@ def declare_torchvision_ops() -> None:
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    declare_torchvision_ops.library = library  # the schemas live as long as it does
+    return library  # which the cache keeps: the schemas live as long as it does

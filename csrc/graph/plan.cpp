@@ -182,9 +182,8 @@ std::vector<Planner::Move> Planner::moves() const {
   for (const auto& [from, to] : pairs) {
     std::set<const Node*> nodes = nodes_of[from];
     nodes.insert(nodes_of[to].begin(), nodes_of[to].end());
-    moves.push_back({{from, to},
-                     {nodes.begin(), nodes.end()},
-                     timed.contains(from) || timed.contains(to)});
+    moves.push_back(
+        {{from, to}, {nodes.begin(), nodes.end()}, timed.contains(from) || timed.contains(to)});
   }
   return moves;
 }
@@ -202,8 +201,8 @@ void Planner::improve(const Move& move, double whole) {
     if (std::ranges::all_of(kept, [&](Format format) { return format == other; })) continue;
     for (const Value group : move.groups) formats_[at(group)] = other;
     const bool asks = move.is_timed && other != blocked_ && !tuner_.times_all();
-    const bool promises = !asks || before == kImpossible ||
-                          least_cost(move.nodes) < before - kWorthTiming * whole;
+    const bool promises =
+        !asks || before == kImpossible || least_cost(move.nodes) < before - kWorthTiming * whole;
     const double after = promises ? cost(move.nodes) : kImpossible;
     put_back();
     if (!is_gain(before, after, whole)) continue;
