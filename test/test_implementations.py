@@ -37,9 +37,8 @@ def test_families():
 
 
 def test_unknown_names():
-    with pytest.raises(
-        ValueError, match=r"expected one of \[transpose, picture, onednn, aten\], got best"
-    ):
+    names = "transpose, in_order, picture, onednn, aten"
+    with pytest.raises(ValueError, match=rf"expected one of \[{names}\], got best"):
         _C.force_implementation("reorder", "best")
     with pytest.raises(ValueError, match="expected one of .*, got convolutions"):
         _C.force_implementation("convolutions", "")
@@ -58,6 +57,31 @@ def test_reorders(name, block):
             assert _C.last_implementation("reorder") == name
             assert torch.equal(result._physical, expected._physical)
             assert torch.equal(result.to_dense(), x)
+
+
+class Mixing(nn.Module):
+    """A layer over the lanes of tokens and one over the tokens, in channels-last between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(17), nn.Linear(35, 9)
+
+    def forward(self, x):
+        return self.layer(self.norm(x).transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", ("in_order", "onednn", "aten"))
+@torch.no_grad()
+def test_reorders_of_dense(name):
+    model, x = Mixing().eval(), torch.randn(3, 35, 17)
+    optimized = tb.optimize(model, x, tune=False)
+    optimized.choice = "blocked"
+    assert "reorder" in optimized.plan()
+    expected = optimized(x)
+    torch.testing.assert_close(expected, model(x))
+    with forced(name, "reorder"):
+        assert torch.equal(optimized(x), expected)
+        assert _C.last_implementation("reorder") == name
 
 
 @pytest.mark.parametrize("name", ("picture", "onednn", "aten"))
