@@ -188,8 +188,19 @@ std::vector<Planner::Move> Planner::moves() const {
   return moves;
 }
 
+// About what nodes pay for operands that are in other formats than theirs.
+double Planner::reorders_of(const Nodes& nodes) const {
+  double total = 0;
+  for (const Node* node : nodes) {
+    for_values(node->arguments, [&](Value value) {
+      if (!is_constant(value)) total += reorder_cost(value, home(value), wanted_by(*node));
+    });
+  }
+  return total;
+}
+
 // Gives the groups of a move the format in which its nodes take the least time. One is timed where
-// it may save enough of the whole.
+// it may save enough of the whole, a pair where it may do so by reorders.
 void Planner::improve(const Move& move, double whole) {
   std::vector<Format> kept;
   for (const Value group : move.groups) kept.push_back(formats_[at(group)]);
@@ -197,6 +208,8 @@ void Planner::improve(const Move& move, double whole) {
     for (std::size_t i = 0; i < kept.size(); ++i) formats_[at(move.groups[i])] = kept[i];
   };
   double before = cost(move.nodes);
+  const bool has_reorders =
+      move.groups.size() == 1 || reorders_of(move.nodes) > kWorthTiming * whole;
   for (const Format other : {blocked_, kChannelsLast, kPlain}) {
     if (std::ranges::all_of(kept, [&](Format format) { return format == other; })) continue;
     for (const Value group : move.groups) formats_[at(group)] = other;

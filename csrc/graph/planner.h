@@ -70,6 +70,7 @@ class Planner {
   double total(const Nodes& nodes, Price (*price_of)(const NodeKind& kind));
   double cost(const Nodes& nodes);
   double least_cost(const Nodes& nodes);
+  double reorders_of(const Nodes& nodes) const;
   Nodes all_nodes() const;
   Format wanted_by(const Node& node) const;
   std::vector<Move> moves() const;
