@@ -214,8 +214,8 @@ void Planner::improve(const Move& move, double whole) {
     if (std::ranges::all_of(kept, [&](Format format) { return format == other; })) continue;
     for (const Value group : move.groups) formats_[at(group)] = other;
     const bool asks = move.is_timed && other != blocked_ && !tuner_.times_all();
-    const bool promises =
-        !asks || before == kImpossible || least_cost(move.nodes) < before - kWorthTiming * whole;
+    const bool promises = !asks || before == kImpossible ||
+                          (has_reorders && least_cost(move.nodes) < before - kWorthTiming * whole);
     const double after = promises ? cost(move.nodes) : kImpossible;
     put_back();
     if (!is_gain(before, after, whole)) continue;
