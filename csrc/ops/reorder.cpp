@@ -89,8 +89,9 @@ std::optional<Call> plan_transpose(const Reorder& reorder) {
   return [&reorder] { run_ours(reorder); };
 }
 
-// From contiguous, channels-last or any view to contiguous or channels-last: where oneDNN's takes
-// 0.27 ms on two threads for [1, 32, 16384] from channels-last, it takes 0.07.
+// From contiguous, channels-last or any view to contiguous or channels-last. On two threads of a
+// Zen 4, from channels-last: [1, 96, 3136] 38 us where oneDNN's takes 101, [1, 384, 196] 14 and 27;
+// but where planes are powers of two apart, [1, 32, 16384] 75 and 59, [1, 64, 4096] 44 and 33.
 std::optional<Call> plan_in_order(const Reorder& r) {
   if (r.src.is_blocked() || r.dst.is_blocked() || r.changes_dtype()) return std::nullopt;
   if (r.src.tensor.scalar_type() != at::kFloat) return std::nullopt;
