@@ -23,6 +23,7 @@
 #include "ops/implementations.h"
 #include "ops/observer.h"
 #include "runtime/bandwidth.h"
+#include "runtime/content_hash.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/packed_weights.h"
@@ -233,6 +234,10 @@ PYBIND11_MODULE(_C, m) {
         return form ? std::optional(toString(*form)) : std::nullopt;
       },
       py::arg("name"), py::arg("overload"), "the op that another library registered, or None");
+  m.def(
+      "content_hash", [](const at::Tensor& tensor) { return content_hash(tensor.contiguous()); },
+      py::arg("tensor"), "of the values of a strided tensor, in the order of its dims",
+      py::call_guard<py::gil_scoped_release>());
   m.def("fingerprint", &fingerprint, "what measured times depend on, but for the CPU");
   m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
   m.def("memory_bandwidth_gbs", &memory_bandwidth_gbs,

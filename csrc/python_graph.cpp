@@ -10,6 +10,7 @@
 #include "format/errors.h"
 #include "graph/compiled.h"
 #include "graph/record.h"
+#include "graph/sizes_only.h"
 
 namespace py = pybind11;
 
@@ -245,6 +246,11 @@ py::list held_of(const std::vector<graph::StepExplanation::Held>& all) {
   return list;
 }
 
+// A context: `with SizesOnly():`.
+struct SizesOnly {
+  std::unique_ptr<graph::SizesOnly> held = nullptr;
+};
+
 struct Inputs {
   std::vector<graph::Given> given;
   std::string key;
@@ -292,6 +298,10 @@ void bind_graph(py::module_& m) {
       .def("refusal", &graph::Recorder::refusal)
       .def("has_fixed_sizes", &graph::Recorder::has_fixed_sizes)
       .def_static("is_running", [] { return graph::Recorder::current() != nullptr; });
+  py::class_<SizesOnly>(m, "SizesOnly")
+      .def(py::init<>())
+      .def("__enter__", [](SizesOnly& self) { self.held = std::make_unique<graph::SizesOnly>(); })
+      .def("__exit__", [](SizesOnly& self, const py::args&) { self.held.reset(); });
   py::class_<graph::Weights, std::shared_ptr<graph::Weights>>(m, "Weights")
       .def(py::init([] { return std::make_shared<graph::Weights>(); }))
       .def("check_unchanged", &graph::Weights::check_unchanged)
@@ -368,6 +378,7 @@ void bind_graph(py::module_& m) {
       .def("add_covered", without_gil(&Compiled::add_covered))
       .def("prepare", without_gil(&Compiled::prepare))
       .def("report", without_gil(&Compiled::report))
+      .def("outline", without_gil(&Compiled::outline))
       .def("explain", without_gil(&Compiled::explain))
       .def("arena_bytes", without_gil(&Compiled::arena_bytes))
       .def("first_difference",

@@ -1,4 +1,5 @@
-// Registers every op of torch.ops.torch_blocked, as ops/list.inc has them; nothing else registers.
+// Registers every op of torch.ops.torch_blocked, as ops/list.inc has them; nothing else registers
+// any.
 #include <torch/library.h>
 
 #include "ops/registered.h"

@@ -189,6 +189,41 @@ def capture(
     return captured
 
 
+def capture_sizes(
+    model: nn.Module, args: tuple, kwargs: dict | None = None, *, dynamic: bool = True
+) -> Capture | None:
+    """What capture() gives if the forward asks for no values, by a run that computes hardly any
+    (csrc/graph/sizes_only.cpp): it must be compared with a capture that was checked. None where
+    values may matter: an error, a look at them, a change of the model, a constant of the run."""
+    args, kwargs = pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, (args, kwargs or {}))
+    if not _are_plain(args, kwargs):
+        return None
+    state = State(model)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), _C.SizesOnly():
+            warnings.simplefilter("ignore")
+            captured = _record(model, args, kwargs)
+    except Exception:  # of a model that checks values, too
+        return None
+    finally:
+        changes = state.changes()
+        state.restore()
+    if captured is None or changes or captured.lifted:
+        return None
+    if any(node.name in _SEE_MEMORY for node in captured.nodes):
+        return None
+    captured.fixed_sizes |= not dynamic
+    captured.ran = None
+    return captured
+
+
+def _are_plain(args: tuple, kwargs: dict) -> bool:
+    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    return all(
+        type(each) in (Tensor, nn.Parameter) and each.layout == torch.strided for each in leaves
+    )
+
+
 def _lifted(model: nn.Module, constants: dict[int, Tensor]) -> list[int]:
     own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
     return [value for value, each in constants.items() if each.data_ptr() not in own]
@@ -199,9 +234,7 @@ def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
 
     A second run, on other values and with what the first has left in the model, must call the same:
     tensors of unknown origin may come from the inputs' values, and attributes may count calls."""
-    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    plain = all(type(each) in (Tensor, nn.Parameter) for each in leaves)
-    if not plain or any(each.layout != torch.strided for each in leaves):
+    if not _are_plain(args, kwargs):
         return None
     state = State(model)
     try:

@@ -114,12 +114,17 @@ def _optimized(
         with torch.no_grad(), unchanged(model):
             model(*args, **kwargs)  # what the model itself refuses, it says best
         return parts(model, str(error))
+    if optimized.was_compared():
+        optimized._ran = None
+        return optimized
     warm = _verify(optimized) if verify else None
     optimized._ran = None
     run_own = functools.partial(_seconds, optimized, args, kwargs)
     if optimized.choice == "blocked" and tune and not (warm and warm.is_clear(run_own)):
         if _is_slower(optimized, model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
+    if verify and optimized.choice == "blocked":
+        optimized.note_compared()
     return optimized
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, progress, structure
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, Ran, capture
+from torch_blocked import _C, progress, remembered, structure
+from torch_blocked.capture import VALUE, Capture, CaptureError, Node, Ran, capture, capture_sizes
 from torch_blocked.environment import cpu_name, measured_with, tuning_file
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged
@@ -99,6 +99,7 @@ class OptimizedModule(nn.Module):
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _InParts] = OrderedDict()
         self._lock = threading.RLock()
+        self._compared = remembered.Compared()
         self._released = False
         self._parts: nn.Module | None = None
         self._ran: Ran | None = None  # by the model for the example, when it was captured
@@ -173,7 +174,9 @@ class OptimizedModule(nn.Module):
             )
         with torch.random.fork_rng(devices=[]):  # the numbers that it draws are the call's
             try:
-                captured = capture(self._model, call.args, call.kwargs, dynamic=self._dynamic)
+                captured = self._remembered(call) or capture(
+                    self._model, call.args, call.kwargs, dynamic=self._dynamic
+                )
             except CaptureError as error:
                 if not self._forms or self._dtype is not None:
                     raise
@@ -188,6 +191,35 @@ class OptimizedModule(nn.Module):
                 form.captured.also.append(captured.input_metas)
                 return form
         return self._add(call.signature, captured)
+
+    def _remembered(self, call: _Call) -> Capture | None:
+        """The capture for a call, if a run without values tells that it was compared before."""
+        key = self._key_of(call)
+        if key not in self._compared:
+            return None
+        captured = capture_sizes(self._model, call.args, call.kwargs, dynamic=self._dynamic)
+        if captured and remembered.key_of_capture(self._model, key, captured) in self._compared:
+            return captured
+        return None
+
+    def _key_of(self, call: _Call) -> str:
+        settings = self._dtype, self._tune, self._dynamic
+        return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
+
+    def _keys(self) -> list[str]:
+        """Of the example call, its capture and its plan; of random results there is none."""
+        call, form = self._call(*self._example), self._forms[0]
+        key = "" if form.captured.is_random() else self._key_of(call)
+        captured = remembered.key_of_capture(self._model, key, form.captured)
+        outline = form.compiled.outline(call.inputs)
+        return [key, captured, remembered.key_of_plan(captured, outline)]
+
+    def was_compared(self) -> bool:
+        """Whether this plan of the example was compared with the model before."""
+        return self._keys()[-1] in self._compared
+
+    def note_compared(self) -> None:
+        self._compared.note(*self._keys())
 
     def _parts_for(self, form: _InParts) -> Any:
         """The model in parts, for inputs for which it cannot be captured whole."""

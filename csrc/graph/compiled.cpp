@@ -212,6 +212,16 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
   return report;
 }
 
+std::string Compiled::outline(const std::vector<Given>& inputs) {
+  const auto entry = entry_for(inputs);
+  std::string outline;
+  for (std::size_t i = 0; i < entry->plan.steps.size(); ++i) {
+    const StepReport step = report_of(entry->plan, i);
+    outline += text(step.op, "\t", step.input, "\t", step.output, "\t", step.implementation, "\n");
+  }
+  return outline;
+}
+
 std::vector<StepExplanation> Compiled::explain(const std::vector<Given>& inputs) {
   const auto entry = entry_for(inputs);
   const std::lock_guard lock(mutex_);

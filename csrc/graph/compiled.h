@@ -30,6 +30,9 @@ class Compiled {
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);
+  // Its steps' names, implementations and formats: of plans with the same weights, those that have
+  // these in common give the same bits.
+  std::string outline(const std::vector<Given>& inputs);
   // For each step of report() what else could have been. Raises ValueError after release().
   std::vector<StepExplanation> explain(const std::vector<Given>& inputs);
   // The first step whose result is not that of the capture's ops, within `tolerance` of the largest

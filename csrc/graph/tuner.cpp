@@ -30,8 +30,10 @@ constexpr double kAgree = 1.04;
 // An implementation this much slower than the leader, twice, is out.
 constexpr double kBeaten = 1.15;
 // Rounds until all that are left agree with themselves, or this much time has gone. One that has no
-// rival, or none left, is timed for its price only.
-constexpr int kLeastRounds = 3, kLeastAlone = 2;
+// rival, or none left, is timed for its price only. The first round generates code and finds
+// nothing in the caches, so it seldom agrees with another; but what is slow in it and in the next
+// is out.
+constexpr int kLeastRounds = 4, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.
 constexpr std::chrono::milliseconds kLong{200};
@@ -124,7 +126,6 @@ struct Contender {
 // Runs all in turn until the fastest is known; null if there are none.
 const Contender* fastest_of(std::vector<Contender>& contenders) {
   if (contenders.empty()) return nullptr;
-  for (Contender& each : contenders) each.entry.run();  // generated code, workspaces, caches
   std::vector<Contender*> left;
   for (Contender& each : contenders) left.push_back(&each);
   const auto begin = Clock::now();
@@ -296,7 +297,6 @@ const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
   add_contenders(contenders, contest, contest.implementations);
   add_contenders(contenders, contest, contest.others);
   for (Contender& each : contenders) {
-    each.entry.run();
     for (int round = 0; round < kLeastRounds; ++round) each.run_once();
     choices.push_back({each.implementation, each.microseconds()});
   }

@@ -9,6 +9,7 @@
 #include "format/errors.h"
 #include "runtime/content_hash.h"
 #include "runtime/huge_pages.h"
+#include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
 #include "torch_blocked/threads.h"
 
@@ -83,9 +84,11 @@ at::Tensor Weights::find_packed(const std::string& key) {
 }
 
 // Copies to the current piece, or to a new one. Pages of it that are never touched take no memory.
+// What is large and in huge pages of its own stays there: it needs no second set of fresh pages.
 at::Tensor Weights::placed(const at::Tensor& packed) {
-  constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage;
+  constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage, kLarge = 16 << 20;
   const auto bytes = static_cast<std::int64_t>(packed.nbytes());
+  if (bytes >= kLarge && fills_block(packed)) return packed;
   if (!piece_.defined() || filled_ + bytes > piece_.numel()) {
     piece_ = at::empty({kPage + std::max(bytes, kPiece)}, at::kByte);
     prefer_huge_pages(piece_.mutable_data_ptr(), piece_.nbytes());

@@ -120,6 +120,7 @@ class PoolAllocator final : public c10::Allocator {
     void* data = block->data;
     return {data, block.release(), free, at::kCPU};
   }
+  static c10::DeleterFnPtr deleter() { return free; }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data is not its context
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -131,6 +132,14 @@ class PoolAllocator final : public c10::Allocator {
     pool().give(*block);
   }
 };
+
+// The block that holds the tensor's memory; null if the pool does not.
+const Pool::Block* block_of(const at::Tensor& tensor) {
+  const at::DataPtr& memory = tensor.storage().data_ptr();
+  return memory.get_deleter() == PoolAllocator::deleter()
+             ? static_cast<const Pool::Block*>(memory.get_context())
+             : nullptr;
+}
 
 // TORCH_BLOCKED_POOL=0 turns it off.
 bool enabled() {
@@ -161,6 +170,11 @@ at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
                         const at::TensorOptions& options) {
   return at::detail::empty_strided_generic(sizes, strides, allocator_for(sizes, options), kCpu,
                                            options.dtype().toScalarType());
+}
+
+bool fills_block(const at::Tensor& tensor) {
+  const Pool::Block* block = block_of(tensor);
+  return block && round_up(tensor.nbytes(), kHugePage) == block->bytes;
 }
 
 std::int64_t idle_pool_bytes() { return pool().idle_bytes(); }

@@ -1,0 +1,125 @@
+"""What `optimize` has compared with its model on this machine, so that it is done once.
+
+A graph, its weights and a plan that were found right, and faster than the model, are so the next
+time, too: the same kernels give the same bits for the same numbers. A file keeps hashes of three
+kinds: of calls, that is of a model, its weights and the sizes of its inputs; of what was captured
+for them; and of its plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_blocked import _C
+from torch_blocked.capture import Capture
+from torch_blocked.environment import ISA_LIMITS, tuning_file
+
+
+def compared_file() -> Path:
+    """One hash a line, by version, build and CPU as the tuning file; safe to delete."""
+    file = tuning_file()
+    return file.with_name(file.name.replace("tuning", "compared", 1))
+
+
+class Compared:
+    """The file's hashes when this was made, and those that were noted since."""
+
+    def __init__(self) -> None:
+        self._file = compared_file()
+        try:
+            self._known = set(self._file.read_text().split("\n"))
+        except (OSError, UnicodeDecodeError):
+            self._known = set()
+
+    def __contains__(self, key: str) -> bool:
+        return bool(key) and key in self._known
+
+    def note(self, *keys: str) -> None:
+        new = [key for key in keys if key and key not in self._known]
+        self._known.update(new)
+        with contextlib.suppress(OSError):  # without a file each process compares anew
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a") as file:
+                file.writelines(key + "\n" for key in new)
+
+
+def key_of_call(model: nn.Module, arguments: Any, settings: Any) -> str:
+    """Of a model with its weights, the kinds and sizes of its arguments, how it is optimized and
+    the machine; "" if a weight has no strided memory of its own."""
+    weights = _weights_of(model)
+    if not all(_is_strided(each) for _, each in weights):
+        return ""
+    contents = [(name, *_content(each)) for name, each in weights]
+    kind = type(model).__module__, type(model).__qualname__
+    return _hash(kind, contents, arguments, settings, _machine())
+
+
+def key_of_capture(model: nn.Module, call: str, captured: Capture) -> str:
+    """Of what was captured for a call with this key; "" for a call without one."""
+    constants = captured.constants
+    if not call or not all(_is_strided(each) for each in constants.values()):
+        return ""
+    names = {_place(each): name for name, each in _weights_of(model)}
+    nodes = [(each.name, each.overload, each.arguments, each.outputs) for each in captured.nodes]
+    rest = (
+        [(value, names.get(_place(each)) or _content(each)) for value, each in constants.items()],
+        captured.inputs,
+        captured.outputs,
+        captured.lifted,
+        captured.input_metas,
+        captured.questions,
+        captured.fixed_sizes,
+        captured.blocked,
+        captured.out_spec,
+        captured.notice,
+        captured.sets_attributes,
+    )
+    return _hash(call, nodes, rest)
+
+
+def key_of_plan(captured: str, outline: str) -> str:
+    """Of a plan of what was captured; "" for a capture without a key."""
+    return captured and _hash(captured, outline)
+
+
+def _weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_meta
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _content(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, _steps(tensor), _C.content_hash(tensor.detach())
+
+
+def _steps(tensor: Tensor) -> Any:
+    """What the bytes of a quantized tensor stand for."""
+    if not tensor.is_quantized:
+        return None
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return tensor.q_scale(), tensor.q_zero_point()
+    scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return scales.tolist(), zeros.tolist(), tensor.q_per_channel_axis()
+
+
+def _machine() -> tuple[Any, ...]:
+    limits = [os.environ.get(name) for name in ISA_LIMITS]
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return torch.__version__, torch.get_num_threads(), _C.isa(), kernels, limits
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
