@@ -319,6 +319,86 @@ def skip(g):
 
 
 @piece(3)
+def neck(g):
+    """Images brought to the size of one of them, joined, and 1x1 convolutions of them all."""
+    images = [g.pick(rank=(4, 4), fixed=(1,)) for _ in range(g.rng.choice((1, 2, 3)))]
+    size = f"{g.rng.choice(images)}.shape[2:]" if g.rng.random() < 0.8 else "(9, 8)"
+    mode = g.rng.choice(("nearest", "bilinear", "nearest-exact", "bicubic"))
+    parts = [
+        g.rng.choice((f"F.interpolate({x}, {size}, mode='{mode}')",) * 2 + (x,)) for x in images
+    ]
+    if any(part in images for part in parts):
+        parts = [
+            f"F.adaptive_avg_pool2d({each}, {size})" if each in images else each for each in parts
+        ]
+    channels = sum(g.dims(x)[1] for x in images)
+    outputs = g.rng.choice((1, 5, 16, 24))
+    first = g.module(f"nn.Conv2d({channels}, {outputs}, 1, bias={g.rng.random() < 0.5})")
+    text = f"{g.out} = {first}(torch.cat(({', '.join(parts)},), 1))"
+    if g.rng.random() < 0.5:
+        norm = g.module(f"nn.BatchNorm2d({outputs})")
+        text += f"\n{g.out} = {norm}({g.out})"
+    if g.rng.random() < 0.4:
+        second = g.module(f"nn.Conv2d({outputs}, {g.rng.choice((3, 17))}, 1)")
+        text += f"\n{g.out} = {second}({g.out})"
+    return f"{text}\n{g.out} = {g.rng.choice(ACTIVATIONS).format(x=g.out)}"
+
+
+@piece(2)
+def branches(g):
+    """Sums and differences of layers of one image, as RepVGG and FastViT train them."""
+    x = g.pick(rank=(4, 4), fixed=(1,))
+    c = g.dims(x)[1]
+    groups = g.rng.choice((1, c))
+    layers = [
+        f"nn.Conv2d({c}, {c}, 3, padding=1, groups={groups})",
+        f"nn.Conv2d({c}, {c}, 1, groups={groups}, bias=False)",
+        f"nn.Conv2d({c}, {c}, (1, 5), padding=(0, 2), groups={groups})",
+        f"nn.BatchNorm2d({c})",
+        f"nn.Sequential(nn.Conv2d({c}, {c}, 5, padding=2, groups={groups}), nn.BatchNorm2d({c}))",
+    ]
+    calls = [
+        f"{g.module(layer)}({x})" for layer in g.rng.choices(layers, k=g.rng.choice((2, 3, 4)))
+    ]
+    if g.rng.random() < 0.3:
+        calls.append(x)
+    text = calls[0]
+    for call in calls[1:]:
+        text = f"({text} {g.rng.choice('++-')} {call})"
+    scale = g.rng.choice(("", " * 0.5", f" * {x}.new_ones(()).add(1)"))
+    return f"{g.out} = {text}{scale}\n{g.out} = {g.rng.choice(ACTIVATIONS).format(x=g.out)}"
+
+
+@piece(2)
+def token_layers(g):
+    """Linear layers before and after an image whose pixels are their tokens."""
+    x = g.pick(rank=(4, 4), fixed=(1,))
+    c = g.dims(x)[1]
+    hidden = g.rng.choice((3, 16, 24))
+    first = g.module(f"nn.Linear({c}, {hidden})")
+    second = g.module(f"nn.Linear({hidden}, {c})")
+    middle = g.module(f"nn.Conv2d({hidden}, {hidden}, 3, padding=1, groups={hidden})")
+    there, back = g.rng.choice(
+        (
+            (
+                ".flatten(2).transpose(1, 2)",
+                ".transpose(1, 2).reshape(len({x}), -1, *{x}.shape[2:])",
+            ),
+            (
+                ".permute(0, 2, 3, 1).flatten(1, 2)",
+                ".unflatten(1, {x}.shape[2:]).permute(0, 3, 1, 2)",
+            ),
+        )
+    )
+    back = back.format(x=x)
+    act = g.rng.choice((*ACTIVATIONS, "{x}")).format(x="t")
+    return (
+        f"t = {first}({x}{there})\nt = {act}\nt = {middle}(t{back}){there}\n"
+        f"{g.out} = {second}(F.gelu(t)){g.rng.choice(('', back))}"
+    )
+
+
+@piece(3)
 def squeeze_excite(g):
     x = g.pick(rank=(3, 5), fixed=(1,))
     n, channels = g.rank(x) - 2, g.dims(x)[1]

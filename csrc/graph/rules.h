@@ -111,6 +111,16 @@ void forget_examples(Rewrite& rewrite);
 // views.cpp: activations move over views and concats to the layers before these.
 void settle_views(Rewrite& rewrite);
 
+// token_layers.cpp: linear layers next to an image whose pixels are their tokens become 1x1
+// convolutions of it; false if there are none.
+bool join_token_layers(Rewrite& rewrite);
+
+// sums_of_layers.cpp: convolutions and affines of the same image that are summed become one.
+void simplify_sums(Rewrite& rewrite);
+
+// one_by_one.cpp: 1x1 convolutions behind another become one, and move before what enlarges images.
+void simplify_products(Rewrite& rewrite);
+
 // simplify.cpp: all reads of `from` become reads of `to`.
 void replace(Graph& graph, Value from, Value to);
 

@@ -261,6 +261,9 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
     if (kind == &nodes::quantized_convolution) fold_constants(graph);
   }
   settle_views(rewrite);
+  if (join_token_layers(rewrite)) settle_views(rewrite);
+  simplify_sums(rewrite);
+  simplify_products(rewrite);
   for (const NodeKind* kind : kKinds) kind->fuse(rewrite);
   take(rewrite);
   for (const NodeKind* kind : kKinds) kind->combine(rewrite);

@@ -358,27 +358,32 @@ void run(const Work& work, const ConvolutionBuffers& buffers) {
 }
 
 // Rows of a 1x1 that reads src in place, in one thread. Nothing lies between rows of src or dst: no
-// row stage of float32 has padding beside them. Parts of sums are those of run_unit(), and so are
-// the bits.
+// row stage of float32 has padding beside them. Vectors of channels are blocks, or follow each
+// other in a pixel where channels come last. Parts of sums are those of run_unit(), and so are the
+// bits.
 void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
               const ConvolutionBuffers& buffers, const BlockedRows& src,
               const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const std::int64_t width = d.sizes().width, steps = ceil_div(d.ic, width);
+  const std::int64_t src_vector = d.src_blocks() == 1 ? width : src.block / kFloat,
+                     dst_vector = d.dst_blocks() == 1 ? width : dst.block / kFloat;
+  const auto run = d.src_block == width ? d.kernels->direct_tiles : d.kernels->direct_row_tiles;
   thread_local std::vector<DirectSegment> segments;
   segments.clear();
   for (std::int64_t i = 0; i < steps; ++i) {
-    segments.push_back({i * src.block / kFloat, std::min(width, d.ic - i * width), i * width});
+    segments.push_back({i * src_vector, std::min(width, d.ic - i * width), i * width});
   }
   segments.push_back({0, 0, 0});
   for (const Group& group : d.groups) {
     kernels::DirectTiles tiles = tiles_of(d, group, buffers);
-    const std::int64_t to = group.first / width * dst.block;
+    const std::int64_t to = group.first / width * dst_vector * kFloat;
     tiles.src = reinterpret_cast<const float*>(src.at(0, rows.begin));
     tiles.dst = reinterpret_cast<float*>(dst.at(0, rows.begin) + to);
     tiles.residual = residual ? reinterpret_cast<const float*>(residual + to) : nullptr;
-    tiles.dst_step = width;
-    tiles.dst_offsets = {0, dst.block / kFloat, 2 * dst.block / kFloat};
+    tiles.src_step = d.src_block;
+    tiles.dst_step = d.dst_block;
+    tiles.dst_offsets = {0, dst_vector, 2 * dst_vector};
     tiles.pixels = (rows.end - rows.begin) * columns;
     for (std::int64_t first = 0; first < steps; first += part_steps) {
       const std::int64_t some = std::min(part_steps, steps - first);
@@ -387,27 +392,30 @@ void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
       tiles.ahead = std::min(some * width, d.ic - first * width) * group.vectors * width;
       tiles.segments = segments.data() + first;
       tiles.count = some;
-      d.kernels->direct_tiles(tiles);
+      run(tiles);
     }
   }
 }
 
-// Of a 1x1 over images without depth, in blocks of a vector.
+// Of a 1x1 over images without depth, in blocks of a vector or with channels last.
 std::optional<RowStage> row_stage(const Problem& p, const Direct& d) {
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const SpatialSizes s = spatial_sizes(p);
-  if (!p.blocked() || !d.in_place || d.planes || s.in[0] != 1) return std::nullopt;
-  if (d.dst_block != d.sizes().width) return std::nullopt;
-  const std::int64_t pixel_bytes = d.dst_block * static_cast<std::int64_t>(sizeof(float));
+  if (p.src_format != p.dst_format || !d.pixelwise || !d.whole() || d.planes || s.in[0] != 1) {
+    return std::nullopt;
+  }
+  const bool in_vectors = p.blocked() && d.dst_block == d.sizes().width;
+  if (!in_vectors && p.dst_format != kChannelsLast) return std::nullopt;
   return RowStage{.window = {1, 1, 0, 1},
-                  .src = {s.in[2], 0, s.in[2], pixel_bytes, 0, false},
+                  .src = {s.in[2], 0, s.in[2], d.src_block * kFloat, 0, false},
                   .n = d.n,
                   .src_rows = s.in[1],
                   .src_blocks = d.src_blocks(),
                   .dst_rows = s.out[1],
                   .dst_columns = s.out[2],
                   .dst_blocks = d.dst_blocks(),
-                  .dst_pixel_bytes = pixel_bytes,
-                  .weight_bytes = d.packed_floats() * static_cast<std::int64_t>(sizeof(float))};
+                  .dst_pixel_bytes = d.dst_block * kFloat,
+                  .weight_bytes = d.packed_floats() * kFloat};
 }
 
 // The only reach of a gathered problem, for one image: offsets count from the first of `images`.

@@ -31,9 +31,9 @@ struct Direct {
   const kernels::Kernels* kernels;
   std::int64_t n, ic, oc, src_block, dst_block;  // blocks: lanes between pixels
   Sizes3 in, out, kernel, stride, padding, dilation;
-  Sizes3 dst, dst_first, dst_step;  // output o of `out` is index dst_first + o * dst_step of `dst`
-  Sizes3 tap_first, tap_step;       // tap k is tap tap_first + k * tap_step of the weights
-  bool in_place, planes;
+  Sizes3 dst, dst_first, dst_step;   // output o of `out` is index dst_first + o * dst_step of `dst`
+  Sizes3 tap_first, tap_step;        // tap k is tap tap_first + k * tap_step of the weights
+  bool pixelwise, in_place, planes;  // a dst pixel sees the src pixel in its place only
   Activation activation;
   std::vector<Group> groups;
 

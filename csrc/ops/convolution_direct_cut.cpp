@@ -56,6 +56,7 @@ void complete(Direct& d, bool plain_src) {
     d.stride = {1, 1, 1};
   }
   d.planes = plain_src || d.ic <= kPlaneChannels;
+  d.pixelwise = pixelwise;
   d.in_place = pixelwise && !d.planes && d.src_block == width;
   const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, width);
   // Three vectors make up for few pixels in a row.
@@ -87,6 +88,7 @@ std::vector<Direct> phases_of(const Problem& p) {
                      .dst_step = {1, 1, 1},
                      .tap_first = {0, 0, 0},
                      .tap_step = {1, 1, 1},
+                     .pixelwise = false,
                      .in_place = false,
                      .planes = false,
                      .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,

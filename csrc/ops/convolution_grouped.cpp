@@ -101,7 +101,7 @@ struct Grouped {
   std::vector<LaneSource> lanes;
   std::int64_t n, oc, block, blocks, inputs, weights = 0;
   std::int64_t element;  // bytes of a number
-  bool transposed;
+  bool transposed, of_pixels;
   RunGrouped kernel;
 };
 
@@ -192,7 +192,7 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   auto grouped = std::make_shared<Grouped>();
   grouped->n = p.dst_dims[0];
   grouped->oc = p.dst_dims[1];
-  const bool of_pixels = is_of_pixels(p);
+  const bool of_pixels = grouped->of_pixels = is_of_pixels(p);
   grouped->block = of_pixels ? kernels::kernels().width : p.dst_format.block;
   grouped->blocks = ceil_div(p.dst_dims[1], grouped->block);
   grouped->inputs = p.src_dims[1] / p.groups;
@@ -332,9 +332,11 @@ void run_rows(const Grouped& grouped, const ConvolutionBuffers& buffers, const B
   h.out = rows.end - rows.begin;
   g.part = w.out;
   g.src_row = src.row / element;
-  g.src_plane = src.block / element;
   g.dst_row = dst.row / element;
-  g.dst_plane = dst.block / element;
+  if (!grouped.of_pixels) {
+    g.src_plane = src.block / element;
+    g.dst_plane = dst.block / element;
+  }
   g.src = src.at(0, 0);
   g.weights = static_cast<const float*>(buffers.weights);
   g.bias = static_cast<const float*>(buffers.bias);
@@ -343,20 +345,21 @@ void run_rows(const Grouped& grouped, const ConvolutionBuffers& buffers, const B
   grouped.kernel(g, 0, grouped.blocks * h.out);
 }
 
-// Of images without depth; taps beyond src are left out.
+// Of images without depth; taps beyond src are left out. A pixel of channels-last is one block.
 std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
   const SpatialSizes s = spatial_sizes(p);
-  if (!p.blocked() || p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0)
-    return std::nullopt;
-  const std::int64_t pixel_bytes = grouped.block * grouped.element;
+  if (p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0) return std::nullopt;
+  if (!p.blocked() && !grouped.of_pixels) return std::nullopt;
+  const auto blocks = [&](std::int64_t own) { return grouped.of_pixels ? 1 : own; };
+  const std::int64_t pixel_bytes = grouped.parts[0].convolution.dst_pixel * grouped.element;
   return RowStage{.window = {s.kernel[1], s.stride[1], s.padding[1], s.dilation[1]},
                   .src = {s.in[2], 0, s.in[2], pixel_bytes, 0, false},
                   .n = grouped.n,
                   .src_rows = s.in[1],
-                  .src_blocks = p.src_format.blocks(p.src_dims[1]),
+                  .src_blocks = blocks(p.src_format.blocks(p.src_dims[1])),
                   .dst_rows = s.out[1],
                   .dst_columns = s.out[2],
-                  .dst_blocks = grouped.blocks,
+                  .dst_blocks = blocks(grouped.blocks),
                   .dst_pixel_bytes = pixel_bytes,
                   .weight_bytes = grouped.weights * static_cast<std::int64_t>(sizeof(float)),
                   .reads_padding = false};

@@ -12,7 +12,7 @@
 
 namespace torch_blocked {
 
-// Some rows of an image in blocks of channels.
+// Some rows of an image in blocks of channels; with channels last, which are one block.
 struct BlockedRows {
   std::uint8_t* data;       // the first pixel of row `first`, in block 0
   std::int64_t first;       // which may lie in the padding: then it is negative

@@ -126,7 +126,7 @@ class Region {
       const ChannelNorm of_channels{*norm};
       node.become(nodes::channel_norm, {{ValueRef{node.read(0)}}}, of_channels);
     } else if (const auto* linear = node.as<Linear>()) {
-      node.become(nodes::convolution, {{ValueRef{node.read(0)}}}, convolution_of(*linear));
+      node.become(nodes::convolution, {{ValueRef{node.read(0)}}}, as_convolution(*linear, rank_));
     } else if (const Reduction* row = reduction_of(node)) {
       node.arguments[row->dims] = {c10::IValue(moved(*integers(node.arguments[row->dims], 1)))};
     } else if (node.name == "aten::cat") {
@@ -134,25 +134,6 @@ class Region {
     } else {
       for (Argument& argument : node.arguments) move_constant(argument);
     }
-  }
-
-  Convolution convolution_of(const Linear& linear) const {
-    const Dims none(rank_ - 2, 0), ones(rank_ - 2, 1);
-    const auto with_taps = [&](const at::Tensor& x) {
-      Dims sizes = x.sizes().vec(), strides = x.strides().vec();
-      sizes.resize(rank_, 1);
-      strides.resize(rank_, 1);
-      return x.as_strided(sizes, strides);
-    };
-    return {.weight = {with_taps(linear.weight.source)},
-            .bias = linear.bias,
-            .stride = ones,
-            .padding = none,
-            .dilation = ones,
-            .output_padding = none,
-            .padding_end = {},
-            .transposed = false,
-            .groups = 1};
   }
 
   // Dims of channels last as those of images.

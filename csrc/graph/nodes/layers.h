@@ -26,6 +26,9 @@ struct Linear {
   Activation activation = {};
 };
 
+// linear.cpp: the layer on images of `rank` dims, as a 1x1 convolution.
+Convolution as_convolution(const Linear& linear, std::size_t rank);
+
 struct Affine {
   at::Tensor scale, shift;  // [C]
   Activation activation = {};

@@ -198,6 +198,27 @@ void own(Node& node, Weights& weights) {
 
 }  // namespace
 
+Convolution as_convolution(const Linear& linear, std::size_t rank) {
+  const Dims none(rank - 2, 0), ones(rank - 2, 1);
+  const auto with_taps = [&](const at::Tensor& x) {
+    if (!x.defined()) return x;
+    Dims sizes = x.sizes().vec(), strides = x.strides().vec();
+    sizes.resize(rank, 1);
+    strides.resize(rank, 1);
+    return x.as_strided(sizes, strides);
+  };
+  return {.weight = {with_taps(linear.weight.source), with_taps(linear.weight.factors)},
+          .bias = linear.bias,
+          .stride = ones,
+          .padding = none,
+          .dilation = ones,
+          .output_padding = none,
+          .padding_end = {},
+          .transposed = false,
+          .groups = 1,
+          .epilogue = {.before = linear.activation, .after = {}}};
+}
+
 constinit const NodeKind nodes::linear = {
     .name = "linear",
     .find = find,
