@@ -125,7 +125,9 @@ void keep_likely(Contest& contest, const ConvolutionProblem& p) {
 Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
                      std::optional<Probe>& probe) {
   Contest contest = contest_of(problem, probe);
-  const bool estimates_hold = problem.blocked() && is_known(problem);
+  // oneDNN's kernels leave out taps that see padding only, which are most of those far apart.
+  const bool dilated = std::ranges::any_of(problem.dilation, [](std::int64_t d) { return d > 1; });
+  const bool estimates_hold = problem.blocked() && is_known(problem) && !dilated;
   if (estimates_hold && !tuner.times_all()) keep_likely(contest, problem);
   return contest;
 }
