@@ -93,7 +93,7 @@ class Branches(torch.nn.Module):
     def __init__(self):
         super().__init__()
         for name in "abcd":
-            layers = [torch.nn.Conv2d(16, 16, 1) for _ in range(20)]
+            layers = [torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(20)]
             setattr(self, f"with_a_long_name_{name}", torch.nn.Sequential(*layers))
         self.eval()
 
