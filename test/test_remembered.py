@@ -89,6 +89,15 @@ def test_what_changed_is_compared_again(compared, change):
     torch.testing.assert_close(optimized(x), dense(net, x), rtol=1e-4, atol=1e-5)
 
 
+def test_another_build_is_compared(compared, monkeypatch):
+    """Whatever its kernels, it may make another graph of the same capture."""
+    net, x = Net().eval(), torch.randn(2, 3, 12, 12)
+    tb.optimize(net, x, tune=False)
+    monkeypatch.setattr(remembered, "_build", lambda: (1, 2))
+    tb.optimize(net, x, tune=False)
+    assert len(compared) == 4
+
+
 def test_other_threads_sizes_and_settings_are_compared(compared):
     net, x = Net().eval(), torch.randn(2, 3, 12, 12)
     tb.optimize(net, x, tune=False)

@@ -114,7 +114,8 @@ def _optimized(
         with torch.no_grad(), unchanged(model):
             model(*args, **kwargs)  # what the model itself refuses, it says best
         return parts(model, str(error))
-    if optimized.was_compared():
+    keys = optimized.keys()
+    if optimized.was_compared(keys):
         optimized._ran = None
         return optimized
     warm = _verify(optimized) if verify else None
@@ -124,7 +125,7 @@ def _optimized(
         if _is_slower(optimized, model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
     if verify and optimized.choice == "blocked":
-        optimized.note_compared()
+        optimized.note_compared(keys)
     return optimized
 
 

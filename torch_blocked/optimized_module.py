@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -99,7 +100,6 @@ class OptimizedModule(nn.Module):
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _InParts] = OrderedDict()
         self._lock = threading.RLock()
-        self._compared = remembered.Compared()
         self._released = False
         self._parts: nn.Module | None = None
         self._ran: Ran | None = None  # by the model for the example, when it was captured
@@ -192,6 +192,10 @@ class OptimizedModule(nn.Module):
                 return form
         return self._add(call.signature, captured)
 
+    @functools.cached_property
+    def _compared(self) -> remembered.Compared:
+        return remembered.Compared()
+
     def _remembered(self, call: _Call) -> Capture | None:
         """The capture for a call, if a run without values tells that it was compared before."""
         key = self._key_of(call)
@@ -206,20 +210,21 @@ class OptimizedModule(nn.Module):
         settings = self._dtype, self._tune, self._dynamic
         return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
 
-    def _keys(self) -> list[str]:
-        """Of the example call, its capture and its plan; of random results there is none."""
+    def keys(self) -> list[str]:
+        """Of the example call, its capture and its plan, in this order, each "" if it has none: of
+        random results."""
         call, form = self._call(*self._example), self._forms[0]
         key = "" if form.captured.is_random() else self._key_of(call)
         captured = remembered.key_of_capture(self._model, key, form.captured)
         outline = form.compiled.outline(call.inputs)
         return [key, captured, remembered.key_of_plan(captured, outline)]
 
-    def was_compared(self) -> bool:
-        """Whether this plan of the example was compared with the model before."""
-        return self._keys()[-1] in self._compared
+    def was_compared(self, keys: list[str]) -> bool:
+        """Whether the plan with these keys was compared with the model before."""
+        return keys[-1] in self._compared
 
-    def note_compared(self) -> None:
-        self._compared.note(*self._keys())
+    def note_compared(self, keys: list[str]) -> None:
+        self._compared.note(*keys)
 
     def _parts_for(self, form: _InParts) -> Any:
         """The model in parts, for inputs for which it cannot be captured whole."""

@@ -23,7 +23,7 @@ from torch_blocked.environment import ISA_LIMITS, tuning_file
 
 
 def compared_file() -> Path:
-    """One hash a line, by version, build and CPU as the tuning file; safe to delete."""
+    """One hash a line, by version, kernels and CPU as the tuning file; safe to delete."""
     file = tuning_file()
     return file.with_name(file.name.replace("tuning", "compared", 1))
 
@@ -118,7 +118,14 @@ def _steps(tensor: Tensor) -> Any:
 def _machine() -> tuple[Any, ...]:
     limits = [os.environ.get(name) for name in ISA_LIMITS]
     kernels = torch.backends.cpu.get_cpu_capability()
-    return torch.__version__, torch.get_num_threads(), _C.isa(), kernels, limits
+    return _build(), torch.__version__, torch.get_num_threads(), _C.isa(), kernels, limits
+
+
+def _build() -> tuple[int, int]:
+    """Tells one build of the extension from another: the file's name knows of its kernels only, and
+    a graph may be simplified otherwise."""
+    file = os.stat(_C.__file__)
+    return file.st_size, file.st_mtime_ns
 
 
 def _hash(*parts: Any) -> str:

@@ -253,7 +253,7 @@ class Products {
     all.insert(all.begin() + (&node - all.data()), std::make_move_iterator(nodes.begin()),
                std::make_move_iterator(nodes.end()));
     sweep(rewrite_.graph);
-    drop_unread();
+    drop_dead(rewrite_.graph);  // the concat, and what was enlarged for it
     return true;
   }
 
@@ -287,22 +287,6 @@ class Products {
       nodes.push_back(std::move(joined));
     }
     return convolution_of(node, std::move(rest), src);
-  }
-
-  // The concat, and what was enlarged for it.
-  void drop_unread() {
-    for (bool changed = true; changed;) {
-      const Uses uses(rewrite_.graph);
-      changed = false;
-      for (Node& node : rewrite_.graph.nodes) {
-        const bool may_go = is_concat(node, 1, dims(node.output()).size()) || is_resampling(node);
-        const std::size_t value = Uses::at(node.output());
-        if (!may_go || !uses.readers[value].empty() || uses.is_output[value]) continue;
-        node.outputs.clear();
-        changed = true;
-      }
-      sweep(rewrite_.graph);
-    }
   }
 
   Rewrite& rewrite_;

@@ -124,6 +124,9 @@ void simplify_products(Rewrite& rewrite);
 // simplify.cpp: all reads of `from` become reads of `to`.
 void replace(Graph& graph, Value from, Value to);
 
+// simplify.cpp: takes out nodes and constants that nobody reads.
+void drop_dead(Graph& graph);
+
 // The activation that a node is of its first argument; nothing if kernels have no such activation.
 std::optional<Activation> find_activation(const Node& node);
 

@@ -125,6 +125,10 @@ void take(Rewrite& rewrite) {
   }
 }
 
+}  // namespace
+
+std::span<const NodeKind* const> node_kinds() { return kKinds; }
+
 void drop_dead(Graph& graph) {
   for (bool changed = true; changed;) {
     const Uses uses(graph);
@@ -142,10 +146,6 @@ void drop_dead(Graph& graph) {
   for_values(graph.outputs, [&](Value value) { read.insert(value); });
   std::erase_if(graph.constants, [&](const auto& each) { return !read.contains(each.first); });
 }
-
-}  // namespace
-
-std::span<const NodeKind* const> node_kinds() { return kKinds; }
 
 void replace(Graph& graph, Value from, Value to) {
   for (Node& node : graph.nodes) replace(node.arguments, from, to);

@@ -6,9 +6,9 @@ namespace torch_blocked {
 
 double microseconds_of(double fmas) { return fmas / 6e4; }
 
-double streamed_fmas(const ConvolutionProblem& p, double products, double tiles) {
-  constexpr double kStream = 7;
-  return products * std::max(tiles, kStream);
+double streamed_fmas(double products, double tiles) {
+  constexpr double kTilesAtLeast = 7;
+  return products * std::max(tiles, kTilesAtLeast);
 }
 
 double direct_microseconds(const ConvolutionProblem& p) {
@@ -20,7 +20,7 @@ double direct_microseconds(const ConvolutionProblem& p) {
     if (p.transposed)
       pixels /= static_cast<double>(p.stride[i]);  // a pixel meets so many fewer taps
   }
-  return microseconds_of(streamed_fmas(p, taps, pixels) * pairs);
+  return microseconds_of(streamed_fmas(taps, pixels) * pairs);
 }
 
 double moving_microseconds(const Dims& dims, at::ScalarType dtype) {

@@ -413,8 +413,8 @@ double microseconds(const Problem& p, const Cost& cost) {
   const auto ic = static_cast<double>(q.src_dims[1]), oc = static_cast<double>(q.dst_dims[1]);
   return static_cast<double>(bundles_of(p).count) *
          microseconds_of(
-             (streamed_fmas(q, cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) *
-             ic * oc);
+             (streamed_fmas(cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic *
+             oc);
 }
 
 double estimate(const Problem& p, Cost Costs::* which) {

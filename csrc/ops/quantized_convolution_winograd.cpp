@@ -54,7 +54,7 @@ double estimate_winograd_words(const Problem& p) {
   const auto tiles = static_cast<double>(winograd_tiles(p.sizes, kernel().tile));
   const auto ic = static_cast<double>(p.sizes.src_dims[1]),
              oc = static_cast<double>(p.sizes.dst_dims[1]);
-  const double products = streamed_fmas(p.sizes, kProducts, std::max(tiles, kFewTiles));
+  const double products = streamed_fmas(kProducts, std::max(tiles, kFewTiles));
   return microseconds_of((products + tiles * (kTransform / oc + kTransform / ic)) * ic * oc) / 2;
 }
 

@@ -20,7 +20,7 @@ double least_microseconds(const ConvolutionProblem& p) {
   return flops_of(p) / (1e3 * peak * threads());
 }
 
-// Whether the layers for which estimates and bounds were checked were such ones.
+// Bounds were checked on layers of it, dilated ones among them, for which estimates do not hold.
 bool is_known(const ConvolutionProblem& p) { return p.dtype == at::kFloat; }
 
 namespace {

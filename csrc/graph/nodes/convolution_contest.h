@@ -9,7 +9,7 @@ namespace torch_blocked::graph {
 double flops_of(const ConvolutionProblem& problem);
 // Microseconds below which no kernel that sums all products can be.
 double least_microseconds(const ConvolutionProblem& problem);
-// Whether estimates and bounds hold for it.
+// Whether bounds hold for it.
 bool is_known(const ConvolutionProblem& problem);
 
 // Nothing if none takes the problem. The problem names the formats of src and dst.
