@@ -145,7 +145,8 @@ class TokenLayers {
 
   Node reshaped(const Node& like, Value src, const Meta& meta) {
     Node node = view("aten::reshape", "", like, src, meta);
-    node.arguments.push_back({c10::IValue(meta.dims)});
+    const c10::IValue dims(meta.dims);
+    node.arguments.push_back({dims});
     return node;
   }
 
