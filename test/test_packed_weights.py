@@ -303,6 +303,19 @@ def test_weights_may_die_in_any_order():
         assert packs_of(module) == 1
 
 
+@pytest.mark.parametrize("uses", (1, 2), ids=("packed", "used-again"))
+def test_who_wrote_may_have_let_go(uses):
+    """A write through an alias that is gone at the next use, and that was there at the last."""
+    module = module_in_use()
+    alias = module.weight.detach().numpy()
+    for _ in range(uses):
+        conv_matches_dense(module)
+    alias[1, 1, 1, 1] += 1
+    del alias
+    conv_matches_dense(module)
+    assert packs_of(module) == 0  # and from here on it is believed again
+
+
 def test_threads_may_write_while_others_run():
     module, stop = module_in_use(), threading.Event()
     x = random_dense(2, 17, 7, 7).to_blocked(TAG)

@@ -15,12 +15,15 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+// What Row::handed_out never is once a row is watched.
+constexpr std::uint64_t kNotSeen = 0;
+
 struct Entry {
   const void* data;
   std::vector<std::int64_t> dims, strides;
   std::string format;
   std::int64_t version;
-  std::uint64_t seen;                    // Row::handed_out when `packed` was last right
+  std::uint64_t seen;  // Row::handed_out when `packed` was last right, kNotSeen where unsure
   std::optional<std::uint64_t> content;  // hash of the weights, where there was reason to take it
   at::Tensor packed;
 };
@@ -114,6 +117,9 @@ at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
       doubted = true;
     }
   }
+  // Who holds a pointer now may write through it after the weights were read here, and let go of it
+  // unseen. Only what was read while nobody held one is believed later without a hash.
+  if (!sure) seen = kNotSeen;
   // The following reads all weights, and so happens unlocked: done twice it is harmless.
   if (doubted || !sure) content = content_hash(weights);
   if (doubted) {
