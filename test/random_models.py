@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import random_branches  # noqa: F401  its pieces
+import random_tokens  # noqa: F401  its pieces
 import torch
 import torch.nn.functional as F
 from random_layers import CHANNELS

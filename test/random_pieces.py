@@ -153,56 +153,6 @@ def weights_from_values(g):
     )
 
 
-@piece(5)
-def linear(g):
-    x = g.pick(rank=(1, 5))
-    read = g.rng.choice(
-        (
-            x,
-            x,
-            x,
-            f"{x}.flatten(1)",
-            f"{x}.movedim(1, -1)",
-            f"{x}[..., ::2]",
-            f"{x}.transpose(-1, -2)",
-        )
-    )
-    if g.rank(x) == 4 and g.rng.random() < 0.4:
-        read = f"{x}.mean((2, 3))"
-    rank, last = g.measured(read, -1)
-    if last < 1:
-        raise Skip
-    out = g.rng.choice(CHANNELS)
-    layer = g.module(f"nn.Linear({last}, {out}{g.rng.choice(('', '', ', bias=False'))})")
-    text = g.rng.choice(ACTIVATIONS).format(x="t")
-    end = g.rng.choice(("", "", f"\n{g.out} = {g.out}.movedim(-1, 1)")) if rank > 2 else ""
-    return f"t = {layer}({read})\n{g.out} = {text}{end}"
-
-
-@piece(3)
-def token_norm(g):
-    x = g.pick(rank=(2, 5), fixed=(-1,))
-    c = g.dims(x)[-1]
-    made = g.rng.choice(
-        (f"nn.LayerNorm({c})", f"nn.LayerNorm({c}, bias=False)", f"nn.RMSNorm({c}, eps=1e-3)")
-    )
-    return f"{g.out} = {g.module(made)}({x})"
-
-
-@piece(1)
-def norm_of_rows(g):
-    """A batch norm of all tokens, which the linear layer before it may take in."""
-    x = g.pick(rank=(3, 4), fixed=(-1,))
-    out = g.rng.choice(CHANNELS)
-    layer = g.module(f"nn.Linear({g.dims(x)[-1]}, {out})")
-    norm = g.module(f"nn.BatchNorm1d({out})")
-    like = g.rng.choice(("t", "t", f"{x}[..., :1].expand(*{x}.shape[:-1], {out})"))
-    text = g.rng.choice(ACTIVATIONS).format(x=g.out)
-    return (
-        f"t = {layer}({x})\n{g.out} = {norm}(t.flatten(0, -2)).reshape_as({like})\n{g.out} = {text}"
-    )
-
-
 @piece(1)
 def parts(g):
     """Layers of parts of the channels, joined before their batch norm and activation."""
@@ -222,32 +172,6 @@ def parts(g):
     norm = g.module(f"nn.BatchNorm2d({channels})")
     text = g.rng.choice(ACTIVATIONS).format(x=g.out)
     return f"{g.out} = {norm}(torch.cat(({', '.join(calls)},), 1))\n{g.out} = {text}"
-
-
-@piece(2)
-def attention(g):
-    x = g.pick(rank=(3, 4))
-    tokens = f"{x}.flatten(2).transpose(1, 2)" if g.rank(x) == 4 else x
-    rank, width = g.measured(tokens, -1)
-    if width < 1 or width > 48:
-        raise Skip
-    heads = g.rng.choice([h for h in (1, 2, 4) if width % h == 0])
-    layer = g.module(f"nn.Linear({width}, {3 * width})")
-    call = g.rng.choice(
-        (
-            "F.scaled_dot_product_attention(q, k, v)",
-            "((q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5).softmax(-1) @ v",
-            "F.softmax(torch.matmul(q, k.mT) / 3 + torch.arange(q.shape[2]) * 0.1, -1) @ v",
-            "torch.bmm((q[0] @ k[0].mT).softmax(2), v[0])[None].expand(len(q), -1, -1, -1)",
-            "torch.softmax(torch.einsum('bhid,bhjd->bhij', q, k), -1) @ v",
-        )
-    )
-    end = g.rng.choice(("", f".transpose(1, 2).view_as({x})" if g.rank(x) == 4 else ""))
-    return (
-        f"t = {tokens}\n"
-        f"q, k, v = {layer}(t).view(*t.shape[:2], 3, {heads}, -1).permute(2, 0, 3, 1, 4)\n"
-        f"{g.out} = ({call}).transpose(1, 2).reshape(t.shape){end}"
-    )
 
 
 @piece(8)
@@ -367,35 +291,6 @@ def branches(g):
         text = f"({text} {g.rng.choice('++-')} {call})"
     scale = g.rng.choice(("", " * 0.5", f" * {x}.new_ones(()).add(1)"))
     return f"{g.out} = {text}{scale}\n{g.out} = {g.rng.choice(ACTIVATIONS).format(x=g.out)}"
-
-
-@piece(2)
-def token_layers(g):
-    """Linear layers before and after an image whose pixels are their tokens."""
-    x = g.pick(rank=(4, 4), fixed=(1,))
-    c = g.dims(x)[1]
-    hidden = g.rng.choice((3, 16, 24))
-    first = g.module(f"nn.Linear({c}, {hidden})")
-    second = g.module(f"nn.Linear({hidden}, {c})")
-    middle = g.module(f"nn.Conv2d({hidden}, {hidden}, 3, padding=1, groups={hidden})")
-    there, back = g.rng.choice(
-        (
-            (
-                ".flatten(2).transpose(1, 2)",
-                ".transpose(1, 2).reshape(len({x}), -1, *{x}.shape[2:])",
-            ),
-            (
-                ".permute(0, 2, 3, 1).flatten(1, 2)",
-                ".unflatten(1, {x}.shape[2:]).permute(0, 3, 1, 2)",
-            ),
-        )
-    )
-    back = back.format(x=x)
-    act = g.rng.choice((*ACTIVATIONS, "{x}")).format(x="t")
-    return (
-        f"t = {first}({x}{there})\nt = {act}\nt = {middle}(t{back}){there}\n"
-        f"{g.out} = {second}(F.gelu(t)){g.rng.choice(('', back))}"
-    )
 
 
 @piece(3)

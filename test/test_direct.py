@@ -216,8 +216,8 @@ CHOICES = (
     ((1, 24, 14, 14), 64, 1, {}, ("direct", "direct")),
     ((1, 64, 14, 14), 64, 1, {}, ("onednn_blocked", "onednn_blocked")),
     ((1, 64, 14, 14), 64, 1, {"stride": 2}, ("direct", "direct")),
-    ((1, 64, 14, 14), 64, 5, {"padding": 2}, ("onednn_blocked", "onednn_blocked")),
-    ((1, 128, 14, 14), 128, 5, {"padding": 2}, ("onednn_blocked", "direct")),
+    ((1, 64, 28, 28), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "onednn_blocked")),
+    ((1, 128, 28, 28), 128, 5, {"stride": 2, "padding": 2}, ("onednn_blocked", "direct")),
 )
 
 

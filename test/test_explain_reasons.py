@@ -35,8 +35,8 @@ def dense_from(op, module="layer"):
 REASONS = {
     ("grouped4", "optimized"): {"conv2d of layer": "grouped"},
     ("grouped4", "eager"): {"convolution of layer": "grouped"},
-    ("dilated", "optimized"): {"conv2d of layer": "onednn_blocked"},
-    ("dilated", "eager"): {"convolution of layer": "onednn_blocked"},
+    ("dilated", "optimized"): {"conv2d of layer": ""},
+    ("dilated", "eager"): {"convolution of layer": ""},
     ("three_channels", "optimized"): {"conv2d + relu of before": ""},
     ("three_channels", "eager"): {"convolution of before": "", "relu of layer": ""},
     ("transposed", "optimized"): {"conv_transpose2d of layer": "direct"},
@@ -84,7 +84,7 @@ REASONS = {
     ("control_flow", "eager"): {"sum of layer": "", "gt of layer": NO_IMAGE, "exp of layer": ""},
     ("shared", "optimized"): {"conv2d of layer.0": "", "conv2d of layer.0@1": ""},
     ("shared", "eager"): {"convolution of layer.0": "", "convolution of layer.0@1": ""},
-    ("channels_last", "optimized"): {"conv2d of before": "", "conv2d of layer": "onednn_blocked"},
+    ("channels_last", "optimized"): {"conv2d of before": "", "conv2d of layer": ""},
     ("channels_last", "eager"): {"convolution of before": ""},
     ("sliced", "optimized"): {"slice of layer": "", "conv2d of after": ""},
     ("sliced", "eager"): {"slice of layer": "", "convolution of after": ""},
@@ -177,8 +177,7 @@ def test_implementations_say_why_they_do_not_take_a_problem():
     assert grouped["direct"] == grouped["strassen"] == "takes one group only"
     assert grouped["depthwise"] == "is for one channel a group"
     dilated = refusals(hard_cases.explained("dilated"), "layer", blocked)
-    assert dilated["winograd4"] == dilated["winograd2"] == "takes dilation 1 only"
     assert dilated["grouped"] == "is for several groups"
     assert refusals(hard_cases.explained("transposed"), "layer", blocked)["winograd4"] == (
-        "takes 3x3 and 3x3x3 kernels only"
+        "takes stride 1 only"
     )

@@ -102,3 +102,99 @@ def test_linear_layers_are_timed(tmp_path, monkeypatch):
         many = torch_blocked.optimize(model, torch.randn(200, 64))
         many.choice = "blocked"
         assert "fastest alone" not in many.plan()
+
+
+class Sum(nn.Module):
+    """activation(linear(f(x)) + x), in either order."""
+
+    def __init__(self, inputs, outputs, activation, order):
+        super().__init__()
+        self.linear, self.activation, self.order = nn.Linear(inputs, outputs), activation, order
+
+    def forward(self, x, y):
+        z = self.linear(x)
+        return self.activation(z + y if self.order == "layer-first" else y + z)
+
+
+# Groups of outputs with a rest and without, sums of one and two parts.
+SUMS = [
+    ("few_rows", 3, 70, 33),
+    ("direct", 2, 7, 17),
+    ("direct", 37, 1030, 100),
+    ("direct", 500, 32, 48),
+    ("onednn", 37, 33, 9),
+    ("strassen", 512, 512, 512),
+]
+
+
+@pytest.mark.parametrize("order", ["layer-first", "layer-last"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("implementation, rows, inputs, outputs", SUMS)
+@torch.no_grad()
+def test_sums(implementation, rows, inputs, outputs, activation, order):
+    torch.manual_seed(inputs)
+    model = Sum(inputs, outputs, ACTIVATIONS[activation], order).eval()
+    x, y = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    y_before = y.clone()
+    with forced(implementation, "linear"):
+        fast = torch_blocked.optimize(model, (x, y), tune=False)
+        fast.choice = "blocked"
+        assert len(fast.steps()) == 1, fast.plan()
+        output = fast(x, y)
+        assert _C.last_implementation("linear") == implementation
+        expected = model.double()(x.double(), y.double())
+        own = (model.float()(x, y) - expected).abs().max()
+        assert (output - expected).abs().max() <= 4 * own + 3e-6 * expected.abs().max()
+        assert torch.equal(output, fast(x, y)) and torch.equal(y, y_before)
+        y[0, 0] = torch.nan
+        assert torch.equal(fast(x, y).isnan(), model(x, y).isnan())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation, rows, inputs, outputs", SUMS)
+def test_sums_of_what_nobody_else_reads(implementation, rows, inputs, outputs):
+    """Whose memory the result may take, or not, by what each implementation writes when."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(inputs, outputs), nn.Linear(outputs, outputs)
+
+        def forward(self, x):
+            y = F.gelu(self.first(x))
+            return self.second(y.sin()) + y
+
+    torch.manual_seed(inputs)
+    model, x = Net().eval(), torch.randn(rows, inputs)
+    with forced(implementation, "linear"):
+        fast = torch_blocked.optimize(model, x, tune=False)
+        fast.choice = "blocked"
+        output = fast(x)
+        assert _C.last_implementation("linear") == implementation
+    expected = model.double()(x.double())
+    own = (model.float()(x) - expected).abs().max()
+    assert (output - expected).abs().max() <= 4 * own + 3e-6 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_sums_that_are_no_epilogue():
+    """Of other dims, of itself, of another factor, of an activation: right, in whatever steps."""
+    linear, square = nn.Linear(17, 24), nn.Linear(17, 17)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.square = linear, square
+
+        def forward(self, x):
+            z, s = self.linear(x), self.square(x)
+            return (
+                z + z[:1], z + z, torch.add(s, x, alpha=2), F.gelu(s.clone()) + x,
+                self.square(x) + x, F.relu(self.square(x)) + x, self.linear(x) + x[..., :1],
+            )  # fmt: skip
+
+    net, x = Net().eval(), torch.randn(3, 5, 17)
+    fast = torch_blocked.optimize(net, x, tune=False)
+    fast.choice = "blocked"
+    for ours, theirs in zip(fast(x), net(x), strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -111,6 +111,11 @@ void forget_examples(Rewrite& rewrite);
 // views.cpp: activations move over views and concats to the layers before these.
 void settle_views(Rewrite& rewrite);
 
+// product_ops.cpp: mm, addmm, einsum and others become linear layers, 1x1 convolutions or matmul.
+void settle_product_ops(Rewrite& rewrite);
+// product_ops.cpp: the dims of a matmul of matrices of these dims.
+Dims matmul_dims(const Dims& left, const Dims& right);
+
 // token_layers.cpp: linear layers next to an image whose pixels are their tokens become 1x1
 // convolutions of it; false if there are none.
 bool join_token_layers(Rewrite& rewrite);

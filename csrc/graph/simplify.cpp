@@ -254,6 +254,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   Rewrite rewrite{graph, metas, weights};
   fold_fills(rewrite);
   forget_examples(rewrite);
+  settle_product_ops(rewrite);
   recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) {
     kind->find(rewrite);

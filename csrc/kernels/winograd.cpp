@@ -14,16 +14,19 @@ template <typename T, typename Products, int kLanes, typename From>
                                     const From* src, typename Products::Number* v) {
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
-  const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * shape.block;
-  const std::int64_t image = shape.groups * ceil_div(shape.ic, shape.block) * block_size;
+  const std::int64_t block_size = block_size_of(shape.in, shape.block);
+  const std::int64_t image = shape.groups * ceil_div(shape.src_ic, shape.block) * block_size;
+  const std::int64_t of_part = shape.ic / (shape.parts[0] * shape.parts[1] * shape.parts[2]);
   for (std::int64_t channel = 0; channel < shape.ic; channel += kLanes) {
-    const From* first = src + channel / shape.block * block_size + channel % shape.block;
+    const std::int64_t part = channel / of_part, own = channel % of_part;
+    const From* first = src + own / shape.block * block_size + own % shape.block;
     Walk<T> at(shape, tiles.first);
     for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
       // [tiles of the group, kWidth]
       auto* to = v + begin * padded_ic + channel / kWidth * count * kWidth + channel % kWidth;
       for (std::int64_t i = 0; i < count; ++i, to += kWidth, at.next()) {
-        src_tile<T, kLanes>(shape, first + at.image * image, at, to, stride);
+        const Corner corner = corner_of(shape, at).template of_part<T>(shape, part);
+        src_tile<T, kLanes>(shape, first + at.image * image, corner, to, stride);
       }
     });
   }
@@ -33,21 +36,22 @@ template <typename T, typename Products, int kLanes, typename From>
 // put(position, value).
 template <typename T, int depth, typename Put>
 inline void weights_plane(const float (*taps)[kWidth], Put&& put) {
-  using Plane = typename T::Plane;
-  constexpr int kTaps = Plane::kTaps;
-  Vec t[Plane::kTile][kTaps];
-  unrolled<kTaps>([&]<int column>() {
+  using Height = typename T::Height;
+  using Width = typename T::Width;
+  Vec t[Height::kTile][Width::kTaps];
+  unrolled<Width::kTaps>([&]<int column>() {
     const auto element = [&](int i) {
-      return T::Depth::template weights<depth>(
-          [&](int plane) { return Vec::loadu(taps[(plane * kTaps + i) * kTaps + column]); });
+      return T::Depth::template weights<depth>([&](int plane) {
+        return Vec::loadu(taps[(plane * Height::kTaps + i) * Width::kTaps + column]);
+      });
     };
-    unrolled<Plane::kTile>(
-        [&]<int row>() { t[row][column] = Plane::template weights<row>(element); });
+    unrolled<Height::kTile>(
+        [&]<int row>() { t[row][column] = Height::template weights<row>(element); });
   });
-  unrolled<Plane::kTile>([&]<int row>() {
-    unrolled<Plane::kTile>([&]<int column>() {
-      put(depth * T::kPlane + row * Plane::kTile + column,
-          Plane::template weights<column>([&](int j) { return t[row][j]; }));
+  unrolled<Height::kTile>([&]<int row>() {
+    unrolled<Width::kTile>([&]<int column>() {
+      put(depth * T::kPlane + row * Width::kTile + column,
+          Width::template weights<column>([&](int j) { return t[row][j]; }));
     });
   });
 }
@@ -55,15 +59,16 @@ inline void weights_plane(const float (*taps)[kWidth], Put&& put) {
 // The taps of one input channel and a vector of output channels, `count` of which there are.
 template <typename T>
 struct Taps {
-  static constexpr int kSide = T::Plane::kTaps, kTaps = T::Depth::kTaps * kSide * kSide;
+  static constexpr int kRow = T::Width::kTaps, kPlane = T::Height::kTaps * kRow,
+                       kTaps = T::Depth::kTaps * kPlane;
   alignas(64) float values[kTaps][kWidth] = {};
 
   void load(const WinogradWeights& w, std::int64_t channel, std::int64_t count, std::int64_t ic) {
     for (std::int64_t lane = 0; lane < count; ++lane) {
       const float* from = w.data + (channel + lane) * w.oc_stride + ic * w.ic_stride;
       for (int i = 0; i < kTaps; ++i) {
-        values[i][lane] = from[i / (kSide * kSide) * w.d_stride + i / kSide % kSide * w.h_stride +
-                               i % kSide * w.w_stride];
+        values[i][lane] =
+            from[i / kPlane * w.d_stride + i % kPlane / kRow * w.h_stride + i % kRow * w.w_stride];
       }
     }
   }
@@ -233,7 +238,8 @@ struct KernelOf {
                                 static_cast<const Multiplied*>(u), m);
   }
 
-  static constexpr Winograd kTable{.tile = {T::Depth::kM, T::Plane::kM, T::Plane::kM},
+  static constexpr Winograd kTable{.tile = {T::Depth::kM, T::Height::kM, T::Width::kM},
+                                   .taps = {T::Depth::kTaps, T::Height::kTaps, T::Width::kTaps},
                                    .positions = T::kPositions,
                                    .src = src,
                                    .multiply = multiply,
@@ -254,14 +260,16 @@ using namespace winograd;
 
 template <typename Along, typename Across, typename Products = WinogradFloats,
           typename Number = float>
-constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across>, Products, Number>::kTable;
+constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across, Across>, Products, Number>::kTable;
 
-extern const Winograd winograd2, winograd4, winograd2_3d, winograd4_3d, winograd3,
-    winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni, winograd4_fixed,
-    winograd4_fixed_vnni;
+extern const Winograd winograd2, winograd4, winograd4_1d, winograd2_3d, winograd4_3d, winograd3,
+    winograd3_1d, winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni,
+    winograd4_fixed, winograd4_fixed_vnni;
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
+                         winograd4_1d = KernelOf<Tile<F1, F1, F4>, WinogradFloats, float>::kTable,
+                         winograd3_1d = KernelOf<Tile<F1, F1, F3>, WinogradFloats, float>::kTable,
                          winograd2_bfloats = kKernel<F1, F2, WinogradBfloats, std::uint16_t>,
                          winograd4_bfloats = kKernel<F1, F4, WinogradFloats, std::uint16_t>,
                          winograd4_words =

@@ -9,18 +9,38 @@
 
 namespace torch_blocked::kernels {
 
-// A convolution with a 3x3, 1x3x3 or 3x3x3 kernel and stride 1, blocked src [N, groups x IC/b, *in,
-// b] and dst. Sizes are d, h, w; d is 1 in 2-D. The kernels run one group, whose channels fill
-// whole blocks if there are several.
+// A convolution at stride 1, blocked src [N, groups x SRC_IC/b, *in, b] and dst. Sizes are d, h, w
+// in an order in which the dims that a tile is of come last; those that there are not are 1. The
+// kernels run one group, whose channels fill whole blocks if there are several.
+//
+// A kernel of more taps than a tile's transform has is several kernels of as many taps, that many
+// beside each other along each dim: `parts`. Those of one channel count as channels of src, which
+// are then ic = parts x src_ic padded to whole blocks; src is transformed once for each.
 struct WinogradShape {
-  std::int64_t ic, oc, block;
+  std::int64_t ic, oc, block, src_ic;
   std::array<std::int64_t, 3> in, out, padding;
-  bool stream;                      // write dst past the cache
-  std::int64_t groups = 1;          // of ic and oc channels, beside each other in src and dst
+  std::array<std::int64_t, 3> in_steps,
+      out_steps;  // numbers from one plane, row, pixel to the next
+  bool stream;    // write dst past the cache
+  std::array<std::int64_t, 3> dilation{1, 1, 1}, parts{1, 1, 1};
+  std::int64_t groups = 1;          // of src_ic and oc channels, beside each other in src and dst
   std::uint8_t padding_number = 0;  // what stands for 0, in src of bytes
 };
 
-// `count` tiles of dst from `first` on, numbered along w, then h and d, then through the images.
+// Where the tiles of `m` outputs begin along one dim: a tile's outputs are as far apart as taps, so
+// that there are tiles of as many phases, each as many as the first has.
+struct WinogradAlong {
+  std::int64_t phases, tiles, step;  // tiles of a phase, and from one to the next
+
+  WinogradAlong(std::int64_t out, std::int64_t m, std::int64_t dilation)
+      : phases(out < dilation ? out : dilation),
+        tiles(((out + dilation - 1) / dilation + m - 1) / m),
+        step(m * dilation) {}
+  std::int64_t count() const { return phases * tiles; }
+};
+
+// `count` tiles of dst from `first` on, numbered along w, phase by phase, then h and d, then
+// through the images.
 struct WinogradTiles {
   std::int64_t first, count;
 };
@@ -50,7 +70,8 @@ struct WinogradWeights {
 
 // Winograd F(m x m, 3x3): a tile of m x m outputs costs (m + 2)^2 products instead of 9 m^2, its
 // positions; with F(2, 3) along depth for 3x3x3, 2 x m x m outputs cost 4 (m + 2)^2 instead of
-// 54 m^2. Three steps on some tiles, the last two for one group of channels() output channels:
+// 54 m^2; with F(m, 3) along w alone m outputs of a row cost m + 2 instead of 3 m. Three steps on
+// some tiles, the last two for one group of channels() output channels:
 //   src:      V[position, tile, ic]  = B^T src B
 //   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
 //   dst:      dst                    = epilogue(A^T M A + bias)
@@ -60,7 +81,7 @@ struct WinogradWeights {
 // of bytes V and U are words, whose products are exact, and M is 24^2 = 576 times what it
 // should be. In fixed point V and U are words, too, and V ends with a scale for each tile.
 struct Winograd {
-  std::array<std::int64_t, 3> tile;  // outputs along d, h, w
+  std::array<std::int64_t, 3> tile, taps;  // outputs along d, h, w, and taps of a part of a kernel
   std::int64_t positions;
   void (*src)(const WinogradShape& shape, WinogradTiles tiles, const void* src, void* v);
   void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,

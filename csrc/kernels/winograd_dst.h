@@ -168,11 +168,11 @@ struct DstTile {
     stored.template put<kLanes>(value,
                                 at + plane * steps.plane + row * steps.row + column * steps.pixel);
   }
-  void put_row(int plane, int row, const Vec (&values)[T::Plane::kM]) const {
-    if (columns >= T::Plane::kM) {
+  void put_row(int plane, int row, const Vec (&values)[T::Width::kM]) const {
+    if (columns >= T::Width::kM) {
       return stored.put_row(values, at + plane * steps.plane + row * steps.row);
     }
-    for (int column = 0; column < T::Plane::kM; ++column) put(plane, row, column, values[column]);
+    for (int column = 0; column < T::Width::kM; ++column) put(plane, row, column, values[column]);
   }
 };
 
@@ -180,7 +180,7 @@ struct DstTile {
 template <typename T, int kLanes>
 struct Outputs {
   static constexpr bool kWholeRows = false;
-  alignas(64) float values[T::Depth::kM][T::Plane::kM][T::Plane::kM][kLanes];
+  alignas(64) float values[T::Depth::kM][T::Height::kM][T::Width::kM][kLanes];
 
   bool takes(int, int) const { return true; }
   void put(int plane, int row, int column, const Vec& value) {
@@ -190,30 +190,31 @@ struct Outputs {
 
 template <typename T, int kLanes, int plane, int... rows, typename To>
 inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, To& to) {
-  using Plane = typename T::Plane;
+  using Height = typename T::Height;
+  using Width = typename T::Width;
   constexpr int kRows[] = {rows...};
-  Vec t[sizeof...(rows)][Plane::kTile];
-  unrolled<Plane::kTile>([&]<int column>() {
+  Vec t[sizeof...(rows)][Width::kTile];
+  unrolled<Width::kTile>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template dst<plane>([&](int depth) {
-        return Vec::loadu(m + (depth * T::kPlane + i * Plane::kTile + column) * stride, kLanes);
+        return Vec::loadu(m + (depth * T::kPlane + i * Width::kTile + column) * stride, kLanes);
       });
     };
     unrolled<sizeof...(rows)>(
-        [&]<int i>() { t[i][column] = Plane::template dst<kRows[i]>(element); });
+        [&]<int i>() { t[i][column] = Height::template dst<kRows[i]>(element); });
   });
   unrolled<sizeof...(rows)>([&]<int i>() {
     if (!to.takes(plane, kRows[i])) return;
     const auto value = [&]<int column>() {
-      return Plane::template dst<column>([&](int j) { return t[i][j]; });
+      return Width::template dst<column>([&](int j) { return t[i][j]; });
     };
     if constexpr (To::kWholeRows) {
-      Vec values[Plane::kM];
-      unrolled<Plane::kM>(
+      Vec values[Width::kM];
+      unrolled<Width::kM>(
           [&]<int column>() { values[column] = value.template operator()<column>(); });
       to.put_row(plane, kRows[i], values);
     } else {
-      unrolled<Plane::kM>([&]<int column>() {
+      unrolled<Width::kM>([&]<int column>() {
         to.put(plane, kRows[i], column, value.template operator()<column>());
       });
     }
@@ -229,7 +230,7 @@ inline void dst_plane(Passes<passes...>, const float* m, std::int64_t stride, To
 template <typename T, int kLanes, typename To>
 inline void dst_tile(const float* m, std::int64_t stride, To& to) {
   unrolled<T::Depth::kM>([&]<int plane>() {
-    dst_plane<T, kLanes, plane>(typename T::Plane::DstPasses(), m, stride, to);
+    dst_plane<T, kLanes, plane>(typename T::Height::DstPasses(), m, stride, to);
   });
 }
 
@@ -241,8 +242,8 @@ inline void dst_tile_in_two(const float* m, std::int64_t stride,
   Outputs<T, kLanes> outputs;
   dst_tile<T, kLanes>(m, stride, outputs);
   for (int plane = 0; plane < T::Depth::kM; ++plane) {
-    for (int row = 0; row < T::Plane::kM && to.takes(plane, row); ++row) {
-      for (int column = 0; column < T::Plane::kM; ++column) {
+    for (int row = 0; row < T::Height::kM && to.takes(plane, row); ++row) {
+      for (int column = 0; column < T::Width::kM; ++column) {
         to.put(plane, row, column, Vec::loadu(outputs.values[plane][row][column], kLanes));
       }
     }
@@ -252,9 +253,8 @@ inline void dst_tile_in_two(const float* m, std::int64_t stride,
 template <typename T, int kLanes, typename Stored>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {
-  const Steps steps{shape.out[1] * shape.out[2] * shape.block, shape.out[2] * shape.block,
-                    shape.block};
-  const std::int64_t block_size = shape.out[0] * steps.plane;
+  const Steps steps{shape.out_steps[0], shape.out_steps[1], shape.out_steps[2]};
+  const std::int64_t block_size = block_size_of(shape.out, shape.block);
   const std::int64_t blocks = (shape.oc + shape.block - 1) / shape.block;
   const std::int64_t first = group * kGroupChannels;
   const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);
@@ -265,15 +265,19 @@ template <typename T, int kLanes, typename Stored>
     const std::int64_t block = channel / shape.block * block_size + channel % shape.block;
     Walk<T> at(shape, tiles.first);
     for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * image + at.d * steps.plane +
-                                                  at.h * steps.row + at.w * steps.pixel,
-                                            .steps = steps,
-                                            .planes = shape.out[0] - at.d,
-                                            .rows = shape.out[1] - at.h,
-                                            .columns = shape.out[2] - at.w,
+      const auto left = [&](std::size_t dim, std::int64_t first) {
+        const std::int64_t step = shape.dilation[dim];
+        return step == 1 ? shape.out[dim] - first : (shape.out[dim] - first + step - 1) / step;
+      };
+      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * image + at.d() * steps.plane +
+                                                  at.h() * steps.row + at.w() * steps.pixel,
+                                            .steps = steps.times(shape.dilation),
+                                            .planes = left(0, at.d()),
+                                            .rows = left(1, at.h()),
+                                            .columns = left(2, at.w()),
                                             .stored = stored};
       const float* from = m + i * kGroupChannels;
-      if constexpr (Stored::kInTwo || T::Depth::kM * T::Plane::kM * T::Plane::kM > 16) {
+      if constexpr (Stored::kInTwo || T::kOutputs > 16) {
         dst_tile_in_two(from, m_stride(tiles.count), tile);
       } else {
         dst_tile<T, kLanes>(from, m_stride(tiles.count), tile);

@@ -7,8 +7,8 @@ namespace winograd {
 namespace {
 
 // Kernels of one tap along depth.
-using T = Tile<F1, F4>;
-using Plane = T::Plane;
+using T = Tile<F1, F4, F4>;
+using Plane = F4;
 
 std::int64_t slab_stride(std::int64_t channels, std::int64_t slab) {
   return slab * round_up(channels, kWidth) + kLine<float>;
@@ -48,7 +48,7 @@ inline const float* channel_of(const float* data, const WinogradShape& shape, st
   for_slab(shape, tiles, slab, shape.ic, v,
            [&](std::int64_t channel, const Walk<T>& at, float* to, std::int64_t stride) {
              const float* image = channel_of(src, shape, at.image, shape.ic, channel, shape.in);
-             src_tile<T, kWidth>(shape, image, at, to, stride);
+             src_tile<T, kWidth>(shape, image, corner_of(shape, at), to, stride);
            });
 }
 
@@ -80,9 +80,9 @@ inline void diff_dst_tile(const float* diff, std::int64_t row_stride, std::int64
       shape, tiles, slab, shape.oc, d,
       [&](std::int64_t channel, const Walk<T>& at, float* to, std::int64_t stride) {
         const float* image = channel_of(diff_dst, shape, at.image, shape.oc, channel, shape.out);
-        const float* tile = image + (at.d * shape.out[1] + at.h) * row + at.w * pixel;
-        const std::int64_t rows = std::min<std::int64_t>(shape.out[1] - at.h, Plane::kM),
-                           columns = std::min<std::int64_t>(shape.out[2] - at.w, Plane::kM);
+        const float* tile = image + (at.d() * shape.out[1] + at.h()) * row + at.w() * pixel;
+        const std::int64_t rows = std::min<std::int64_t>(shape.out[1] - at.h(), Plane::kM),
+                           columns = std::min<std::int64_t>(shape.out[2] - at.w(), Plane::kM);
         if (rows == Plane::kM && columns == Plane::kM) {
           return diff_dst_tile(tile, row, pixel, to, stride);
         }

@@ -41,7 +41,7 @@ struct TwoTiles {
 template <typename T>
 inline void src_tiles(const WinogradShape& shape, const std::array<const std::uint8_t*, 2>& images,
                       const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
-  const Corner first(shape, at[0]), second(shape, at[1]);
+  const Corner first = corner_of(shape, at[0]), second = corner_of(shape, at[1]);
   alignas(64) std::uint8_t padded[2][T::kPositions * kWidth];
   Steps steps = steps_of(shape);
   if (is_inside<T>(shape, first) && is_inside<T>(shape, second)) {
@@ -60,7 +60,7 @@ template <typename T, typename Products>
                                          const std::uint8_t* src, std::int16_t* v) {
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
-  const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
+  const std::int64_t block_size = block_size_of(shape.in, kWidth);
   const std::int64_t image = shape.groups * padded_ic / kWidth * block_size;
   for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {
     Walk<T> at(shape, tiles.first);
@@ -74,7 +74,7 @@ template <typename T, typename Products>
         at.next();
       }
       if (count > 0) {
-        src_tile<T, kWidth>(shape, src + at.image * image, at, to, stride);
+        src_tile<T, kWidth>(shape, src + at.image * image, corner_of(shape, at), to, stride);
         at.next();
       }
     });
@@ -140,13 +140,13 @@ void take_pixels(PairWords& most, const std::uint16_t* src, std::int64_t vectors
 // The largest absolute value in a tile; NaN if one is.
 template <typename T>
 float largest_value(const WinogradShape& shape, const std::uint16_t* image, const Corner& at) {
-  static_assert(T::Plane::kTile == 6);
+  static_assert(T::Height::kTile == 6 && T::Width::kTile == 6);
   static constexpr std::array kTake{take_pixels<1>, take_pixels<2>, take_pixels<3>,
                                     take_pixels<4>, take_pixels<5>, take_pixels<6>};
   const auto inside = [](std::int64_t from) { return std::max<std::int64_t>(from, 0); };
   const std::int64_t h = inside(at.h), w = inside(at.w);
-  const std::int64_t rows = std::min(at.h + T::Plane::kTile, shape.in[1]) - h,
-                     pixels = std::min(at.w + T::Plane::kTile, shape.in[2]) - w;
+  const std::int64_t rows = std::min(at.h + T::Height::kTile, shape.in[1]) - h,
+                     pixels = std::min(at.w + T::Width::kTile, shape.in[2]) - w;
   if (at.d < 0 || at.d >= shape.in[0] || pixels <= 0 || rows <= 0) return 0;
   const Steps steps = steps_of(shape);
   PairWords most{};
@@ -182,16 +182,16 @@ struct FixedTile {
 template <typename T>
 inline void fixed_tile(const WinogradShape& shape, const std::uint16_t* image, const Walk<T>& at,
                        float factor, std::int16_t* v, std::int64_t stride) {
-  const Corner corner(shape, at);
+  const Corner corner = corner_of(shape, at);
   Steps steps = steps_of(shape);
   if (is_inside<T>(shape, corner)) {
     const std::uint16_t* src = image + corner.offset(steps);
-    prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);
-    return src_planes<T>(FixedTile<typename T::Plane>{src, factor}, steps, v, stride);
+    prefetch_tile<T>(src + 2 * T::Width::kM * steps.pixel, steps);
+    return src_planes<T>(FixedTile<typename T::Width>{src, factor}, steps, v, stride);
   }
   alignas(64) std::uint16_t padded[T::kPositions * kWidth];
   padded_tile<T, kWidth>(shape, image, corner, padded);
-  src_planes<T>(FixedTile<typename T::Plane>{padded, factor}, kPaddedSteps<T, kWidth>, v, stride);
+  src_planes<T>(FixedTile<typename T::Width>{padded, factor}, kPaddedSteps<T, kWidth>, v, stride);
 }
 
 // The same as transform_src in fixed point: V ends with what the products of each tile are
@@ -201,12 +201,12 @@ template <typename T, typename Products>
                                           const std::uint16_t* src, std::int16_t* v) {
   const std::int64_t stride = v_stride<Products>(shape.ic, tiles.count),
                      padded_ic = round_up(shape.ic, kWidth);
-  const std::int64_t block_size = shape.in[0] * shape.in[1] * shape.in[2] * kWidth;
+  const std::int64_t block_size = block_size_of(shape.in, kWidth);
   const std::int64_t image = shape.groups * padded_ic / kWidth * block_size;
   auto* scales = reinterpret_cast<float*>(v + T::kPositions * stride);
   Walk<T> at(shape, tiles.first);
   for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-    const float largest = largest_value<T>(shape, src + at.image * image, Corner(shape, at));
+    const float largest = largest_value<T>(shape, src + at.image * image, corner_of(shape, at));
     scales[i] = tile_scale(largest, Products::kLargest);
   }
   for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {

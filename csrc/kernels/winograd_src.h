@@ -9,52 +9,80 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
-// A tile of outputs: Along's transform along depth, Across' along height and width. Positions are
-// numbered along w, then h, then d.
-template <typename Along, typename Across>
+// A tile of outputs: the transforms along depth, height and width. Positions are numbered along w,
+// then h, then d.
+template <typename Along, typename Down, typename Across>
 struct Tile {
   using Depth = Along;
-  using Plane = Across;
-  static constexpr int kPlane = Plane::kTile * Plane::kTile, kPositions = Depth::kTile * kPlane;
+  using Height = Down;
+  using Width = Across;
+  static constexpr int kPlane = Height::kTile * Width::kTile, kPositions = Depth::kTile * kPlane;
+  static constexpr int kOutputs = Depth::kM * Height::kM * Width::kM;
 };
 
-// Tiles in an image: along d, h, w.
-template <typename T>
-std::array<std::int64_t, 3> tile_counts(const WinogradShape& shape) {
-  const auto tiles = [&](std::size_t i, std::int64_t m) { return (shape.out[i] + m - 1) / m; };
-  return {tiles(0, T::Depth::kM), tiles(1, T::Plane::kM), tiles(2, T::Plane::kM)};
-}
+// Walks the tiles along one dim; `first` is the first output of a tile.
+class WalkAlong {
+ public:
+  std::int64_t first;
 
-// Walks the tiles of one image after the other; d, h and w are the first output of a tile.
+  WalkAlong(std::int64_t out, std::int64_t m, std::int64_t dilation) : all_(out, m, dilation) {}
+
+  // To a tile, by a number that counts this dim's tiles fastest; returns what counts the others.
+  std::int64_t go_to(std::int64_t tile) {
+    const std::int64_t at = tile % all_.count();
+    phase_ = at / all_.tiles;
+    first = phase_ + at % all_.tiles * all_.step;
+    return tile / all_.count();
+  }
+
+  // False from the last tile to the first.
+  bool next() {
+    first += all_.step;
+    if (first < phase_ + all_.tiles * all_.step) return true;
+    if (++phase_ == all_.phases) phase_ = 0;
+    first = phase_;
+    return phase_ > 0;
+  }
+
+ private:
+  WinogradAlong all_;
+  std::int64_t phase_ = 0;
+};
+
+// Walks the tiles of one image after the other.
 template <typename T>
 class Walk {
  public:
-  std::int64_t image, d, h, w;
+  std::int64_t image;
 
-  Walk(const WinogradShape& shape, std::int64_t tile) : tiles_(tile_counts<T>(shape)) {
-    w = tile % tiles_[2] * T::Plane::kM;
-    h = tile / tiles_[2] % tiles_[1] * T::Plane::kM;
-    d = tile / (tiles_[2] * tiles_[1]) % tiles_[0] * T::Depth::kM;
-    image = tile / (tiles_[2] * tiles_[1] * tiles_[0]);
+  Walk(const WinogradShape& shape, std::int64_t tile)
+      : d_(shape.out[0], T::Depth::kM, shape.dilation[0]),
+        h_(shape.out[1], T::Height::kM, shape.dilation[1]),
+        w_(shape.out[2], T::Width::kM, shape.dilation[2]) {
+    image = d_.go_to(h_.go_to(w_.go_to(tile)));
   }
 
+  // The first output of the tile.
+  std::int64_t d() const { return d_.first; }
+  std::int64_t h() const { return h_.first; }
+  std::int64_t w() const { return w_.first; }
+
   void next() {
-    if ((w += T::Plane::kM) < tiles_[2] * T::Plane::kM) return;
-    w = 0;
-    if ((h += T::Plane::kM) < tiles_[1] * T::Plane::kM) return;
-    h = 0;
-    if ((d += T::Depth::kM) < tiles_[0] * T::Depth::kM) return;
-    d = 0;
+    if (w_.next() || h_.next() || d_.next()) return;
     ++image;
   }
 
  private:
-  std::array<std::int64_t, 3> tiles_;
+  WalkAlong d_, h_, w_;
 };
 
 // Numbers from one plane, row or pixel to the next.
 struct Steps {
   std::int64_t plane, row, pixel;
+
+  Steps times(const std::array<std::int64_t, 3>& factors) const {
+    return {plane * factors[0], row * factors[1], pixel * factors[2]};
+  }
 };
 
 // kWidth words of a pixel, and of two. Vectors of GCC, which keeps their arrays in registers; those
@@ -101,23 +129,24 @@ struct OneTile<kLanes, std::uint8_t> {
 template <typename T, int depth, int... rows, typename Source, typename To>
 inline void src_pass(Rows<rows...>, const Source& src, const Steps& steps, To* v,
                      std::int64_t stride) {
-  using Plane = typename T::Plane;
+  using Height = typename T::Height;
+  using Width = typename T::Width;
   constexpr int kRows[] = {rows...};
   using Lanes = std::remove_cvref_t<decltype(src.load(0))>;
-  Lanes t[sizeof...(rows)][Plane::kTile];
-  unrolled<Plane::kTile>([&]<int column>() {
+  Lanes t[sizeof...(rows)][Width::kTile];
+  unrolled<Width::kTile>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template src<depth>([&](int plane) {
         return src.load(plane * steps.plane + i * steps.row + column * steps.pixel);
       });
     };
     unrolled<sizeof...(rows)>(
-        [&]<int i>() { t[i][column] = Plane::template src<kRows[i]>(element); });
+        [&]<int i>() { t[i][column] = Height::template src<kRows[i]>(element); });
   });
   unrolled<sizeof...(rows)>([&]<int i>() {
-    unrolled<Plane::kTile>([&]<int column>() {
-      const Lanes value = Plane::template src<column>([&](int j) { return t[i][j]; });
-      src.template store<kRows[i], column>(value, v + (kRows[i] * Plane::kTile + column) * stride);
+    unrolled<Width::kTile>([&]<int column>() {
+      const Lanes value = Width::template src<column>([&](int j) { return t[i][j]; });
+      src.template store<kRows[i], column>(value, v + (kRows[i] * Width::kTile + column) * stride);
     });
   });
 }
@@ -132,82 +161,105 @@ inline void src_plane(Passes<passes...>, const Source& src, const Steps& steps, 
 template <typename T, typename Source, typename To>
 inline void src_planes(const Source& src, const Steps& steps, To* v, std::int64_t stride) {
   unrolled<T::Depth::kTile>([&]<int depth>() {
-    src_plane<T, depth>(typename T::Plane::SrcPasses(), src, steps, v + depth * T::kPlane * stride,
+    src_plane<T, depth>(typename T::Height::SrcPasses(), src, steps, v + depth * T::kPlane * stride,
                         stride);
   });
 }
 
 inline Steps steps_of(const WinogradShape& shape) {
-  return {shape.in[1] * shape.in[2] * shape.block, shape.in[2] * shape.block, shape.block};
+  return {shape.in_steps[0], shape.in_steps[1], shape.in_steps[2]};
+}
+
+// Numbers of an image's block of channels.
+inline std::int64_t block_size_of(const std::array<std::int64_t, 3>& sizes, std::int64_t block) {
+  return sizes[0] * sizes[1] * sizes[2] * block;
 }
 
 // The first pixel of src of a tile, which may lie in the padding.
 struct Corner {
   std::int64_t d, h, w;
 
+  // The one that a part of the kernel meets, of which there are shape.parts.
   template <typename T>
-  Corner(const WinogradShape& shape, const Walk<T>& at)
-      : d(at.d - shape.padding[0]), h(at.h - shape.padding[1]), w(at.w - shape.padding[2]) {}
+  Corner of_part(const WinogradShape& shape, std::int64_t part) const {
+    Corner at = *this;
+    at.w += part % shape.parts[2] * T::Width::kTaps * shape.dilation[2];
+    part /= shape.parts[2];
+    at.h += part % shape.parts[1] * T::Height::kTaps * shape.dilation[1];
+    at.d += part / shape.parts[1] * T::Depth::kTaps * shape.dilation[0];
+    return at;
+  }
   std::int64_t offset(const Steps& steps) const {
     return d * steps.plane + h * steps.row + w * steps.pixel;
   }
 };
 
+template <typename T>
+Corner corner_of(const WinogradShape& shape, const Walk<T>& at) {
+  return {at.d() - shape.padding[0], at.h() - shape.padding[1], at.w() - shape.padding[2]};
+}
+
 // Whether all pixels of a tile are in src.
 template <typename T>
 inline bool is_inside(const WinogradShape& shape, const Corner& at) {
-  constexpr int kTile = T::Plane::kTile;
-  return at.d >= 0 && at.h >= 0 && at.w >= 0 && at.d + T::Depth::kTile <= shape.in[0] &&
-         at.h + kTile <= shape.in[1] && at.w + kTile <= shape.in[2];
+  const auto inside = [&](std::size_t i, std::int64_t first, std::int64_t tile) {
+    return first >= 0 && first + (tile - 1) * shape.dilation[i] < shape.in[i];
+  };
+  return inside(0, at.d, T::Depth::kTile) && inside(1, at.h, T::Height::kTile) &&
+         inside(2, at.w, T::Width::kTile);
 }
 
-// A tile of an image with padding around it, [planes, kTile, kTile, kLanes].
+// A tile of an image with padding around it, [planes, rows, pixels, kLanes].
 template <typename T, int kLanes, typename Number>
 void padded_tile(const WinogradShape& shape, const Number* image, const Corner& at, Number* tile) {
-  constexpr std::int64_t kTile = T::Plane::kTile;
+  constexpr std::int64_t kPixels = T::Width::kTile;
   const auto padding = static_cast<Number>(shape.padding_number);
-  const std::int64_t begin = std::clamp<std::int64_t>(-at.w, 0, kTile),
-                     end = std::clamp(shape.in[2] - at.w, begin, kTile);
-  for (std::int64_t plane = at.d; plane < at.d + T::Depth::kTile; ++plane) {
-    for (std::int64_t h = at.h; h < at.h + kTile; ++h, tile += kTile * kLanes) {
-      std::fill_n(tile, kTile * kLanes, padding);
-      if (plane < 0 || plane >= shape.in[0] || h < 0 || h >= shape.in[1]) continue;
-      const Number* row = image + ((plane * shape.in[1] + h) * shape.in[2] + at.w) * shape.block;
-      for (std::int64_t i = begin; i < end; ++i) {
-        std::memcpy(tile + i * kLanes, row + i * shape.block, kLanes * sizeof(Number));
+  const auto& [step_d, step_h, step_w] = shape.dilation;
+  const Steps steps = steps_of(shape);
+  for (std::int64_t plane = 0; plane < T::Depth::kTile; ++plane) {
+    const std::int64_t d = at.d + plane * step_d;
+    for (std::int64_t row = 0; row < T::Height::kTile; ++row, tile += kPixels * kLanes) {
+      const std::int64_t h = at.h + row * step_h;
+      std::fill_n(tile, kPixels * kLanes, padding);
+      if (d < 0 || d >= shape.in[0] || h < 0 || h >= shape.in[1]) continue;
+      for (std::int64_t i = 0; i < kPixels; ++i) {
+        const std::int64_t w = at.w + i * step_w;
+        if (w < 0 || w >= shape.in[2]) continue;
+        std::memcpy(tile + i * kLanes, image + Corner{d, h, w}.offset(steps),
+                    kLanes * sizeof(Number));
       }
     }
   }
 }
 
 template <typename T, int kLanes>
-inline constexpr Steps kPaddedSteps{T::kPlane * kLanes, T::Plane::kTile * kLanes, kLanes};
+inline constexpr Steps kPaddedSteps{T::kPlane * kLanes, T::Width::kTile * kLanes, kLanes};
 
 // Prefetches what the tile two further on reads first: 6 rows at a time are too many for the
 // hardware prefetcher. With src in L3 this saves a quarter of the time.
 template <typename T, typename Number>
 inline void prefetch_tile(const Number* tile, const Steps& steps) {
   for (int plane = 0; plane < T::Depth::kTile; ++plane) {
-    for (int i = 0; i < T::Plane::kTile; ++i) {
-      for (int j = T::Plane::kTile - T::Plane::kM; j < T::Plane::kTile; ++j) {
+    for (int i = 0; i < T::Height::kTile; ++i) {
+      for (int j = T::Width::kTile - T::Width::kM; j < T::Width::kTile; ++j) {
         __builtin_prefetch(tile + plane * steps.plane + i * steps.row + j * steps.pixel);
       }
     }
   }
 }
 
-// B^T src B of kLanes channels of the tile `at`; position p to v + p * stride. `image`: of the
-// channels' block.
+// B^T src B of kLanes channels of the tile at a corner; position p to v + p * stride. `image`: of
+// the channels' block.
 template <typename T, int kLanes, typename From, typename To>
-inline void src_tile(const WinogradShape& shape, const From* image, const Walk<T>& at, To* v,
+inline void src_tile(const WinogradShape& shape, const From* image, const Corner& corner, To* v,
                      std::int64_t stride) {
-  const Corner corner(shape, at);
   alignas(64) From padded[T::kPositions * kLanes];
   Steps steps = steps_of(shape);
   const From* src = padded;
   if (is_inside<T>(shape, corner)) {
     src = image + corner.offset(steps);
-    prefetch_tile<T>(src + 2 * T::Plane::kM * steps.pixel, steps);
+    steps = steps.times(shape.dilation);
+    prefetch_tile<T>(src + 2 * T::Width::kM * steps.pixel, steps);
   } else {
     padded_tile<T, kLanes>(shape, image, corner, padded);
     steps = kPaddedSteps<T, kLanes>;

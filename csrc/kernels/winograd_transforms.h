@@ -240,6 +240,8 @@ struct F2 {
 // No transform: one output of a kernel of one tap.
 struct F1 {
   static constexpr int kM = 1, kTile = 1, kTaps = 1;
+  using SrcPasses = Passes<Rows<0>>;
+  using DstPasses = Passes<Rows<0>>;
 
   template <int row, typename R>
   static auto src(R&& r) {

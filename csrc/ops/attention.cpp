@@ -15,30 +15,6 @@ namespace {
 // Floats of scores that L1 holds beside a group of keys; many keys are in L2 with their scores.
 constexpr std::int64_t kScores = 6144;
 
-// [rows, lanes] of one head of [..., rows, lanes].
-Matrix matrix_of(const at::Tensor& x, std::int64_t head) {
-  std::int64_t offset = 0;
-  for (std::int64_t dim = x.dim() - 3; dim >= 0; --dim) {
-    offset += head % x.size(dim) * x.stride(dim);
-    head /= x.size(dim);
-  }
-  return {x.const_data_ptr<float>() + offset, x.size(-2), x.size(-1), x.stride(-2), x.stride(-1)};
-}
-
-std::int64_t heads_of(const at::Tensor& x) {
-  return c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 2));
-}
-
-// dst [rows, columns] = src [rows, lanes] x packed. Whole vectors are written.
-void multiply_all(const PackedColumns& columns, RowProduct product) {
-  float* dst = product.dst;
-  for (std::int64_t first = 0; first < columns.columns; first += columns.group()) {
-    product.first = first;
-    product.dst = dst + first;
-    multiply(columns, product);
-  }
-}
-
 // Some queries of one head at a time; the keys and values of all heads are packed before.
 class Attention {
  public:
@@ -49,7 +25,7 @@ class Attention {
         value_(std::move(value)),
         bias_(std::move(bias)),
         scale_(static_cast<float>(scale)),
-        heads_(heads_of(query_)),
+        heads_(batch_of(query_)),
         together_(query_.dim() == 4 ? query_.size(1) : 1),
         queries_(query_.size(-2)),
         by_keys_{&kernels_, key_.size(-1), key_.size(-2)},

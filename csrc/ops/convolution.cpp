@@ -226,7 +226,7 @@ double estimate_aten(const Problem& p) { return 10 * estimate_channels_last(p); 
 const ConvolutionImplementations kImplementations(
     "convolution",
     {{"winograd4", plan_winograd4, estimate_winograd4, {.sums_in_place = true}, refuses_winograd},
-     {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}, refuses_winograd},
+     {"winograd2", plan_winograd2, estimate_winograd2, {.sums_in_place = true}, refuses_winograd2},
      {"winograd3", plan_winograd3, estimate_winograd3, {.sums_in_place = true}, refuses_winograd3},
      {"strassen",
       plan_strassen,

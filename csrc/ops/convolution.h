@@ -121,6 +121,7 @@ std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem)
 double estimate_winograd4(const ConvolutionProblem& problem);
 double estimate_winograd2(const ConvolutionProblem& problem);
 const char* refuses_winograd(const ConvolutionProblem& problem);
+const char* refuses_winograd2(const ConvolutionProblem& problem);
 // The same for bfloat16: F(4x4) computes in float32, F(2x2) multiplies bfloat16.
 std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const ConvolutionProblem& problem);

@@ -1,6 +1,5 @@
-// Winograd convolution of ours: 3x3, 1x3x3 and 3x3x3 kernels, stride 1, dilation 1, and in float32
-// groups that fill whole blocks.
-// float32, and bfloat16 for kernels of one tap along depth, in float32, bfloat16 or fixed point.
+// Winograd convolution of ours, stride 1. In float32 of any kernel and dilation, and of groups that
+// fill whole blocks; in bfloat16 of 3x3 kernels, in float32, bfloat16 or fixed point.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
 // takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
@@ -46,187 +45,6 @@ using kernels::WinogradTiles;
 constexpr std::int64_t kMostBytes = 320 << 10;
 constexpr std::int64_t kLeastTiles = 56;
 
-// dst larger than this is written past the cache: what reads it next would hardly find it there,
-// and fetching lines only to overwrite them costs 5 % at 64@224 (13 MB).
-constexpr std::int64_t kStreamBytes = 8 << 20;
-
-using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
-
-// The spatial dims of dims [N, C, *spatial] or weight dims.
-Sizes3 spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); }
-
-constexpr const char* kOneFormat = "reads and writes one blocked format only";
-
-bool is_deep(const Problem& p) { return spatial_of(p.weight_dims)[0] > 1; }
-
-}  // namespace
-
-const char* refuses_winograd_sizes(const Problem& p) {
-  const auto all = [](const Dims& dims, std::int64_t value) {
-    return std::ranges::all_of(dims, [&](std::int64_t d) { return d == value; });
-  };
-  const Sizes3 kernel = spatial_of(p.weight_dims);
-  const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
-  if (!fewer_products_allowed()) return kFewerProductsRefused;
-  if (!kernels::kernels().winograd4) return "needs AVX2";
-  if (p.groups != 1) return "takes one group only";
-  if (!square) return "takes 3x3 and 3x3x3 kernels only";
-  if (!all(p.stride, 1)) return "takes stride 1 only";
-  if (!all(p.dilation, 1)) return "takes dilation 1 only";
-  if (!p.blocked()) return kOneFormat;
-  return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
-}
-
-namespace {
-
-// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
-// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
-// `count` such bundles of `groups` lie beside each other; none where groups are left over. F(4x4)
-// has a quarter of the products, so that more than kMostGroups cannot win.
-struct Bundles {
-  std::int64_t count, groups;
-};
-constexpr std::int64_t kMostGroups = 4;
-
-Bundles bundles_of(const Problem& p) {
-  if (p.groups == 1) return {1, 1};
-  const auto filling = [&](std::int64_t channels) {
-    return p.dst_format.block / std::gcd(channels / p.groups, p.dst_format.block);
-  };
-  const std::int64_t groups = std::lcm(filling(p.src_dims[1]), filling(p.dst_dims[1]));
-  return {p.groups % groups == 0 ? p.groups / groups : 0, groups};
-}
-
-// The problem of one bundle.
-Problem bundle_of(const Problem& p) {
-  const auto [count, groups] = bundles_of(p);
-  Problem q = p;
-  q.groups = 1;
-  q.src_dims[1] /= count;
-  q.dst_dims[1] /= count;
-  q.weight_dims[p.transposed ? 0 : 1] = q.src_dims[1];
-  q.weight_dims[p.transposed ? 1 : 0] = q.dst_dims[1];
-  return q;
-}
-
-// The weight of one bundle: for weight [OC, IC / groups, *kernel], transposed
-// [IC, OC / groups, *kernel], zeros but for its groups' blocks along the diagonal.
-at::Tensor weight_of_bundle(const Problem& p, const at::Tensor& weight, std::int64_t bundle) {
-  const std::int64_t groups = bundles_of(p).groups;
-  const std::int64_t rows = weight.size(0) / p.groups, columns = weight.size(1);
-  const at::Tensor own = weight.narrow(0, bundle * groups * rows, groups * rows);
-  if (groups == 1) return own;
-  Dims dims = weight.sizes().vec();
-  dims[0] = groups * rows;
-  dims[1] = groups * columns;
-  const at::Tensor whole = at::zeros(dims, weight.options());
-  for (std::int64_t i = 0; i < groups; ++i) {
-    whole.narrow(0, i * rows, rows)
-        .narrow(1, i * columns, columns)
-        .copy_(own.narrow(0, i * rows, rows));
-  }
-  return whole;
-}
-
-// A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
-// the padding that is left of the kernel.
-WinogradShape shape_of(const Problem& p) {
-  WinogradShape shape{
-      .ic = p.src_dims[1],
-      .oc = p.dst_dims[1],
-      .block = p.dst_format.block,
-      .in = spatial_of(p.src_dims),
-      .out = spatial_of(p.dst_dims),
-      .padding = as_3d(p.padding, 0),
-      .stream = p.dtype == at::kFloat &&
-                c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
-                    kStreamBytes};
-  const Sizes3 kernel = spatial_of(p.weight_dims);
-  for (std::size_t i = 0; p.transposed && i < 3; ++i) {
-    shape.padding[i] = kernel[i] - 1 - shape.padding[i];
-  }
-  return shape;
-}
-
-std::int64_t tiles_of(const Problem& p, const Sizes3& tile) {
-  const Sizes3 out = spatial_of(p.dst_dims);
-  return p.dst_dims[0] * ceil_div(out[0], tile[0]) * ceil_div(out[1], tile[1]) *
-         ceil_div(out[2], tile[2]);
-}
-
-std::int64_t padded_outputs(const Winograd& kernel, std::int64_t oc, std::int64_t block) {
-  return round_up(round_up(oc, block), kernel.channels / 2);
-}
-
-// Floats of U.
-std::int64_t u_size(const Winograd& kernel, const WinogradShape& shape) {
-  return kernel.positions * ceil_div(shape.ic, kernel.input_channels) *
-         padded_outputs(kernel, shape.oc, shape.block);
-}
-
-kernels::WinogradWeights weights_of(const Problem& p, const at::Tensor& weight) {
-  const float* data = weight.const_data_ptr<float>();
-  Sizes3 strides = as_3d(weight.strides().slice(2), 0);
-  const Sizes3 taps = spatial_of(p.weight_dims);
-  for (std::size_t i = 0; p.transposed && i < 3; ++i) {
-    data += (taps[i] - 1) * strides[i];
-    strides[i] = -strides[i];
-  }
-  return {.data = data,
-          .oc = p.dst_dims[1],
-          .ic = p.src_dims[1],
-          .oc_stride = weight.stride(p.transposed ? 1 : 0),
-          .ic_stride = weight.stride(p.transposed ? 0 : 1),
-          .d_stride = strides[0],
-          .h_stride = strides[1],
-          .w_stride = strides[2]};
-}
-
-}  // namespace
-
-namespace {
-
-// One bundle's weights to its U.
-void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& weight, float* u) {
-  const std::int64_t ic = p.src_dims[1], width = kernel.channels / 2;
-  const std::int64_t padded_oc = padded_outputs(kernel, p.dst_dims[1], p.dst_format.block);
-  const kernels::WinogradWeights weights = weights_of(p, weight);
-  // A unit: one group of output channels, kChannels input channels. Its vectors share cache lines.
-  constexpr std::int64_t kChannels = 16;
-  const std::int64_t parts = ceil_div(ic, kChannels);
-  const auto pack_unit = [&](std::int64_t group, std::int64_t first) {
-    const std::int64_t end = std::min(padded_oc, (group + 1) * kernel.channels);
-    for (std::int64_t channel = group * kernel.channels; channel < end; channel += width) {
-      kernel.weights(weights, channel, first, std::min(ic, first + kChannels), padded_oc, u);
-    }
-  };
-  parallel_units(ceil_div(padded_oc, kernel.channels) * parts,
-                 kernel.positions * kChannels * kernel.channels,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t unit = begin; unit < end; ++unit) {
-                     pack_unit(unit / parts, unit % parts * kChannels);
-                   }
-                 });
-}
-
-}  // namespace
-
-at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
-  const at::Tensor weight = narrow.to(at::kFloat);
-  const Problem q = bundle_of(p);
-  const std::int64_t count = bundles_of(p).count, floats = u_size(kernel, shape_of(q));
-  const at::Tensor packed = empty_pooled({count * floats}, weight.options());
-  trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
-  float* u = packed.mutable_data_ptr<float>();
-  for (std::int64_t i = 0; i < count; ++i) {
-    pack_bundle(kernel, q, weight_of_bundle(p, weight, i), u + i * floats);
-  }
-  return packed;
-}
-
-namespace {
-
 struct Units {
   std::int64_t tiles, blocks, groups;  // blocks of tiles, groups of output channels
   std::int64_t rows;                   // tiles that the kernel multiplies at a time
@@ -271,7 +89,7 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
 
 // Several groups are float32's.
 const float* src_of(const WinogradShape& shape, const void* src, std::int64_t group) {
-  return static_cast<const float*>(src) + group * shape.ic * c10::multiply_integers(shape.in);
+  return static_cast<const float*>(src) + group * shape.src_ic * c10::multiply_integers(shape.in);
 }
 
 kernels::WinogradDst dst_of(const WinogradShape& shape, kernels::WinogradDst dst,
@@ -288,7 +106,7 @@ kernels::WinogradDst dst_of(const WinogradShape& shape, kernels::WinogradDst dst
 void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
                   const void* src, const void* weights, const kernels::WinogradDst& dst) {
   const Units units = units_of(kernel, shape, tiles);
-  const std::int64_t u_floats = u_size(kernel, shape);
+  const std::int64_t u_floats = winograd_u_size(kernel, shape);
   share_units(shape.groups * units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
     const std::int64_t most = units.largest();
     const std::int64_t v_size = kernel.v_size(shape, most);
@@ -316,11 +134,12 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
       .weights_format =
           text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
                kernel.input_channels > 1 ? "/pairs" : "",
+               has_own_taps(kernel, winograd_bundle(p)) ? "" : text("/parts of ", p.weight_dims),
                p.groups > 1 ? text("/groups ", p.groups) : "", p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack_winograd(kernel, p, weight); },
       .run =
-          [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
-           tiles = tiles_of(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+          [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps[2]),
+           tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
             run_winograd(
                 kernel, shape, tiles, buffers.src, buffers.weights,
                 {static_cast<const float*>(buffers.bias), buffers.residual, buffers.dst, epilogue});
@@ -330,9 +149,32 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
 
 namespace {
 
-std::optional<ConvolutionPlan> plan(const Problem& p, const Winograd& kernel) {
-  if (refuses_winograd(p)) return std::nullopt;
-  return plan_winograd(p, kernel);
+// The tiles of 6 positions along each dim that multiply least: F(4, 3), or for some kernels of more
+// than 3 taps, 4, 7 and 8 among them, F(3, 4).
+const Winograd* tiles_of_six(const Problem& p) {
+  const kernels::Kernels& table = kernels::kernels();
+  const std::size_t wide = WinogradOrder(p).wide;
+  if (wide == 3) return table.winograd4_3d;
+  const auto products = [&](const Winograd* kernel) {
+    return winograd_tiles(p, kernel->tile) *
+           c10::multiply_integers(winograd_parts(p, kernel->taps[2]));
+  };
+  const Winograd *f4 = wide == 1 ? table.winograd4_1d : table.winograd4,
+                 *f3 = wide == 1 ? table.winograd3_1d : table.winograd3;
+  return products(f3) < products(f4) ? f3 : f4;
+}
+
+const Winograd* tiles_of_four(const Problem& p) {
+  const kernels::Kernels& table = kernels::kernels();
+  const std::array of_dims{static_cast<const Winograd*>(nullptr), table.winograd2,
+                           table.winograd2_3d};
+  return of_dims[WinogradOrder(p).wide - 1];
+}
+
+std::optional<ConvolutionPlan> plan(const Problem& p,
+                                    const Winograd* (*kernel_of)(const Problem&)) {
+  const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
+  return kernel ? std::optional(plan_winograd(p, *kernel)) : std::nullopt;
 }
 
 std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
@@ -347,9 +189,9 @@ const Winograd& fixed_kernel() {
 
 // [padded output channels] for weight [OC, IC, *kernel].
 at::Tensor fixed_scales(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
-  const kernels::WinogradWeights weights = weights_of(p, weight);
+  const kernels::WinogradWeights weights = winograd_weights(p, weight);
   const std::int64_t width = kernel.channels / 2;
-  const std::int64_t padded_oc = padded_outputs(kernel, weights.oc, p.dst_format.block);
+  const std::int64_t padded_oc = winograd_padded_outputs(kernel, weights.oc, p.dst_format.block);
   const at::Tensor scales = at::empty({padded_oc}, at::kFloat);
   auto* to = scales.mutable_data_ptr<float>();
   parallel_units(padded_oc / width, kLargeUnit, [&](std::int64_t begin, std::int64_t end) {
@@ -385,7 +227,6 @@ at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor
 //   3-64@224 2.11 2.83 1.90    3-16@224 0.70 0.90 0.49    4-64@224 2.29 3.13 2.48
 //   8-64@112 0.77 0.96 1.06    16-16@112 0.33 0.48 0.56   8-8@112  0.18 0.23 0.20
 struct Cost {
-  Sizes3 tile;
   double products, src, dst;
 };
 
@@ -396,83 +237,63 @@ struct Costs {
 // oneDNN's direct kernel on Zen 4, one thread:
 //   64@56  298 310 210    128@28 323 376 216    256@14 262 406 209    512@7  137 299 183
 //   16@56  137 134 155    32@112 250 253 214    64@14  157 208 168    512@28 372 454 228
-constexpr Costs kBfloats{.f4 = {{1, 4, 4}, 36, 600, 400}, .f2 = {{1, 2, 2}, 8, 200, 100}};
+constexpr Costs kBfloats{.f4 = {36, 600, 400}, .f2 = {8, 200, 100}};
 // F(4x4) in fixed point, two products in one instruction. GF/s of it, F(2x2) and F(4x4) in float32
 // on Zen 5, one thread:
 //   64@56  1125 820 790    128@28 1340 940 855    256@14 1190 1015 640    512@28 1750 1130 950
 // and with AVX2, without VNNI:
 //   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
-constexpr Cost kFixed{{1, 4, 4}, 18, 650, 400};
-constexpr Costs kFlat{.f4 = {{1, 4, 4}, 36, 280, 150}, .f2 = {{1, 2, 2}, 16, 90, 50}},
-    kFlatAvx2{.f4 = {{1, 4, 4}, 36, 280, 450}, .f2 = {{1, 2, 2}, 16, 90, 125}},
-    kDeep{.f4 = {{2, 4, 4}, 144, 2200, 1200}, .f2 = {{2, 2, 2}, 64, 620, 330}};
+constexpr Cost kFixed{18, 650, 400};
+// In one dim and of part kernels the same figures: a transform of 6 values instead of two of 36.
+constexpr Costs kLine{.f4 = {6, 24, 14}, .f2 = {}};
+constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
+    kFlatAvx2{.f4 = {36, 280, 450}, .f2 = {16, 90, 125}},
+    kDeep{.f4 = {144, 2200, 1200}, .f2 = {64, 620, 330}};
 
-double microseconds(const Problem& p, const Cost& cost) {
-  const Problem q = bundle_of(p);
-  const auto tiles = static_cast<double>(tiles_of(q, cost.tile));
-  const auto ic = static_cast<double>(q.src_dims[1]), oc = static_cast<double>(q.dst_dims[1]);
-  return static_cast<double>(bundles_of(p).count) *
+double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) {
+  const Problem q = winograd_bundle(p);
+  const auto tiles = static_cast<double>(winograd_tiles(q, kernel.tile));
+  const auto ic = static_cast<double>(winograd_shape(q, kernel.taps[2]).ic),
+             oc = static_cast<double>(q.dst_dims[1]);
+  return static_cast<double>(winograd_bundles(p).count) *
          microseconds_of(
              (streamed_fmas(cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic *
              oc);
 }
 
-double estimate(const Problem& p, Cost Costs::* which) {
-  if (refuses_winograd(p)) return kNever;
-  const Costs& costs = is_deep(p) ? kDeep : isa() == Isa::kAvx2 ? kFlatAvx2 : kFlat;
-  return microseconds(p, costs.*which);
+double estimate(const Problem& p, const Winograd* (*kernel_of)(const Problem&),
+                Cost Costs::* which) {
+  const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
+  if (!kernel) return kNever;
+  const std::size_t wide = WinogradOrder(p).wide;
+  const Costs& costs = wide == 3             ? kDeep
+                       : wide == 1           ? kLine
+                       : isa() == Isa::kAvx2 ? kFlatAvx2
+                                             : kFlat;
+  return microseconds(p, *kernel, costs.*which);
 }
 
-double estimate_bfloat16(const Problem& p, Cost Costs::* which) {
-  if (refuses_winograd_bfloat16(p)) return kNever;
-  return microseconds(p, kBfloats.*which);
+double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& cost) {
+  return refuses_winograd_bfloat16(p) ? kNever : microseconds(p, kernel, cost);
 }
 
 }  // namespace
 
-bool winograd_possible(const Problem& p) { return p.groups == 1 && !refuses_winograd(p); }
+double estimate_winograd4(const Problem& p) { return estimate(p, tiles_of_six, &Costs::f4); }
 
-const char* refuses_winograd(const Problem& p) {
-  if (p.dtype != at::kFloat) return "computes float32 only";
-  if (!p.blocked()) return kOneFormat;
-  if (bundles_of(p).count == 0) return "takes groups that fill whole blocks";
-  if (bundles_of(p).groups > kMostGroups) return "takes groups of a quarter of a block and more";
-  return refuses_winograd_sizes(bundle_of(p));
+double estimate_winograd2(const Problem& p) { return estimate(p, tiles_of_four, &Costs::f2); }
+
+double estimate_winograd4_bfloat16(const Problem& p) {
+  return estimate_bfloat16(p, *kernels::kernels().winograd4_bfloats, kBfloats.f4);
 }
 
-const char* refuses_winograd_bfloat16(const Problem& p) {
-  if (p.dtype != at::kBFloat16) return "is for bfloat16";
-  if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
-  if (const char* refusal = refuses_winograd_sizes(p)) return refusal;
-  if (is_deep(p)) return "takes 3x3 kernels only";
-  return p.dst_format.block == kernels::kernels().width ? nullptr : "takes the CPU's own blocks";
+double estimate_winograd2_bfloat16(const Problem& p) {
+  return estimate_bfloat16(p, *kernels::kernels().winograd2_bfloats, kBfloats.f2);
 }
 
-WinogradShape winograd_shape(const Problem& p) {
-  WinogradShape shape = shape_of(bundle_of(p));
-  shape.groups = bundles_of(p).count;
-  return shape;
-}
+std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) { return plan(p, tiles_of_six); }
 
-std::int64_t winograd_tiles(const Problem& p, const Sizes3& tile) { return tiles_of(p, tile); }
-
-double estimate_winograd4(const Problem& p) { return estimate(p, &Costs::f4); }
-
-double estimate_winograd2(const Problem& p) { return estimate(p, &Costs::f2); }
-
-double estimate_winograd4_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f4); }
-
-double estimate_winograd2_bfloat16(const Problem& p) { return estimate_bfloat16(p, &Costs::f2); }
-
-std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) {
-  const kernels::Kernels& table = kernels::kernels();
-  return plan(p, is_deep(p) ? *table.winograd4_3d : *table.winograd4);
-}
-
-std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) {
-  const kernels::Kernels& table = kernels::kernels();
-  return plan(p, is_deep(p) ? *table.winograd2_3d : *table.winograd2);
-}
+std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) { return plan(p, tiles_of_four); }
 
 std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd4_bfloats);
@@ -480,7 +301,7 @@ std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
 
 double estimate_winograd4_fixed(const Problem& p) {
   if (refuses_winograd_bfloat16(p)) return kNever;
-  return microseconds(p, kFixed);
+  return microseconds(p, fixed_kernel(), kFixed);
 }
 
 std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
@@ -489,15 +310,15 @@ std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
   ConvolutionPlan plan = plan_winograd(p, kernel);
   plan.weights_format = "fixed " + plan.weights_format;
   plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
-  plan.run = [epilogue = p.epilogue, &kernel, shape = shape_of(p),
-              tiles = tiles_of(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+  plan.run = [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
+              tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
     const auto* u = static_cast<const float*>(buffers.weights);
     run_winograd(kernel, shape, tiles, buffers.src, u,
                  {.bias = static_cast<const float*>(buffers.bias),
                   .residual = buffers.residual,
                   .dst = buffers.dst,
                   .epilogue = epilogue,
-                  .scales = u + u_size(kernel, shape)});
+                  .scales = u + winograd_u_size(kernel, shape)});
   };
   return with_float_bias(std::move(plan), p.dst_dims[1]);
 }

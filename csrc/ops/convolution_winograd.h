@@ -8,23 +8,64 @@
 
 namespace torch_blocked {
 
-// Whether the kernels can run a problem of one group: 3x3, 1x3x3 or 3x3x3 at stride 1, float32,
-// blocked, AVX2 at least, and not turned off.
+// Whether a problem is of one group, 3x3, 1x3x3 or 3x3x3 at stride 1 and dilation 1, float32,
+// blocked, and Winograd's kernels can run it: AVX2 at least, and not turned off.
 bool winograd_possible(const ConvolutionProblem& problem);
 // The same whatever the dtype is: why they cannot.
 const char* refuses_winograd_sizes(const ConvolutionProblem& problem);
-// The problem as the kernels take it.
-kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem);
+// Of a transform's kernel, along each dim of several; those of F(3, 4) have one more.
+inline constexpr std::int64_t kWinogradTaps = 3;
+// The problem as kernels of so many taps take it.
+kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem,
+                                      std::int64_t taps = kWinogradTaps);
 // How many tiles of `tile` outputs, along d, h and w, the problem has.
 std::int64_t winograd_tiles(const ConvolutionProblem& problem,
                             const std::array<std::int64_t, 3>& tile);
+
+// ---- what the sources of Winograd share
+
+// Sizes along d, h and w.
+using WinogradSizes = std::array<std::int64_t, 3>;
+
+// The dims d, h, w in the order in which the kernels count them: those of one tap first.
+struct WinogradOrder {
+  WinogradSizes dims{0, 1, 2};
+  std::size_t wide;  // dims of several taps
+
+  explicit WinogradOrder(const ConvolutionProblem& problem);
+  WinogradSizes operator()(const WinogradSizes& sizes) const;
+};
+
+// Kernels of at most `taps` taps that a kernel is, along each dim in their order.
+WinogradSizes winograd_parts(const ConvolutionProblem& problem, std::int64_t taps);
+
+// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
+// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
+// `count` such bundles of `groups` lie beside each other; none where groups are left over.
+struct WinogradBundles {
+  std::int64_t count, groups;
+};
+WinogradBundles winograd_bundles(const ConvolutionProblem& problem);
+// The problem of one bundle.
+ConvolutionProblem winograd_bundle(const ConvolutionProblem& problem);
+
+// Output channels for which U has room: whole blocks, whole vectors.
+std::int64_t winograd_padded_outputs(const kernels::Winograd& kernel, std::int64_t oc,
+                                     std::int64_t block);
+// Floats of U.
+std::int64_t winograd_u_size(const kernels::Winograd& kernel, const kernels::WinogradShape& shape);
+// Whether the kernels read a weight as it is: one of as many taps as theirs.
+bool has_own_taps(const kernels::Winograd& kernel, const ConvolutionProblem& problem);
+// Such a weight as they read it.
+kernels::WinogradWeights winograd_weights(const ConvolutionProblem& problem,
+                                          const at::Tensor& weight);
 
 // weight [OC, IC / groups, *kernel], transposed [IC, OC / groups, *kernel], any strides, float32,
 // bfloat16 or int8
 //   -> U, one after the other where there are groups
 at::Tensor pack_winograd(const kernels::Winograd& kernel, const ConvolutionProblem& problem,
                          const at::Tensor& weight);
-// How `kernel` runs a problem that it can run; any square kernel of its size.
+// How `kernel` runs a problem that it can run.
 ConvolutionPlan plan_winograd(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // All `tiles` of all groups, in loops of share_units.
 void run_winograd(const kernels::Winograd& kernel, const kernels::WinogradShape& shape,

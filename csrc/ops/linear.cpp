@@ -103,7 +103,7 @@ std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   rows.outputs = p.outputs;
   rows.block = outputs;
   rows.weights_stride = blocks->stride;
-  rows.activation = p.activation;
+  rows.activation = p.activation();
   return rows;
 }
 
@@ -130,7 +130,7 @@ struct InnerProduct {
         bias_md(p.has_bias ? Md({p.outputs}, kF32, Tag::a) : Md()),
         dst_md({p.rows, p.outputs}, kF32, Tag::ab),
         pd(engine(), dnnl::prop_kind::forward_inference, src_md, weights_md, bias_md, dst_md,
-           attributes(p.activation)) {}
+           attributes(p.activation())) {}
 };
 
 LinearPlan plan_on(const Md& packed_md) {
@@ -151,8 +151,24 @@ const char* refuses_few_rows(const LinearProblem& p) {
   return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
 }
 
+// The problem without its epilogue, and that in a pass of its own.
+std::optional<LinearPlan> with_pass(const LinearProblem& p,
+                                    std::optional<LinearPlan> (*plan)(const LinearProblem&)) {
+  LinearProblem plain = p;
+  plain.epilogue = {};
+  std::optional<LinearPlan> whole = plan(plain);
+  if (!whole) return whole;
+  whole->run = [run = std::move(whole->run), epilogue = p.epilogue,
+                floats = p.rows * p.outputs](const LinearBuffers& b) {
+    run(b);
+    finish(epilogue, static_cast<const float*>(b.residual), static_cast<float*>(b.dst), floats);
+  };
+  return whole;
+}
+
 std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
   if (refuses_few_rows(p)) return std::nullopt;
+  if (p.epilogue.residual) return with_pass(p, plan_few_rows);
   const Md packed_md = InnerProduct(p).pd.weights_desc();
   const auto rows = few_rows(p, packed_md);
   if (!rows) return std::nullopt;
@@ -162,7 +178,7 @@ std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
   return plan;
 }
 
-LinearPlan plan_primitive(const LinearProblem& p) {
+std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
   const InnerProduct product(p);
   const Md packed_md = product.pd.weights_desc();
   std::vector<Primitive::Argument> arguments{{DNNL_ARG_SRC, product.src_md},
@@ -182,19 +198,11 @@ LinearPlan plan_primitive(const LinearProblem& p) {
   return plan;
 }
 
-// A clamp runs in a pass of its own, where it keeps NaN.
+// A sum runs in a pass of its own, and so does a clamp, which keeps NaN there.
 std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
   if (refuses_onednn(p)) return std::nullopt;
-  if (keeps_nan(p.activation)) return plan_primitive(p);
-  LinearProblem plain = p;
-  plain.activation = {};
-  LinearPlan plan = plan_primitive(plain);
-  plan.run = [run = std::move(plan.run), epilogue = kernels::Epilogue{p.activation, {}},
-              floats = p.rows * p.outputs](const LinearBuffers& buffers) {
-    run(buffers);
-    finish(epilogue, nullptr, static_cast<float*>(buffers.dst), floats);
-  };
-  return plan;
+  const bool alone = !p.epilogue.residual && keeps_nan(p.activation());
+  return alone ? plan_primitive(p) : with_pass(p, plan_primitive);
 }
 
 // The weights come from memory: our kernel reads them at 31 GB/s and oneDNN's at 17, which matters
@@ -225,9 +233,13 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
      {"strassen",
       plan_linear_strassen,
       estimate_linear_strassen,
-      {.only_measured = true},
+      {.sums_in_place = true, .only_measured = true},
       refuses_linear_strassen},
-     {"direct", plan_linear_direct, estimate_linear_direct, {}, refuses_linear_direct},
+     {"direct",
+      plan_linear_direct,
+      estimate_linear_direct,
+      {.sums_in_place = true},
+      refuses_linear_direct},
      {"few_rows_bfloat16",
       plan_linear_few_bfloats,
       estimate_linear_few_bfloats,
@@ -253,6 +265,10 @@ std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
     if (!forced && row.name != names[0] && row.plan(p)) names.push_back(row.name);
   }
   return names;
+}
+
+bool linear_sums_in_place(const char* implementation) {
+  return kImplementations.row(implementation).traits.sums_in_place;
 }
 
 bool linear_may_be_fastest(const LinearProblem& p, const char* implementation) {

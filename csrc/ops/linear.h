@@ -1,5 +1,5 @@
-// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, activated: float32 or
-// bfloat16, plain.
+// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, with an epilogue:
+// float32 or bfloat16, plain. In bfloat16 nothing is added.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,13 +19,18 @@ namespace torch_blocked {
 struct LinearProblem {
   std::int64_t rows, inputs, outputs;
   bool has_bias;
-  kernels::Activation activation;
+  kernels::Epilogue epilogue;  // a sum has its activation after it only
   at::ScalarType dtype = at::kFloat;
+
+  const kernels::Activation& activation() const {
+    return epilogue.residual ? epilogue.after : epilogue.before;
+  }
 };
 
-// The data of one run; bias has `outputs` numbers of the problem's dtype, or is null.
+// The data of one run; bias has `outputs` numbers of the problem's dtype, or is null. The residual
+// is laid out as dst.
 struct LinearBuffers {
-  const void *src, *weights, *bias;
+  const void *src, *weights, *bias, *residual;
   void* dst;
 };
 
@@ -62,6 +67,8 @@ bool takes_linear(const LinearProblem& problem);
 // The implementations that take a problem: the one that should be fastest, then the others; only
 // one if it is forced.
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);
+// Whether the residual may be dst.
+bool linear_sums_in_place(const char* implementation);
 // Whether its estimate leaves it a chance.
 bool linear_may_be_fastest(const LinearProblem& problem, const char* implementation);
 // The plan by one of these.

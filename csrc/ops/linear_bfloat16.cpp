@@ -49,6 +49,7 @@ const char* refuses_linear_bfloats(const LinearProblem& p) {
   if (p.dtype != at::kBFloat16) return "is for bfloat16";
   if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
   if (p.rows == 0 || p.inputs == 0) return "takes no empty tensors";
+  if (p.epilogue.residual) return "adds nothing";
   return p.inputs % 2 == 0 ? nullptr : "takes an even number of inputs";
 }
 
@@ -66,7 +67,7 @@ std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& p) {
   rows.outputs = p.outputs;
   rows.block = block;
   rows.weights_stride = p.inputs * block;
-  rows.activation = p.activation;
+  rows.activation = p.activation();
   const auto run = [rows, block](const LinearBuffers& buffers) {
     LinearRows of_tensors = rows;
     of_tensors.src = buffers.src;
@@ -88,7 +89,7 @@ std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& p) {
   if (refuses_linear_bfloats(p)) return std::nullopt;
   const std::int64_t width = kernels::kernels().width;
   auto plan = plan_dots_bfloat16(
-      pixels_of_rows(p.rows, p.inputs, p.outputs, width, at::kBFloat16, p.activation));
+      pixels_of_rows(p.rows, p.inputs, p.outputs, width, at::kBFloat16, p.activation()));
   if (!plan) return std::nullopt;
   const RowsOfBlocks blocks{p.rows, p.outputs, width};
   const auto run = [blocks, inner = std::move(plan->run)](const LinearBuffers& buffers) {

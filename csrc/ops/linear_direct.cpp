@@ -56,7 +56,7 @@ at::Tensor pack(const at::Tensor& weight, const PackedColumns& outputs) {
 }
 
 struct Buffers {
-  const float *src, *weights, *bias;
+  const float *src, *weights, *bias, *residual;
   float* dst;
 };
 
@@ -73,7 +73,14 @@ void run_part(const LinearProblem& p, const Cut& cut, const Buffers& buffers, co
     const std::int64_t output = group * cut.outputs.group();
     const std::int64_t wide = cut.outputs.vectors(output) * cut.outputs.sizes().width;
     const bool fits = output + wide <= p.outputs;  // only the last group may not
-    float* dst = buffers.dst + unit.row * p.outputs + output;
+    const std::int64_t at = unit.row * p.outputs + output;
+    float* dst = buffers.dst + at;
+    const float* residual = buffers.residual ? buffers.residual + at : nullptr;
+    if (!fits && residual && lane == 0) {
+      for (std::int64_t row = 0; row < unit.rows; ++row) {
+        std::copy_n(residual + row * p.outputs, p.outputs - output, whole + row * wide);
+      }
+    }
     multiply_part(cut.outputs,
                   {.src = src,
                    .src_stride = src_stride,
@@ -83,7 +90,8 @@ void run_part(const LinearProblem& p, const Cut& cut, const Buffers& buffers, co
                    .bias = buffers.bias,
                    .dst = fits ? dst : whole,
                    .dst_stride = fits ? p.outputs : wide,
-                   .activation = p.activation},
+                   .activation = p.activation(),
+                   .residual = fits || !residual ? residual : whole},
                   lane, lanes, (cut.copies ? p.inputs : lanes) * wide);
     if (fits || lane + lanes < p.inputs) continue;
     for (std::int64_t row = 0; row < unit.rows; ++row) {
@@ -139,7 +147,8 @@ std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
   plan.run = [p, cut](const LinearBuffers& b) {
     run(p, cut,
         {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
-         static_cast<const float*>(b.bias), static_cast<float*>(b.dst)});
+         static_cast<const float*>(b.bias), static_cast<const float*>(b.residual),
+         static_cast<float*>(b.dst)});
   };
   plan.loops_only = true;
   return plan;

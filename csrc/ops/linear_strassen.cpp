@@ -31,11 +31,11 @@ std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
       .run = {}};
   const VectorSteps src_steps{.row = p.inputs, .vector = kernels.width, .image = 0};
   const VectorSteps dst_steps{.row = p.outputs, .vector = kernels.width, .image = 0};
-  plan.run = [strassen, src_steps, dst_steps,
-              epilogue = kernels::Epilogue{p.activation, {}}](const LinearBuffers& b) {
+  plan.run = [strassen, src_steps, dst_steps, epilogue = p.epilogue](const LinearBuffers& b) {
     strassen->run(src_steps, dst_steps, epilogue,
                   {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
-                   static_cast<const float*>(b.bias), nullptr, static_cast<float*>(b.dst)});
+                   static_cast<const float*>(b.bias), static_cast<const float*>(b.residual),
+                   static_cast<float*>(b.dst)});
   };
   plan.loops_only = true;
   plan.handicap = Strassen::kHandicap;

@@ -13,6 +13,24 @@ constexpr std::int64_t kChain = 256;
 
 }  // namespace
 
+std::int64_t batch_of(const at::Tensor& x) {
+  return c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 2));
+}
+
+std::int64_t offset_of_matrix(const at::Tensor& x, std::int64_t index) {
+  std::int64_t offset = 0;
+  for (std::int64_t dim = x.dim() - 3; dim >= 0; --dim) {
+    offset += index % x.size(dim) * x.stride(dim);
+    index /= x.size(dim);
+  }
+  return offset;
+}
+
+Matrix matrix_of(const at::Tensor& x, std::int64_t index) {
+  return {x.const_data_ptr<float>() + offset_of_matrix(x, index), x.size(-2), x.size(-1),
+          x.stride(-2), x.stride(-1)};
+}
+
 void PackedColumns::pack(const Matrix& from, float* to) const {
   for (std::int64_t first = 0; first < columns; first += group()) {
     const std::int64_t wide = vectors(first) * sizes().width;
@@ -50,7 +68,7 @@ void multiply_part(const PackedColumns& columns, const RowProduct& product, std:
                                      .count = 1,
                                      .weights = product.packed + product.first * columns.lanes,
                                      .bias = product.bias ? product.bias + product.first : nullptr,
-                                     .residual = nullptr,
+                                     .residual = product.residual,
                                      .dst = product.dst,
                                      .pixels = product.rows,
                                      .vectors = vectors,
@@ -74,6 +92,23 @@ void multiply(const PackedColumns& columns, const RowProduct& product) {
     const std::int64_t lanes = std::min(part, columns.lanes - lane);
     const std::int64_t ahead = lanes * columns.vectors(product.first) * columns.sizes().width;
     multiply_part(columns, next, lane, lanes, ahead);
+  }
+}
+
+void multiply_all(const PackedColumns& columns, RowProduct product, float* whole) {
+  float* dst = product.dst;
+  const std::int64_t stride = product.dst_stride;
+  for (std::int64_t first = 0; first < columns.columns; first += columns.group()) {
+    const std::int64_t wide = columns.vectors(first) * columns.sizes().width;
+    const std::int64_t count = std::min(wide, columns.columns - first);
+    const bool fits = !whole || count == wide;
+    product.first = first;
+    product.dst = fits ? dst + first : whole;
+    product.dst_stride = fits ? stride : wide;
+    multiply(columns, product);
+    for (std::int64_t row = 0; row < product.rows && !fits; ++row) {
+      std::copy_n(whole + row * wide, count, dst + row * stride + first);
+    }
   }
 }
 

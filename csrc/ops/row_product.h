@@ -2,6 +2,8 @@
 // as a pixel, a column as an output channel. Linear layers and attention run on them.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -18,6 +20,12 @@ struct Matrix {
 
   Matrix transposed() const { return {data, columns, rows, column_stride, row_stride}; }
 };
+
+// Of the matrices [..., rows, columns] of a batch: how many there are, where the one at `index`
+// begins, and that one.
+std::int64_t batch_of(const at::Tensor& x);
+std::int64_t offset_of_matrix(const at::Tensor& x, std::int64_t index);
+Matrix matrix_of(const at::Tensor& x, std::int64_t index);
 
 // The right side of a product, [lanes, columns], cut into groups of columns that the tiles take at
 // a time: [groups, lanes, columns of the group]. The last group has as many vectors as it fills;
@@ -44,7 +52,7 @@ struct PackedColumns {
   void pack(const Matrix& from, float* to) const;
 };
 
-// dst = activation(src x the columns of one group + bias), whole vectors of them.
+// dst = activation(src x the columns of one group + bias + residual), whole vectors of them.
 struct RowProduct {
   const float* src;  // [rows, lanes], rows src_stride floats apart
   std::int64_t src_stride, rows;
@@ -54,6 +62,7 @@ struct RowProduct {
   float* dst;           // of the group's first column; rows are dst_stride floats apart
   std::int64_t dst_stride;
   kernels::Activation activation = {};
+  const float* residual = nullptr;  // laid out as dst, which it may be; or null: added before that
 };
 
 // Lanes that are summed in registers before their sum joins the total in dst: rounding then grows
@@ -66,5 +75,8 @@ void multiply_part(const PackedColumns& columns, const RowProduct& product, std:
                    std::int64_t lanes, std::int64_t ahead);
 // All parts.
 void multiply(const PackedColumns& columns, const RowProduct& product);
+// All parts of all groups from column 0 on. `whole`: none behind the last column is written, for
+// which there is memory for the rows of one group.
+void multiply_all(const PackedColumns& columns, RowProduct product, float* whole = nullptr);
 
 }  // namespace torch_blocked

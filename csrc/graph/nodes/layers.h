@@ -21,9 +21,9 @@ struct Convolution {
 };
 
 struct Linear {
-  Weight weight;    // [O, I]
-  at::Tensor bias;  // [O], or undefined
-  Activation activation = {};
+  Weight weight;           // [O, I]
+  at::Tensor bias;         // [O], or undefined
+  Epilogue epilogue = {};  // a sum has its activation after it only
 };
 
 // linear.cpp: the layer on images of `rank` dims, as a 1x1 convolution.

@@ -1,4 +1,4 @@
-// Linear layers on plain tensors, with the activation that follows them.
+// Linear layers on plain tensors, with the activation and the sum that follow them.
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "graph/planner.h"
@@ -10,12 +10,12 @@ namespace torch_blocked::graph {
 namespace {
 
 LinearProblem problem_of(const Dims& dims, const at::Tensor& weight, bool has_bias,
-                         const kernels::Activation& activation = {}) {
+                         const kernels::Epilogue& epilogue = {}) {
   return {.rows = c10::multiply_integers(dims) / std::max<std::int64_t>(dims.back(), 1),
           .inputs = dims.back(),
           .outputs = weight.size(0),
           .has_bias = has_bias,
-          .activation = activation,
+          .epilogue = epilogue,
           .dtype = weight.scalar_type()};
 }
 
@@ -38,19 +38,38 @@ void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-void fuse(Rewrite& rewrite) {
-  const Uses uses(rewrite.graph);
-  for (Node& node : rewrite.graph.nodes) {
-    auto* linear = node.as<Linear>();
-    Node* reader = linear ? uses.only_reader(node.output()) : nullptr;
-    const auto activation = reader ? find_activation(*reader) : std::nullopt;
-    if (!activation) continue;
-    linear->activation = *activation;
-    node.name = joined_name(node.name, *reader);
-    node.outputs = reader->outputs;
-    reader->outputs.clear();
+// Adds the only reader of `node` to its epilogue; false if it cannot. The layer then runs in the
+// reader's place, because only there the residual is known, too.
+bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
+  Node* reader = uses.only_reader(node.output());
+  if (!reader || reader->held.has_value()) return false;
+  Linear fused = *node.as<Linear>();
+  Value residual = node.read(1);
+  if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
+                     residual)) {
+    return false;
   }
-  sweep(rewrite.graph);
+  const bool adds = fused.epilogue.residual;
+  if (adds && fused.epilogue.before.kind != Activated::kNone) return false;
+  if (adds && rewrite.meta(residual).dtype != at::kFloat) return false;
+  reader->name = joined_name(node.name, *reader);
+  reader->origin = node.origin;
+  reader->become(nodes::linear, with_residual(node.read(0), residual), std::move(fused));
+  node.outputs.clear();
+  return true;
+}
+
+// From the end, as convolutions do.
+void fuse(Rewrite& rewrite) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Uses uses(rewrite.graph);
+    auto& nodes = rewrite.graph.nodes;
+    for (auto node = nodes.rbegin(); node != nodes.rend() && !changed; ++node) {
+      changed = node->as<Linear>() && fuse_reader(rewrite, *node, uses);
+    }
+    sweep(rewrite.graph);
+  }
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -79,13 +98,13 @@ struct Probe {
     bias = p.has_bias ? filled({p.outputs}) : at::Tensor();
   }
 
-  Contest::Entry entry(LinearPlan plan) {
+  Contest::Entry entry(LinearPlan plan, bool residual) {
     at::Tensor& weights = packed[plan.weights_format];
     if (!weights.defined()) weights = plan.pack(weight);
-    const auto run = [run = std::move(plan.run), &probe = *this, weights] {
+    const auto run = [run = std::move(plan.run), &probe = *this, weights, residual] {
       run({probe.src.const_data_ptr(), weights.const_data_ptr(),
            probe.bias.defined() ? probe.bias.const_data_ptr() : nullptr,
-           probe.dst.mutable_data_ptr()});
+           residual ? probe.dst.const_data_ptr() : nullptr, probe.dst.mutable_data_ptr()});
     };
     return {run, weights, plan.loops_only, plan.handicap};
   }
@@ -109,7 +128,8 @@ Contest contest_of(const Tuner& tuner, const LinearProblem& p,
     return tuner.times_all() || linear_may_be_fastest(p, name);
   });
   return {.name = text(words, dtype, p.has_bias ? " bias" : "", " e",
-                       static_cast<std::int64_t>(p.activation.kind)),
+                       static_cast<std::int64_t>(p.activation().kind),
+                       p.epilogue.residual ? " sum" : ""),
           .layer = text("linear ", p.inputs, " -> ", p.outputs, dtype),
           .words = words,
           .implementations = {likely.begin(), others.begin()},
@@ -123,7 +143,7 @@ Contest contest_of(const Tuner& tuner, const LinearProblem& p,
               },
           .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
             if (!probe) probe.emplace(p);
-            return probe->entry(plan_linear(p, name));
+            return probe->entry(plan_linear(p, name), p.epilogue.residual);
           }};
 }
 
@@ -140,7 +160,7 @@ void plan(Planner& planner, const Node& node, Step& step) {
   const Linear& linear = *node.as<Linear>();
   const Dims& dims = planner.metas()[Uses::at(node.read(0))].dims;
   const LinearProblem problem =
-      problem_of(dims, linear.weight.source, linear.bias.defined(), linear.activation);
+      problem_of(dims, linear.weight.source, linear.bias.defined(), linear.epilogue);
   step.choice = choose(planner.tuner(), problem);
 }
 
@@ -155,11 +175,23 @@ Prepared prepare(const Step& step, const Running& running) {
                           [&] { return plan.pack(linear.weight.values().contiguous()); });
   const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
   const bool loops_only = plan.loops_only;
-  const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, dst] {
+  const Value added = step.node->read(1);
+  const auto residual = added == kNone ? std::nullopt : std::optional<Slot>(step.reads.at(added));
+  const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual,
+                    dst] {
     plan.run({tensors[src].const_data_ptr(), packed.const_data_ptr(),
-              bias.defined() ? bias.const_data_ptr() : nullptr, tensors[dst].mutable_data_ptr()});
+              bias.defined() ? bias.const_data_ptr() : nullptr,
+              residual ? tensors[*residual].const_data_ptr() : nullptr,
+              tensors[dst].mutable_data_ptr()});
   };
   return {run, loops_only};
+}
+
+// A sum is stored over its residual, but not over what all its rows' outputs are made of.
+Value stored_over(const Step& step) {
+  const Value residual = step.node->read(1);
+  if (residual == kNone || residual == step.node->read(0)) return kNone;
+  return linear_sums_in_place(choice_of(step).implementation) ? residual : kNone;
 }
 
 double flops(const Plan&, const Step& step) {
@@ -216,7 +248,7 @@ Convolution as_convolution(const Linear& linear, std::size_t rank) {
           .padding_end = {},
           .transposed = false,
           .groups = 1,
-          .epilogue = {.before = linear.activation, .after = {}}};
+          .epilogue = linear.epilogue};
 }
 
 constinit const NodeKind nodes::linear = {
@@ -227,6 +259,7 @@ constinit const NodeKind nodes::linear = {
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
     .plan = plan,
     .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = stored_over,
     .prepare = prepare,
     .flops = flops,
     .implementation = implementation,

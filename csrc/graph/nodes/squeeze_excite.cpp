@@ -39,7 +39,8 @@ std::optional<Gate> gate_of(const Node& node) {
 // A node as a layer from [N, I] to [N, O]; nothing if it is none.
 std::optional<Layer> layer_of(const Node& node) {
   if (const auto* layer = node.as<Linear>()) {
-    return Layer{layer->weight, layer->bias, layer->activation};
+    if (layer->epilogue.residual) return std::nullopt;
+    return Layer{layer->weight, layer->bias, layer->epilogue.before};
   }
   if (!node.as<Convolution>()) return std::nullopt;
   const Convolution& c = *node.as<Convolution>();
