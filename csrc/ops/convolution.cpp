@@ -233,6 +233,7 @@ const ConvolutionImplementations kImplementations(
       estimate_strassen,
       {.sums_in_place = true, .only_measured = true},
       refuses_strassen},
+     {"planes", plan_planes, estimate_planes, {.sums_in_place = true}, refuses_planes},
      {"depthwise",
       plan_depthwise,
       estimate_depthwise,

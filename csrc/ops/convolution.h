@@ -115,7 +115,12 @@ double estimate_onednn_blocked(const ConvolutionProblem& problem);
 const char* refuses_onednn_blocked(const ConvolutionProblem& problem);
 const char* refuses_onednn_channels_last(const ConvolutionProblem& problem);
 
-// convolution_winograd.cpp: 3x3, 1x3x3 and 3x3x3 kernels at stride 1, with fewer products.
+// convolution_planes.cpp: 1x1 on planes.
+std::optional<ConvolutionPlan> plan_planes(const ConvolutionProblem& problem);
+double estimate_planes(const ConvolutionProblem& problem);
+const char* refuses_planes(const ConvolutionProblem& problem);
+
+// convolution_winograd.cpp: kernels of several taps at stride 1, with fewer products.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 double estimate_winograd4(const ConvolutionProblem& problem);

@@ -244,8 +244,8 @@ constexpr Costs kBfloats{.f4 = {36, 600, 400}, .f2 = {8, 200, 100}};
 // and with AVX2, without VNNI:
 //   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
 constexpr Cost kFixed{18, 650, 400};
-// In one dim, on a Xeon with AVX-512, of 16 and of 64 channels, 3 and 7 taps. Figures are per part of a
-// kernel here and below.
+// In one dim, on a Xeon with AVX-512, of 16 and of 64 channels, 3 and 7 taps. Figures are per part
+// of a kernel here and below.
 constexpr Costs kLine{.f4 = {6, 65, 40}, .f2 = {}};
 constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
     kFlatAvx2{.f4 = {36, 280, 450}, .f2 = {16, 90, 125}},
