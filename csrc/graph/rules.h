@@ -135,6 +135,12 @@ void drop_dead(Graph& graph);
 // The activation that a node is of its first argument; nothing if kernels have no such activation.
 std::optional<Activation> find_activation(const Node& node);
 
+// Joins nodes with their readers, from the end on until join() finds none: of two layers that are
+// summed the later then takes the sum, and the earlier's result, which is there by then, is its
+// residual. join() takes a node that is still there, and says whether it joined it.
+void join_from_end(Rewrite& rewrite,
+                   bool (*join)(const Rewrite& rewrite, Node& node, const Uses& uses));
+
 // Adds `reader`, the only reader of `value`, to the epilogue of what makes the value, with the
 // value that joins a sum as residual. False, and nothing changes, if it cannot happen there.
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,

@@ -198,6 +198,18 @@ std::optional<Activation> find_activation(const Node& node) {
   return std::nullopt;
 }
 
+void join_from_end(Rewrite& rewrite, bool (*join)(const Rewrite&, Node&, const Uses&)) {
+  auto& nodes = rewrite.graph.nodes;
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Uses uses(rewrite.graph);
+    for (auto node = nodes.rbegin(); node != nodes.rend() && !changed; ++node) {
+      changed = !node->outputs.empty() && join(rewrite, *node, uses);
+    }
+    sweep(rewrite.graph);
+  }
+}
+
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,
                    const std::vector<Meta>& metas, Epilogue& epilogue, Value& residual) {
   if (const auto activation = find_activation(reader)) {

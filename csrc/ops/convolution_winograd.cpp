@@ -12,22 +12,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/reciprocal.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <string>
 #include <utility>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "ops/convolution_time.h"
-#include "runtime/huge_pages.h"
 #include "runtime/isa.h"
-#include "runtime/memory_pool.h"
-#include "runtime/packed_weights.h"
-#include "runtime/trace.h"
 #include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
 

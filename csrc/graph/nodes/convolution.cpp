@@ -107,7 +107,7 @@ void find(Rewrite& rewrite) {
 // Adds the only reader of `node` to its epilogue; false if it cannot. The convolution then runs in
 // the reader's place, because only there the residual is known, too.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
-  Node* reader = uses.only_reader(node.output());
+  Node* reader = node.as<Convolution>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader || reader->held.has_value()) return false;
   Convolution fused = *node.as<Convolution>();
   Value residual = node.read(1);
@@ -122,25 +122,9 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   return true;
 }
 
-void fuse_epilogues(Rewrite& rewrite) {
-  Graph& graph = rewrite.graph;
-  // From the end, so that of two summed convolutions the later takes the sum, and the earlier's
-  // result, which is there by then, is its residual.
-  for (bool changed = true; changed;) {
-    changed = false;
-    const Uses uses(graph);
-    for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend() && !changed; ++node) {
-      if (node->as<Convolution>() && !node->outputs.empty()) {
-        changed = fuse_reader(rewrite, *node, uses);
-      }
-    }
-    sweep(graph);
-  }
-}
-
 void fuse(Rewrite& rewrite) {
   simplify_padding(rewrite);
-  fuse_epilogues(rewrite);
+  join_from_end(rewrite, fuse_reader);
 }
 
 // ---- sizes and formats --------------------------------------------------------------------------

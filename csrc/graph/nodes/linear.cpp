@@ -41,7 +41,7 @@ void find(Rewrite& rewrite) {
 // Adds the only reader of `node` to its epilogue; false if it cannot. The layer then runs in the
 // reader's place, because only there the residual is known, too.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
-  Node* reader = uses.only_reader(node.output());
+  Node* reader = node.as<Linear>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader || reader->held.has_value()) return false;
   Linear fused = *node.as<Linear>();
   Value residual = node.read(1);
@@ -59,18 +59,7 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   return true;
 }
 
-// From the end, as convolutions do.
-void fuse(Rewrite& rewrite) {
-  for (bool changed = true; changed;) {
-    changed = false;
-    const Uses uses(rewrite.graph);
-    auto& nodes = rewrite.graph.nodes;
-    for (auto node = nodes.rbegin(); node != nodes.rend() && !changed; ++node) {
-      changed = node->as<Linear>() && fuse_reader(rewrite, *node, uses);
-    }
-    sweep(rewrite.graph);
-  }
-}
+void fuse(Rewrite& rewrite) { join_from_end(rewrite, fuse_reader); }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   Meta dst = metas[Uses::at(node.read(0))];

@@ -152,7 +152,7 @@ const Node* residual_of(const Uses& uses, const Node& sum, Value value) {
 // Adds the only reader of a convolution to it; false if it cannot. The convolution then runs in the
 // reader's place, where a residual is known, too.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
-  Node* reader = uses.only_reader(node.output());
+  Node* reader = node.as<Convolution8>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader) return false;
   Convolution8 fused = *node.as<Convolution8>();
   if (fused.dst) return false;
@@ -182,15 +182,7 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
 
 void fuse(Rewrite& rewrite) {
   fuse_padding(rewrite);
-  for (bool changed = true; changed;) {
-    changed = false;
-    const Uses uses(rewrite.graph);
-    for (auto node = rewrite.graph.nodes.rbegin(); node != rewrite.graph.nodes.rend() && !changed;
-         ++node) {
-      if (node->as<Convolution8>()) changed = fuse_reader(rewrite, *node, uses);
-    }
-    sweep(rewrite.graph);
-  }
+  join_from_end(rewrite, fuse_reader);
 }
 
 // ---- sizes and formats --------------------------------------------------------------------------
