@@ -73,7 +73,7 @@ def test_silence_elsewhere(work):
 
 def test_silence_where_all_is_known():
     (form,) = tune()._forms
-    # Not those of this machine, which may be busy: times that contradict each other are taken again.
+    # Not those of this machine, which may be busy: what contradicts another is timed again.
     times = [
         (what, by, "0.1" if "nChw" in what else "1e6")
         for what, (by, _) in form.compiled.times().items()
