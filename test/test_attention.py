@@ -239,6 +239,5 @@ def test_what_is_all_but_hidden_weighs_nothing():
     q = torch.zeros(2, 3, 49, 32)
     v = torch.ones(2, 3, 49, 32)
     v[:, :, :20] = 0
-    fast = tb.optimize(Masked().eval(), (q, q, v), tune=False)
-    fast.choice = "blocked"
+    fast = blocked(Masked().eval(), q, q, v)
     assert torch.equal(fast(q, q, v), torch.zeros_like(v))
