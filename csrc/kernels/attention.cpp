@@ -14,9 +14,9 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Below 2^kLeast powers are denormal, which Intel's cores multiply a hundred times as slowly: masks
-// of -100 made the attention of a Swin take ten times as long. Beside the largest power, 1, they
-// are nothing. NaN stays.
+// Below 2^kLeast powers are denormal, for which Intel's cores need assists: with masks of -100 the
+// attention of a Swin-Tiny took twice as long. Beside the largest power, 1, they are nothing. NaN
+// stays.
 constexpr float kLeast = -126;
 
 // scores = scale scores + bias

@@ -237,8 +237,8 @@ constexpr Costs kBfloats{.f4 = {36, 600, 400}, .f2 = {8, 200, 100}};
 // and with AVX2, without VNNI:
 //   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
 constexpr Cost kFixed{18, 650, 400};
-// In one dim, on a Xeon with AVX-512, of 16 and of 64 channels, 3 and 7 taps. Figures are per part
-// of a kernel here and below.
+// In one dim, by 16 and 64 channels and 3 and 7 taps on a Xeon with AVX-512. Of a kernel in parts,
+// `src` counts once for each, as its channels do.
 constexpr Costs kLine{.f4 = {6, 65, 40}, .f2 = {}};
 constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
     kFlatAvx2{.f4 = {36, 280, 450}, .f2 = {16, 90, 125}},
