@@ -16,9 +16,11 @@ for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
     module._lazy_call = lambda *_, **__: None
 
 
-# CPUs without AVX2 have no Winograd kernels.
-WINOGRAD = ["test_winograd.py", "test_int8_winograd.py"]
-collect_ignore = WINOGRAD if torch_blocked.env()["isa"] == "default" else []
+# CPUs without AVX2 have no Winograd kernels, and few have AMX.
+ISA = torch_blocked.env()["isa"]
+collect_ignore = ["test_winograd.py", "test_int8_winograd.py"] if ISA == "default" else []
+if ISA != "amx":
+    collect_ignore.append("test_amx.py")
 
 
 @pytest.fixture(autouse=True)

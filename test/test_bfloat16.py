@@ -118,7 +118,7 @@ def by(implementation, conv, x):
     with forced(implementation, "convolution"), torch.no_grad():
         if _C.isa() == "default" and "winograd" in implementation:
             return None  # has none without SIMD; the convolution would run on dense copies
-        if _C.isa() == "avx512" and not has_bfloat16():
+        if _C.isa() in ("avx512", "amx") and not has_bfloat16():
             with pytest.raises(NotImplementedError, match=implementation):
                 conv(x.to_blocked())
             return None

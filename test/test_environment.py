@@ -160,7 +160,7 @@ def test_another_onednn(monkeypatch, version):
 def test_a_bad_limit_keeps_its_own_sentence():
     done = python("import torch_blocked", TORCH_BLOCKED_MAX_ISA="sse9")
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: torch_blocked::TORCH_BLOCKED_MAX_ISA: expected default, avx2 or avx512, "
+        "ImportError: torch_blocked::TORCH_BLOCKED_MAX_ISA: expected default, avx2, avx512 or amx, "
         "got sse9; correct or unset the variable"
     )
 
@@ -297,7 +297,7 @@ def test_env_tells_what_is_in_use():
     assert TORCH_LIBGOMP in env["openmp"]
     assert env["cpu"] == environment.cpu_name()
     assert env["cpu_isa"] == environment.cpu_isas()[0]
-    assert env["native_blocks"] == ([16, 8] if env["isa"] == "avx512" else [8])
+    assert env["native_blocks"] == ([16, 8] if env["isa"] in ("avx512", "amx") else [8])
     assert env["threads"] == torch.get_num_threads()
     assert json.loads(json.dumps(env)) == env
 
@@ -336,7 +336,8 @@ print(json.dumps([env["isa"], env["isa_limits"], difference]))
 @pytest.mark.parametrize(
     ("limits", "isa"),
     [
-        ({}, "avx512"),
+        ({}, "amx"),
+        ({"TORCH_BLOCKED_MAX_ISA": "avx512"}, "avx512"),
         ({"TORCH_BLOCKED_MAX_ISA": "avx2"}, "avx2"),
         ({"TORCH_BLOCKED_MAX_ISA": "default"}, "default"),
         ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"),

@@ -16,7 +16,7 @@ MODELS = 24
 
 def test_models():
     """Others on each instruction set."""
-    first = 1 + MODELS * ("avx512", "avx2", "default").index(_C.isa())
+    first = 1 + MODELS * ("amx", "avx512", "avx2", "default").index(_C.isa())
     said = []
     total, failed = run_seeds(range(first, first + MODELS), said.append)
     assert not failed, "\n".join(said)

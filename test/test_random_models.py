@@ -32,7 +32,7 @@ def command(script: str, *arguments: str) -> str:
 
 def test_models():
     """Half of them on each instruction set are others, so that the suite meets more models."""
-    seed = 1 + MODELS // 2 * ("avx512", "avx2", "default").index(_C.isa())
+    seed = 1 + MODELS // 2 * ("amx", "avx512", "avx2", "default").index(_C.isa())
     command("fuzz_models.py", "--models", str(MODELS), "--seed", str(seed), "--compile-every", "16")
 
 

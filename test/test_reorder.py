@@ -388,7 +388,7 @@ def test_default_format_is_the_fastest():
         assert torch_blocked.to_blocked(dense).format == tag
         assert torch_blocked.zeros(2, 17, *SPATIAL[ndim]).format == tag
     isa = torch_blocked.env()["isa"]
-    assert torch_blocked.native_blocks() == {"avx512": [16, 8]}.get(isa, [8])
+    assert torch_blocked.native_blocks() == {"amx": [16, 8], "avx512": [16, 8]}.get(isa, [8])
 
 
 @pytest.mark.parametrize("make", (torch_blocked.empty, torch_blocked.zeros, torch_blocked.ones))

@@ -21,8 +21,10 @@ _REBUILD = (
 )
 
 # Instruction sets with kernels of their own, best first, and the CPU flags each needs.
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 ISA_FLAGS = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    "avx512": _AVX512,
     "avx2": {"avx2", "fma"},
     "default": {"sse4_1"},
 }

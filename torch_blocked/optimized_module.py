@@ -571,7 +571,7 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 def has_bfloat16() -> bool:
     """True if the CPU, within its limits (TORCH_BLOCKED_MAX_ISA), multiplies bfloat16."""
-    return _C.isa() == "avx512" and torch.cpu._is_avx512_bf16_supported()
+    return _C.isa() in ("avx512", "amx") and torch.cpu._is_avx512_bf16_supported()
 
 
 def _is_value(entry: object) -> bool:

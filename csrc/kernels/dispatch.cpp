@@ -18,6 +18,7 @@ namespace {
 const Kernels& table_of(Isa isa) {
   switch (isa) {
     case Isa::kAvx512:
+    case Isa::kAmx:
       return AVX512::table;
     case Isa::kAvx2:
       return AVX2::table;
@@ -32,7 +33,7 @@ const Kernels& table_of(Isa isa) {
 const Kernels& kernels() { return table_of(isa()); }
 
 const Kernels& kernels_for(std::int64_t block) {
-  const bool too_wide = isa() == Isa::kAvx512 && block < 16;
+  const bool too_wide = isa() >= Isa::kAvx512 && block < 16;
   return table_of(too_wide ? Isa::kAvx2 : isa());
 }
 

@@ -9,6 +9,9 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 #ifdef CPU_CAPABILITY_DEFAULT
 #define SIMD_CONSTANT(type, name)
 #endif
+#ifndef CPU_CAPABILITY_AVX512
+#define AVX512_KERNEL(result, name, arguments)
+#endif
 #include "kernels/list.inc"
 
 extern const Kernels table;
@@ -17,6 +20,9 @@ const Kernels table{
 #define CONSTANT(type, name) .name = &name,
 #ifdef CPU_CAPABILITY_DEFAULT
 #define SIMD_CONSTANT(type, name) .name = nullptr,
+#endif
+#ifndef CPU_CAPABILITY_AVX512
+#define AVX512_KERNEL(result, name, arguments) .name = nullptr,
 #endif
 #include "kernels/list.inc"
     .width = kWidth};

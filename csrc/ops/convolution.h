@@ -147,6 +147,11 @@ std::optional<ConvolutionPlan> plan_strassen(const ConvolutionProblem& problem);
 const char* refuses_strassen(const ConvolutionProblem& problem);
 double estimate_strassen(const ConvolutionProblem& problem);
 
+// convolution_amx.cpp: by tiles of bfloat16 products, on CPUs that have them.
+std::optional<ConvolutionPlan> plan_amx(const ConvolutionProblem& problem);
+double estimate_amx(const ConvolutionProblem& problem);
+const char* refuses_amx(const ConvolutionProblem& problem);
+
 // convolution_grouped.cpp: groups of one channel (depthwise), and groups of few.
 std::optional<ConvolutionPlan> plan_depthwise(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_grouped(const ConvolutionProblem& problem);

@@ -179,7 +179,7 @@ const char* refuses_groups(const Problem& p) {
   if (p.groups == 1) return "is for several groups";
   if (is_of_pixels(p)) return nullptr;
   if (!p.blocked()) return "reads and writes one blocked format only";
-  const bool vector = block == 8 || (block == 16 && isa() == Isa::kAvx512);
+  const bool vector = block == 8 || (block == 16 && isa() >= Isa::kAvx512);
   return vector ? nullptr : "takes blocks of one vector only";
 }
 

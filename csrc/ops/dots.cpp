@@ -25,7 +25,7 @@ constexpr std::int64_t kBits = 4;  // bytes of a group
 }  // namespace
 
 Dots::Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
-           std::uint8_t padding, const DotGrid& grid)
+           std::uint8_t padding, const OutputGrid& grid)
     : s_(sizes),
       grid_(grid),
       n_(problem.src_dims[0]),

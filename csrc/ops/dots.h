@@ -3,7 +3,7 @@
 
 #include "kernels/dots.h"
 #include "ops/convolution.h"
-#include "ops/phases.h"
+#include "ops/transposed_phases.h"
 #include "ops/row_chain.h"
 #include "torch_blocked/threads.h"
 
@@ -14,18 +14,13 @@ enum class DotNumbers { kBytes, kWords, kBfloats };
 
 using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
 
-// Where outputs lie in dst: output o at first + o * step of its dims.
-struct DotGrid {
-  Sizes3 dims, first, step;
-};
-
 // An ordinary convolution made ready: any kernel, stride, dilation, padding and groups.
 class Dots {
  public:
   // problem: dst in the blocks of the CPU's vectors, src in any block; the sizes along spatial dims
   // are those of `sizes`. padding: of bytes.
   Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
-       std::uint8_t padding, const DotGrid& grid);
+       std::uint8_t padding, const OutputGrid& grid);
   // All of dst.
   Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
        std::uint8_t padding)
@@ -115,7 +110,7 @@ class Dots {
   Target target_of(const Operands& operands, const Band& band) const;
 
   SpatialSizes s_;
-  DotGrid grid_;
+  OutputGrid grid_;
   std::int64_t n_, ic_, oc_, conv_groups_, width_, src_block_, src_blocks_;
   DotNumbers numbers_;
   std::int64_t per_group_, element_;  // numbers of 32 bits; bytes of one in memory

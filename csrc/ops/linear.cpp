@@ -235,6 +235,7 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
       estimate_linear_strassen,
       {.sums_in_place = true, .only_measured = true},
       refuses_linear_strassen},
+     {"amx", plan_linear_amx, estimate_linear_amx, {.sums_in_place = true}, refuses_linear_amx},
      {"direct",
       plan_linear_direct,
       estimate_linear_direct,

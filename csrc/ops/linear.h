@@ -57,6 +57,10 @@ double estimate_linear_few_bfloats(const LinearProblem& problem);
 double estimate_linear_bfloats(const LinearProblem& problem);
 const char* refuses_linear_few_bfloats(const LinearProblem& problem);
 const char* refuses_linear_bfloats(const LinearProblem& problem);
+// linear_amx.cpp: by tiles of bfloat16 products.
+std::optional<LinearPlan> plan_linear_amx(const LinearProblem& problem);
+const char* refuses_linear_amx(const LinearProblem& problem);
+double estimate_linear_amx(const LinearProblem& problem);
 // linear_strassen.cpp: by seven eighths of the products.
 std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& problem);
 const char* refuses_linear_strassen(const LinearProblem& problem);

@@ -6,15 +6,17 @@
 
 namespace torch_blocked {
 
-enum class Isa { kDefault, kAvx2, kAvx512 };
+// kAmx is kAvx512 and tiles of bfloat16 products (AMX).
+enum class Isa { kDefault, kAvx2, kAvx512, kAmx };
 
-// The best set the CPU has, limited by TORCH_BLOCKED_MAX_ISA (default, avx2, avx512) and by
-// oneDNN's own limit (ONEDNN_MAX_CPU_ISA): both sides always run the same one. Fixed at first call.
+// The best set the CPU has, limited by TORCH_BLOCKED_MAX_ISA (default, avx2, avx512, amx) and
+// by oneDNN's own limit (ONEDNN_MAX_CPU_ISA): both sides always run the same one. Fixed at first
+// call, which asks the system for the state of tiles.
 Isa isa();
 
 const char* isa_name(Isa isa);
 
-// Channel blocks with fast kernels on this ISA, best first: (16, 8) on AVX-512, else (8).
+// Channel blocks with fast kernels on this ISA, best first: (16, 8) from AVX-512 on, else (8).
 // oneDNN runs 16c as `ref` below AVX-512, and 8c with AVX2 kernels on AVX-512.
 std::vector<std::int64_t> native_blocks();
 

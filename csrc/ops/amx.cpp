@@ -1,0 +1,271 @@
+// A band of src is split into slots, in which what an instruction multiplies, 32 channels of a
+// pixel, lies in one piece, with padding around the image; then all output channels go over it.
+#include "ops/amx.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "kernels/reorder.h"
+#include "ops/convolution_time.h"
+#include "runtime/isa.h"
+#include "runtime/workspace.h"
+
+namespace torch_blocked {
+namespace {
+
+// Of slots: they stay in L2 beside the weights of a pair of vectors.
+constexpr std::int64_t kBandBytes = 768 << 10;
+// Weights that stay in L2 are met by bands that stay in L1.
+constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
+constexpr std::int64_t kLeastPixels = 128, kLeastNear = 256;
+// Pieces for each thread, so that none waits long.
+constexpr std::int64_t kUnitsPerThread = 4;
+
+}  // namespace
+
+bool AmxProducts::available() { return isa() == Isa::kAmx; }
+
+AmxProducts::AmxProducts(AmxProblem problem) : p_(std::move(problem)) {
+  SpatialSizes& s = p_.sizes;
+  const Sizes3 ones{1, 1, 1};
+  bool pixelwise = s.kernel == ones && s.padding == Sizes3{0, 0, 0} && s.in == s.out;
+  for (std::size_t i = 0; i < 3; ++i) pixelwise &= s.stride[i] == 1 || s.out[i] == 1;
+  if (!pixelwise) return;
+  const std::int64_t pixels = s.in[0] * s.in[1] * s.in[2];  // one long row
+  s.in = s.out = {1, 1, pixels};
+  s.stride = ones;
+}
+
+AmxProducts::Sizes3 AmxProducts::slots_of(std::int64_t rows, std::int64_t columns) const {
+  const auto reach = [&](std::size_t i, std::int64_t outputs) {
+    return (outputs - 1) * output_stride(i) + (p_.sizes.kernel[i] - 1) * p_.sizes.dilation[i] + 1;
+  };
+  return {reach(0, 1), reach(1, rows), reach(2, columns)};
+}
+
+std::int64_t AmxProducts::band_bytes(std::int64_t rows, std::int64_t columns) const {
+  const auto [d, h, w] = slots_of(rows, columns);
+  return steps() * d * h * w * Amx::kSlotBytes;
+}
+
+AmxProducts::Cut AmxProducts::cut() const {
+  const auto [planes, rows, columns] = p_.sizes.out;
+  std::int64_t row_bands = 1, column_bands = 1;
+  const auto band_rows = [&] { return ceil_div(rows, row_bands); };
+  const auto band_columns = [&] { return ceil_div(columns, column_bands); };
+  const auto units = [&] { return p_.images * planes * row_bands * column_bands; };
+  const std::int64_t wanted = threads() == 1 ? 1 : kUnitsPerThread * threads();
+  // The weights are read for each band, so bands are no smaller than what hides that.
+  const std::int64_t weight_bytes = packed_floats() * static_cast<std::int64_t>(sizeof(float));
+  const bool near = taps() == 1 && weight_bytes <= kNearWeights;
+  const std::int64_t most = near ? kNearBand : kBandBytes, least = near ? kLeastNear : kLeastPixels;
+  const auto too_large = [&] {
+    const std::int64_t pixels = band_rows() * band_columns();
+    return (band_bytes(band_rows(), band_columns()) > most && pixels >= 2 * least) ||
+           band_bytes(band_rows(), band_columns()) > kBandBytes ||
+           (units() < wanted && pixels >= 2 * least);
+  };
+  while (row_bands < rows && too_large()) row_bands = std::min(rows, 2 * row_bands);
+  while (band_columns() > 2 * Amx::kPixels && too_large()) {
+    column_bands = ceil_div(columns, round_up(ceil_div(band_columns(), 2), 2 * Amx::kPixels));
+  }
+  const std::int64_t chunks = units() >= wanted ? 1 : std::min(pairs(), ceil_div(wanted, units()));
+  return {row_bands, column_bands, chunks};
+}
+
+AmxProducts::Band AmxProducts::band_of(const Cut& cut, std::int64_t index) const {
+  const auto& out = p_.sizes.out;
+  const std::int64_t column = index % cut.column_bands;
+  index /= cut.column_bands;
+  const std::int64_t row = index % cut.row_bands;
+  index /= cut.row_bands;
+  // Columns in whole tiles.
+  const std::int64_t tiles = ceil_div(out[2], Amx::kPixels);
+  const auto column_at = [&](std::int64_t part) {
+    return std::min(part * tiles / cut.column_bands * Amx::kPixels, out[2]);
+  };
+  const auto row_at = [&](std::int64_t part) { return part * out[1] / cut.row_bands; };
+  return {index / out[0],
+          index % out[0],
+          row_at(row),
+          row_at(row + 1) - row_at(row),
+          column_at(column),
+          column_at(column + 1) - column_at(column)};
+}
+
+// [steps, planes, rows, columns, parts, lanes]
+void AmxProducts::fill(const Band& band, const float* src, std::uint8_t* slots) const {
+  const SpatialSizes& s = p_.sizes;
+  const auto [planes, rows, columns] = slots_of(band.rows, band.columns);
+  const auto first = [&](std::size_t i, std::int64_t output) {
+    return output * s.stride[i] - s.padding[i];
+  };
+  const std::int64_t step_bytes = planes * rows * columns * Amx::kSlotBytes;
+  // Columns [begin, end) of the slots are inside src.
+  const std::int64_t x = first(2, band.column), stride = slot_stride(2);
+  const std::int64_t begin = std::clamp<std::int64_t>(ceil_div(std::max<std::int64_t>(-x, 0), stride), 0, columns);
+  const std::int64_t end = std::clamp<std::int64_t>(ceil_div(std::max<std::int64_t>(s.in[2] - x, 0), stride), begin, columns);
+  const auto clear = [&](std::uint8_t* to, std::int64_t count) {
+    for (std::int64_t step = 0; step < steps() && count > 0; ++step) {
+      std::memset(to + step * step_bytes, 0, static_cast<std::size_t>(count * Amx::kSlotBytes));
+    }
+  };
+  const float* image = src + band.image * p_.src.image;
+  for (std::int64_t plane = 0; plane < planes; ++plane) {
+    const std::int64_t z = first(0, band.plane) + plane * slot_stride(0);
+    for (std::int64_t row = 0; row < rows; ++row, slots += columns * Amx::kSlotBytes) {
+      const std::int64_t y = first(1, band.row) + row * slot_stride(1);
+      if (z < 0 || z >= s.in[0] || y < 0 || y >= s.in[1]) {
+        clear(slots, columns);
+        continue;
+      }
+      clear(slots, begin);
+      clear(slots + end * Amx::kSlotBytes, columns - end);
+      if (begin == end) continue;
+      const std::int64_t pixel = (z * s.in[1] + y) * s.in[2] + x + begin * stride;
+      kernels::kernels().amx_split({.src = image + pixel * p_.src.pixel,
+                                    .pixel = stride * p_.src.pixel,
+                                    .vector = p_.src.vector,
+                                    .channels = p_.ic,
+                                    .slots = slots + begin * Amx::kSlotBytes,
+                                    .step_bytes = step_bytes,
+                                    .count = end - begin});
+    }
+  }
+}
+
+std::vector<std::int64_t> AmxProducts::segments_of(const Band& band) const {
+  const auto& [in, out, kernel, stride, padding, dilation] = p_.sizes;
+  const auto [planes, rows, columns] = slots_of(band.rows, band.columns);
+  std::vector<std::int64_t> segments;
+  for (std::int64_t step = 0; step < steps(); ++step) {
+    for (std::int64_t kd = 0; kd < kernel[0]; ++kd) {
+      for (std::int64_t kh = 0; kh < kernel[1]; ++kh) {
+        for (std::int64_t kw = 0; kw < kernel[2]; ++kw) {
+          const std::int64_t z = step * planes + kd * dilation[0];
+          segments.push_back(((z * rows + kh * dilation[1]) * columns + kw * dilation[2]) *
+                             Amx::kSlotBytes);
+        }
+      }
+    }
+  }
+  return segments;
+}
+
+void AmxProducts::run_band(const Band& band, Range pairs,
+                           const std::vector<std::int64_t>& segments, const Memory& memory,
+                           const Buffers& buffers) const {
+  const auto& [dims, origin, step] = p_.grid;
+  const std::int64_t columns = slots_of(band.rows, band.columns)[2];
+  const std::int64_t first = pairs.begin * 2 * Amx::kWidth;
+  const auto index = [&](std::size_t i, std::int64_t output) {
+    return origin[i] + output * step[i];
+  };
+  const std::int64_t row = index(0, band.plane) * dims[1] + index(1, band.row);
+  const std::int64_t at = band.image * p_.dst.image +
+                          (row * dims[2] + index(2, band.column)) * p_.dst.pixel +
+                          first / Amx::kWidth * p_.dst.vector;
+  kernels::kernels().amx_tiles(
+      {.slots = memory.slots,
+       .slot_step = output_stride(2) * Amx::kSlotBytes,
+       .slot_row = output_stride(1) * columns * Amx::kSlotBytes,
+       .segments = segments.data(),
+       .count = std::ssize(segments),
+       .weights = buffers.weights + pairs.begin * 2 * vector_floats(),
+       .rows = band.rows,
+       .pixels = band.columns,
+       .channels = std::min(p_.oc, pairs.end * 2 * Amx::kWidth) - first,
+       .bias = buffers.bias ? buffers.bias + first : nullptr,
+       .residual = buffers.residual ? buffers.residual + at : nullptr,
+       .dst = buffers.dst + at,
+       .dst_pixel = step[2] * p_.dst.pixel,
+       .dst_row = step[1] * dims[2] * p_.dst.pixel,
+       .dst_vector = p_.dst.vector,
+       .has_tail = p_.has_tail,
+       .sums = memory.sums,
+       .weight_parts = memory.weight_parts,
+       .epilogue = p_.epilogue});
+}
+
+void AmxProducts::run(const Buffers& buffers) const {
+  const auto& out = p_.sizes.out;
+  if (p_.images * out[0] * out[1] * out[2] == 0) return;
+  const Cut cut = this->cut();
+  const std::int64_t bands = p_.images * out[0] * cut.row_bands * cut.column_bands;
+  const std::int64_t most_rows = ceil_div(out[1], cut.row_bands);
+  const std::int64_t most_columns =
+      std::min(out[2], ceil_div(ceil_div(out[2], Amx::kPixels), cut.column_bands) * Amx::kPixels);
+  // Tiles read up to a tile of pixels behind the last.
+  const std::int64_t slots = band_bytes(most_rows, most_columns) +
+                             Amx::kPixels * output_stride(2) * Amx::kSlotBytes;
+  // One tile more, where their number in a row is made even.
+  const std::int64_t tiles = most_rows * (ceil_div(most_columns, Amx::kPixels) + 1);
+  const bool has_parts = steps() * taps() > Amx::kPartSegments;
+  const std::int64_t sums = has_parts ? tiles * 2 * Amx::kPixels * Amx::kWidth : 0;
+  share_units(bands * cut.chunks, kLargeUnit, [&](Pieces& pieces) {
+    float* first = workspace(sums + (Amx::kWeightPartsBytes + slots) / 4);
+    auto* bytes = reinterpret_cast<std::uint8_t*>(first + sums);
+    const Memory memory{first, bytes, bytes + Amx::kWeightPartsBytes};
+    std::int64_t filled = -1;
+    std::vector<std::int64_t> segments;
+    Band band{};
+    for (Range piece; pieces.next(piece);) {
+      for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
+        const std::int64_t i = unit / cut.chunks, chunk = unit % cut.chunks;
+        if (i != filled) {
+          band = band_of(cut, i);
+          fill(band, buffers.src, memory.slots);
+          segments = segments_of(band);
+          filled = i;
+        }
+        run_band(band, {chunk * pairs() / cut.chunks, (chunk + 1) * pairs() / cut.chunks},
+                 segments, memory, buffers);
+      }
+    }
+  });
+}
+
+// A step of a pair of vectors: [channels of the step, taps] of each output channel is transposed,
+// and its taps put apart.
+void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
+  const at::Tensor dense = weight.contiguous();  // [oc, ic, taps]
+  const auto* from = dense.const_data_ptr<float>();
+  const std::int64_t taps = this->taps(), steps = this->steps();
+  parallel_units(pairs() * steps, Amx::kLanes * taps * Amx::kWidth,
+                 [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> rows;
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t pair = unit / steps, channel = unit % steps * Amx::kLanes;
+      const std::int64_t first = pair * 2 * Amx::kWidth;
+      const std::int64_t wide = std::min<std::int64_t>(2, vectors() - pair * 2) * Amx::kWidth;
+      const std::int64_t channels = std::min(Amx::kLanes, p_.ic - channel),
+                         outputs = std::min(wide, p_.oc - first);
+      float* to = packed + pair * 2 * vector_floats() + channel * taps * wide;
+      if (channels < Amx::kLanes) std::fill_n(to, Amx::kLanes * taps * wide, 0.f);
+      rows.assign(static_cast<std::size_t>(channels * taps * wide), 0.f);
+      kernels::kernels().transpose({from + (first * p_.ic + channel) * taps, p_.ic * taps,
+                                    rows.data(), wide, outputs, channels * taps});
+      for (std::int64_t i = 0; i < channels * taps; ++i) {
+        std::copy_n(rows.data() + i * wide, wide, to + (i % taps * Amx::kLanes + i / taps) * wide);
+      }
+    }
+  });
+}
+
+double AmxProducts::estimate(const AmxProblem& p) {
+  const auto& [in, out, kernel, stride, padding, dilation] = p.sizes;
+  const auto volume = [](const Sizes3& s) { return static_cast<double>(s[0] * s[1] * s[2]); };
+  // Of a microsecond: products of whole steps and vectors, numbers of src that are split, and bytes of
+  // weights from memory.
+  constexpr double kFmas = 2e5, kSplit = 5e3, kBytes = 15e3;
+  const auto ic = static_cast<double>(round_up(p.ic, Amx::kLanes)),
+             oc = static_cast<double>(round_up(p.oc, Amx::kWidth));
+  const auto images = static_cast<double>(p.images);
+  const double weights = volume(kernel) * ic * oc;
+  const double products = images * volume(out) * weights / kFmas;
+  return std::max(products, weights * sizeof(float) / kBytes) +
+         images * volume(in) * ic / kSplit;
+}
+
+}  // namespace torch_blocked

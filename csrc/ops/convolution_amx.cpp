@@ -1,0 +1,108 @@
+// float32 convolutions by tiles of bfloat16 products.
+#include <memory>
+
+#include "ops/amx.h"
+#include "ops/convolution.h"
+#include "ops/transposed_phases.h"
+#include "runtime/memory_pool.h"
+#include "runtime/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+using Problem = ConvolutionProblem;
+
+PixelSteps steps_of(const Format& format, const Dims& dims) {
+  const std::int64_t channels = dims[1];
+  const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dims).slice(2));
+  constexpr std::int64_t kWidth = kernels::Amx::kWidth;
+  if (!format.is_blocked()) return {channels, kWidth, channels * pixels};
+  return {kWidth, pixels * kWidth, round_up(channels, kWidth) * pixels};
+}
+
+AmxProblem amx_problem(const Problem& p, const ConvolutionPhase& phase) {
+  return {.images = p.src_dims[0],
+          .ic = p.src_dims[1],
+          .oc = p.dst_dims[1],
+          .sizes = phase.sizes,
+          .grid = phase.grid,
+          .src = steps_of(p.src_format, p.src_dims),
+          .dst = steps_of(p.dst_format, p.dst_dims),
+          .has_tail = p.dst_format.is_blocked(),
+          .epilogue = p.epilogue};
+}
+
+// The products of each phase, whose weights lie one behind the other.
+struct Work {
+  ConvolutionPhases phases;
+  std::vector<AmxProducts> products;
+
+  explicit Work(const Problem& p) : phases(p) {
+    for (const ConvolutionPhase& phase : phases.phases()) {
+      products.emplace_back(amx_problem(p, phase));
+    }
+  }
+
+  at::Tensor pack(const at::Tensor& weight) const {
+    std::int64_t floats = 0;
+    for (const AmxProducts& each : products) floats += each.packed_floats();
+    const at::Tensor packed = empty_pooled({floats}, at::kFloat);
+    trace::Timed timed(trace::Kind::kPack, "convolution",
+                       static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
+    const std::vector<at::Tensor> weights = phases.weights(weight);
+    auto* to = packed.mutable_data_ptr<float>();
+    for (std::size_t i = 0; i < products.size(); ++i) {
+      products[i].pack(weights[i], to);
+      to += products[i].packed_floats();
+    }
+    return packed;
+  }
+
+  void run(const ConvolutionBuffers& b) const {
+    AmxProducts::Buffers buffers{.src = static_cast<const float*>(b.src),
+                                 .weights = static_cast<const float*>(b.weights),
+                                 .bias = static_cast<const float*>(b.bias),
+                                 .residual = static_cast<const float*>(b.residual),
+                                 .dst = static_cast<float*>(b.dst)};
+    for (const AmxProducts& each : products) {
+      each.run(buffers);
+      buffers.weights += each.packed_floats();
+    }
+  }
+};
+
+}  // namespace
+
+const char* refuses_amx(const Problem& p) {
+  if (!AmxProducts::available()) return "is for CPUs with AMX";
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (p.groups != 1) return "takes one group only";
+  for (const Format& format : {p.src_format, p.dst_format}) {
+    const bool takes = format == kChannelsLast ||
+                       (format.is_blocked() && format.block == kernels::Amx::kWidth);
+    if (!takes) return "takes blocks of 16 and channels-last only";
+  }
+  return nullptr;
+}
+
+double estimate_amx(const Problem& p) {
+  if (refuses_amx(p)) return kNever;
+  double sum = 0;
+  const ConvolutionPhases phases(p);
+  for (const ConvolutionPhase& phase : phases.phases()) {
+    sum += AmxProducts::estimate(amx_problem(p, phase));
+  }
+  return sum;
+}
+
+std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
+  if (refuses_amx(p)) return std::nullopt;
+  const auto work = std::make_shared<const Work>(p);
+  return ConvolutionPlan{
+      .weights_format = "amx" + work->phases.name(),
+      .pack = [work](const at::Tensor& weight) { return work->pack(weight); },
+      .run = [work](const ConvolutionBuffers& buffers) { work->run(buffers); },
+      .loops_only = true};
+}
+
+}  // namespace torch_blocked
