@@ -193,7 +193,9 @@ PYBIND11_MODULE(_C, m) {
   bind_memory(m);
   bind_trace(m);
   bind_wrapper(m);
-  m.def("isa", [] { return isa_name(isa()); }, "instruction set in use: default, avx2, avx512 or amx");
+  m.def(
+      "isa", [] { return isa_name(isa()); },
+      "instruction set in use: default, avx2, avx512 or amx");
   m.def("native_blocks", &native_blocks,
         "Channels in a block for which this CPU has fast kernels, the fastest first: [16, 8] with\n"
         "AVX-512, else [8]. A list of int, whose first one is to_blocked's default.");

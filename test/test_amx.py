@@ -5,7 +5,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from problems import CHANNELS, assert_close, threads
-from test_direct import CONVOLUTIONS, LAYERS, OUT_CHANNELS, THREADS, layer, layer_id
+from test_direct import (
+    CONVOLUTIONS,
+    LAYERS,
+    OUT_CHANNELS,
+    THREADS,
+    TRANSPOSED,
+    UPSAMPLINGS,
+    layer,
+    layer_id,
+)
 from test_environment import python
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
@@ -78,6 +87,23 @@ def test_threads_change_no_bit(row):
         with threads(count):
             results.append(run(CONVOLUTIONS[len(dims)], *tensors, **arguments)._physical)
     assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize(("dims", "kernel", "arguments"), UPSAMPLINGS)
+def test_upsampling(dims, kernel, arguments):
+    """A transposed convolution with strides: products for each of its phases."""
+    input, weight, bias = layer(dims, 33, kernel)
+    check(TRANSPOSED[len(dims)], input, weight.transpose(0, 1), bias, **arguments)
+
+
+@pytest.mark.parametrize("dims", ((2, 17, 11), (2, 17, 9, 7), (1, 17, 5, 6, 7)))
+@pytest.mark.parametrize("padding", (0, 1, 3))
+def test_transposed(dims, padding):
+    input, weight, bias = layer(dims, 9, (3,) * (len(dims) - 2))
+    function = TRANSPOSED[len(dims)]
+    check(function, input, weight.transpose(0, 1), bias, padding=padding)
+    # Phases without a tap: bare outputs.
+    check(function, input, weight.transpose(0, 1), bias, stride=4, output_padding=3)
 
 
 def test_closer_than_float32():
@@ -188,14 +214,13 @@ def test_the_limit_turns_it_off(limit):
 
 @pytest.mark.parametrize(
     "arguments",
-    ({"groups": 2}, {"transposed": True}, {"dtype": torch.bfloat16}, {"block": "nChw8c"}),
+    ({"groups": 2}, {"dtype": torch.bfloat16}, {"block": "nChw8c"}),
     ids=lambda arguments: "-".join(arguments),
 )
 def test_refuses_other_problems(arguments):
     dtype = arguments.get("dtype", torch.float32)
     groups = arguments.get("groups", 1)
-    function = F.conv_transpose2d if "transposed" in arguments else F.conv2d
     x = torch.zeros(1, 32, 9, 9, dtype=dtype).to_blocked(arguments.get("block", "nChw16c"))
     refused = pytest.raises(NotImplementedError, match="expected a problem for amx")
     with forced("amx"), torch_blocked.strict(), refused:
-        function(x, torch.zeros(32, 32 // groups, 1, 1, dtype=dtype), groups=groups)
+        F.conv2d(x, torch.zeros(32, 32 // groups, 1, 1, dtype=dtype), groups=groups)

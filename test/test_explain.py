@@ -11,6 +11,7 @@ import torch
 from browser import WIDTH, laid_out, screenshot, told_by
 
 import torch_blocked
+from torch_blocked import _C
 from torch_blocked.__main__ import main
 
 pytestmark = pytest.mark.any_isa
@@ -67,14 +68,15 @@ def test_measured_alternatives_of_linear_layers_and_poolings():
         for each in layers[name].alternatives
         if each.refusal
     }
-    assert refused == {
+    amx = {} if _C.isa() == "amx" else {"amx": "is for CPUs with AMX"}
+    assert refused == amx | {
         "few_rows": "is for few rows",
         "strassen": "takes whole vectors of inputs and outputs",
         "few_rows_bfloat16": "is for bfloat16",
         "dots_bfloat16": "is for bfloat16",
         "onednn": "is for averages",
     }
-    assert re.fullmatch(r"(direct|onednn): [\d.]+ ms alone", layers["linear"].next_best)
+    assert re.fullmatch(r"(direct|onednn|amx): [\d.]+ ms alone", layers["linear"].next_best)
     assert re.fullmatch(r"maximum in n\S+: [\d.]+ ms alone", layers["pool"].next_best)
 
 

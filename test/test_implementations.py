@@ -150,7 +150,8 @@ def test_linear_rows():
         optimized(x)
         taken[rows] = _C.last_implementation("linear")
         assert f" {taken[rows]} " in optimized.plan(x)
-    assert taken[100] == "direct" and taken[1] in _C.implementations()["linear"]
+    assert taken[100] == ("amx" if _C.isa() == "amx" else "direct")
+    assert taken[1] in _C.implementations()["linear"]
     assert _C.isa() == "default" or taken[1] == "few_rows"
     with forced("onednn", "linear"):
         optimized(torch.randn(3, 300))

@@ -177,8 +177,8 @@ def test_the_switch():
     program = (
         "import torch, torch_blocked\n"
         "from torch import nn\n"
-        "model = nn.Sequential(nn.Conv2d(256, 256, 1), nn.Conv2d(256, 256, 3, padding=1)).eval()\n"
-        "fast = torch_blocked.optimize(model, torch.randn(1, 256, 14, 14))\n"
+        "model = nn.Sequential(nn.Conv2d(96, 64, 1), nn.Conv2d(64, 64, 3, padding=1)).eval()\n"
+        "fast = torch_blocked.optimize(model, torch.randn(1, 96, 56, 56))\n"
         "print(fast._forms[0].compiled.times())"
     )
     for setting in ("0", "1"):

@@ -28,8 +28,8 @@ TORCH_BLOCKED_INLINE inline __m512i upper_halves() {
 }
 
 // Three numbers whose sum is x, each of the upper 16 bits of a float32: the first is x without its
-// other bits, the second rounded, so that it is above what is left as often as below. An infinity or
-// NaN is the last alone, which meets the first part of the weights only.
+// other bits, the second rounded, so that it is above what is left as often as below. An infinity
+// or NaN is the last alone, which meets the first part of the weights only.
 struct Parts {
   __m512i values[Amx::kParts];
 };
@@ -41,8 +41,8 @@ TORCH_BLOCKED_INLINE inline Parts parts_of(const __m512& x) {
   const __mmask16 finite = ~_mm512_fpclass_ps_mask(x, kNanOrInfinite);
   const __m512i first = _mm512_maskz_and_epi32(finite, _mm512_castps_si512(x), upper);
   const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(first));
-  const __m512i second = _mm512_maskz_and_epi32(
-      finite, _mm512_add_epi32(_mm512_castps_si512(rest), half), upper);
+  const __m512i second =
+      _mm512_maskz_and_epi32(finite, _mm512_add_epi32(_mm512_castps_si512(rest), half), upper);
   const __m512 last = _mm512_sub_ps(rest, _mm512_castsi512_ps(second));
   return {{first, second, _mm512_castps_si512(last)}};
 }
@@ -68,8 +68,8 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// Eight tiles of 64 bytes a row: those of src and sums have as many rows as pixels, those of weights
-// (6, 7) have all 16.
+// Eight tiles of 64 bytes a row: those of src and sums have as many rows as pixels, those of
+// weights (6, 7) have all 16.
 void configure(std::int64_t pixels) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -102,16 +102,16 @@ TORCH_BLOCKED_INLINE inline void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kSrc), "i"(kWeights));
 }
 
-// The parts of src and of weights whose products are made, in this order: each shares a part with the
-// one before.
+// The parts of src and of weights whose products are made, in this order: each shares a part with
+// the one before.
 struct Product {
   int src, weights;
 };
 constexpr std::array<Product, 6> kProducts{{{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}}};
 
 // The weights of a block, [segments, kLanes, vectors, kWidth], on their way to parts, [segments,
-// parts, vectors, kLanes / 2, kWidth, 2]: some rows of them between the products of the block before,
-// which keep other parts of the core busy.
+// parts, vectors, kLanes / 2, kWidth, 2]: some rows of them between the products of the block
+// before, which keep other parts of the core busy.
 struct Splitting {
   const float* from = nullptr;  // of a segment
   std::uint8_t* to = nullptr;
@@ -216,7 +216,7 @@ void finish_tile(const AmxTiles& t, Finishing& f) {
   if (!bounds || (has_residual && before.kind != Activation::Kind::kNone)) {
     const Finish finish(t.epilogue, t.residual, t.dst);
     store_all([&](const Vec& sum, float* to)
-                  TORCH_BLOCKED_INLINE { return finish(sum + bias, to, lanes) ; });
+                  TORCH_BLOCKED_INLINE { return finish(sum + bias, to, lanes); });
     return;
   }
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -239,8 +239,8 @@ struct Part {
   bool first, last;
 };
 
-// Sums of some tiles of pixels and vectors of channels over a part, added to `sums` unless it is the
-// first; and between them some of what `before` has left.
+// Sums of some tiles of pixels and vectors of channels over a part, added to `sums` unless it is
+// the first; and between them some of what `before` has left.
 template <int kTiles, int kVectors>
 void multiply(const AmxTiles& t, const Part& part, const std::uint8_t* weights, Splitting& next,
               std::int64_t rows, const Place* places, float* sums, Finishing& before) {
@@ -263,8 +263,8 @@ void multiply(const AmxTiles& t, const Part& part, const std::uint8_t* weights, 
     });
     while (before.next * count < before.count * (s + 1)) finish_tile(t, before);
   }
-  unrolled<kTiles * kVectors>(
-      [&]<int i>() TORCH_BLOCKED_INLINE { store_tile<i>(sums + i * kTileFloats); });
+  unrolled<kTiles * kVectors>([&]<int i>()
+                                  TORCH_BLOCKED_INLINE { store_tile<i>(sums + i * kTileFloats); });
 }
 
 // The tiles of one row of dst, which differ by a pixel at most.
@@ -332,7 +332,8 @@ void run_block(const AmxTiles& t, const Row& row, const Block& block, const std:
   }
 }
 
-// The blocks in order: the parts of a pair of vectors, or of one that is left, then those of the next.
+// The blocks in order: the parts of a pair of vectors, or of one that is left, then those of the
+// next.
 class Blocks {
  public:
   explicit Blocks(const AmxTiles& t)
@@ -345,10 +346,11 @@ class Blocks {
     const std::int64_t first = i / parts_ * 2 * Amx::kWidth, part = i % parts_;
     const std::int64_t begin = part * t_.count / parts_, end = (part + 1) * t_.count / parts_;
     const std::int64_t vectors = t_.channels - first > Amx::kWidth ? 2 : 1;
-    return {.part = {begin, end, part == 0, part + 1 == parts_},
-            .first = first,
-            .vectors = vectors,
-            .weights = t_.weights + (first * t_.count + vectors * Amx::kWidth * begin) * Amx::kLanes};
+    return {
+        .part = {begin, end, part == 0, part + 1 == parts_},
+        .first = first,
+        .vectors = vectors,
+        .weights = t_.weights + (first * t_.count + vectors * Amx::kWidth * begin) * Amx::kLanes};
   }
 
  private:

@@ -43,9 +43,9 @@ struct AmxSplit {
 // Some pixels of dst for all vectors of some output channels:
 //   dst[pixel, oc] = epilogue(bias[oc] + sum over segments of slots[pixel + offset] * weights)
 struct AmxTiles {
-  const std::uint8_t* slots;  // of the first pixel
-  std::int64_t slot_step;     // bytes from pixel to pixel
-  std::int64_t slot_row;      // from row to row
+  const std::uint8_t* slots;     // of the first pixel
+  std::int64_t slot_step;        // bytes from pixel to pixel
+  std::int64_t slot_row;         // from row to row
   const std::int64_t* segments;  // `count` offsets of a step at a tap, in bytes
   std::int64_t count;
   // [pairs of vectors, and one that is left][segments, kLanes, vectors, kWidth]

@@ -51,6 +51,13 @@ class AmxProducts {
   };
   void run(const Buffers& buffers) const;
 
+  // Whether a dst pixel sees the src pixel in its place only.
+  bool pixelwise() const { return pixelwise_; }
+  // Of such: `pixels` of them, in one thread. Src and dst lie as `src_vector` and `dst_vector` say
+  // from a vector of channels to the next.
+  void run_pixels(const Buffers& buffers, std::int64_t pixels, std::int64_t src_vector,
+                  std::int64_t dst_vector) const;
+
  private:
   using Amx = kernels::Amx;
   using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
@@ -78,9 +85,7 @@ class AmxProducts {
   // Of slots from an output to the next.
   std::int64_t output_stride(std::size_t i) const { return p_.sizes.stride[i] / slot_stride(i); }
   std::int64_t steps() const { return ceil_div(p_.ic, Amx::kLanes); }
-  std::int64_t taps() const {
-    return p_.sizes.kernel[0] * p_.sizes.kernel[1] * p_.sizes.kernel[2];
-  }
+  std::int64_t taps() const { return p_.sizes.kernel[0] * p_.sizes.kernel[1] * p_.sizes.kernel[2]; }
   std::int64_t vectors() const { return ceil_div(p_.oc, Amx::kWidth); }
   std::int64_t pairs() const { return ceil_div(vectors(), 2); }
   std::int64_t vector_floats() const { return steps() * taps() * Amx::kLanes * Amx::kWidth; }
@@ -88,10 +93,12 @@ class AmxProducts {
   Band band_of(const Cut& cut, std::int64_t index) const;
   void fill(const Band& band, const float* src, std::uint8_t* slots) const;
   std::vector<std::int64_t> segments_of(const Band& band) const;
+  Memory memory(std::int64_t rows, std::int64_t columns) const;
   void run_band(const Band& band, Range pairs, const std::vector<std::int64_t>& segments,
                 const Memory& memory, const Buffers& buffers) const;
 
   AmxProblem p_;
+  bool pixelwise_;
 };
 
 }  // namespace torch_blocked

@@ -236,7 +236,7 @@ const ConvolutionImplementations kImplementations(
      {"amx",
       plan_amx,
       estimate_amx,
-      {.sums_in_place = true, .any_format = true},
+      {.sums_in_place = true, .any_format = true, .in_rows = true},
       refuses_amx},
      {"planes", plan_planes, estimate_planes, {.sums_in_place = true}, refuses_planes},
      {"depthwise",

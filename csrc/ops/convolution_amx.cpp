@@ -58,18 +58,62 @@ struct Work {
     return packed;
   }
 
+  AmxProducts::Buffers buffers_of(const ConvolutionBuffers& b) const {
+    return {.src = static_cast<const float*>(b.src),
+            .weights = static_cast<const float*>(b.weights),
+            .bias = static_cast<const float*>(b.bias),
+            .residual = static_cast<const float*>(b.residual),
+            .dst = static_cast<float*>(b.dst)};
+  }
+
   void run(const ConvolutionBuffers& b) const {
-    AmxProducts::Buffers buffers{.src = static_cast<const float*>(b.src),
-                                 .weights = static_cast<const float*>(b.weights),
-                                 .bias = static_cast<const float*>(b.bias),
-                                 .residual = static_cast<const float*>(b.residual),
-                                 .dst = static_cast<float*>(b.dst)};
+    AmxProducts::Buffers buffers = buffers_of(b);
     for (const AmxProducts& each : products) {
       each.run(buffers);
       buffers.weights += each.packed_floats();
     }
   }
 };
+
+// Of a 1x1 over images without depth.
+std::optional<RowStage> row_stage(const Problem& p, const AmxProducts& products) {
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  const SpatialSizes s = spatial_sizes(p);
+  if (p.src_format != p.dst_format || !products.pixelwise() || s.in[0] != 1) return std::nullopt;
+  const std::int64_t src_lanes = p.src_format.lanes(p.src_dims[1]),
+                     dst_lanes = p.dst_format.lanes(p.dst_dims[1]);
+  return RowStage{.window = {1, 1, 0, 1},
+                  .src = {s.in[2], 0, s.in[2], src_lanes * kFloat, 0, false},
+                  .n = p.src_dims[0],
+                  .src_rows = s.in[1],
+                  .src_blocks = ceil_div(p.src_dims[1], src_lanes),
+                  .dst_rows = s.out[1],
+                  .dst_columns = s.out[2],
+                  .dst_blocks = ceil_div(p.dst_dims[1], dst_lanes),
+                  .dst_pixel_bytes = dst_lanes * kFloat,
+                  .weight_bytes = products.packed_floats() * kFloat};
+}
+
+// Vectors of channels are blocks, or follow each other in a pixel where channels come last; nothing
+// lies between rows, as no row stage of float32 has padding beside them.
+RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p,
+                const ConvolutionBuffers& b) {
+  const auto vector_of = [](const Format& format, const BlockedRows& rows) {
+    return format.is_blocked() ? rows.block / static_cast<std::int64_t>(sizeof(float))
+                               : kernels::Amx::kWidth;
+  };
+  return
+      [work, src_format = p.src_format, dst_format = p.dst_format, columns = p.dst_dims.back(),
+       all = work->buffers_of(b), vector_of](const BlockedRows& src, const std::uint8_t* residual,
+                                             const BlockedRows& dst, Range rows) {
+        AmxProducts::Buffers buffers = all;
+        buffers.src = reinterpret_cast<const float*>(src.at(0, rows.begin));
+        buffers.residual = reinterpret_cast<const float*>(residual);
+        buffers.dst = reinterpret_cast<float*>(dst.at(0, rows.begin));
+        work->products[0].run_pixels(buffers, (rows.end - rows.begin) * columns,
+                                     vector_of(src_format, src), vector_of(dst_format, dst));
+      };
+}
 
 }  // namespace
 
@@ -78,8 +122,8 @@ const char* refuses_amx(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (p.groups != 1) return "takes one group only";
   for (const Format& format : {p.src_format, p.dst_format}) {
-    const bool takes = format == kChannelsLast ||
-                       (format.is_blocked() && format.block == kernels::Amx::kWidth);
+    const bool takes =
+        format == kChannelsLast || (format.is_blocked() && format.block == kernels::Amx::kWidth);
     if (!takes) return "takes blocks of 16 and channels-last only";
   }
   return nullptr;
@@ -102,7 +146,9 @@ std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
       .weights_format = "amx" + work->phases.name(),
       .pack = [work](const at::Tensor& weight) { return work->pack(weight); },
       .run = [work](const ConvolutionBuffers& buffers) { work->run(buffers); },
-      .loops_only = true};
+      .loops_only = true,
+      .row_stage = row_stage(p, work->products[0]),
+      .run_rows = [work, p](const ConvolutionBuffers& b) { return rows_of(work, p, b); }};
 }
 
 }  // namespace torch_blocked

@@ -3,8 +3,8 @@
 
 #include "kernels/dots.h"
 #include "ops/convolution.h"
-#include "ops/transposed_phases.h"
 #include "ops/row_chain.h"
+#include "ops/transposed_phases.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {

@@ -15,9 +15,7 @@ class PhasedDots {
   // Tells what pack() makes from what it makes for others.
   std::string weights_format() const;
   // ATen's weight -> that of each phase, [OC, IC / groups, *kernel of the phase].
-  std::vector<at::Tensor> split(const at::Tensor& weight) const {
-    return phases_.weights(weight);
-  }
+  std::vector<at::Tensor> split(const at::Tensor& weight) const { return phases_.weights(weight); }
   // The packed weights of all phases, one after the other.
   at::Tensor pack(const at::Tensor& weight) const;
 

@@ -72,7 +72,8 @@ class RowChain::Walk {
       buffer.view.block = capacity[k] * buffer.view.row;
       bytes += round_up(stage.src_blocks * buffer.view.block + kBeyond, 64);
     }
-    auto* memory = reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4)));
+    auto* memory =
+        reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4), WorkspaceOf::kChain));
     for (std::size_t k = 0; k < stages_.size(); ++k) {
       BlockedRows& view = buffers_[k].view;
       view.data = memory + buffers_[k].offset;

@@ -13,10 +13,8 @@ namespace {
 using Sizes3 = std::array<std::int64_t, 3>;
 
 ConvolutionPhase phase_of(const SpatialSizes& whole, const Sizes3& rests) {
-  ConvolutionPhase phase{.sizes = whole,
-                         .grid = {whole.out, rests, whole.stride},
-                         .axes = {},
-                         .has_taps = true};
+  ConvolutionPhase phase{
+      .sizes = whole, .grid = {whole.out, rests, whole.stride}, .axes = {}, .has_taps = true};
   std::array<std::optional<PhaseAxis>, 3> axes;
   for (std::size_t i = 0; i < 3; ++i) {
     const Window window{whole.kernel[i], whole.stride[i], whole.padding[i], whole.dilation[i]};

@@ -1,5 +1,6 @@
 #include "runtime/workspace.h"
 
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -8,12 +9,16 @@
 
 namespace torch_blocked {
 
-float* workspace(std::int64_t floats) {
+float* workspace(std::int64_t floats, WorkspaceOf of) {
   struct Free {
     void operator()(float* data) const { std::free(data); }
   };
-  static thread_local std::unique_ptr<float, Free> data;
-  static thread_local std::size_t size = 0;
+  struct Memory {
+    std::unique_ptr<float, Free> data;
+    std::size_t size = 0;
+  };
+  static thread_local std::array<Memory, 2> memory;
+  auto& [data, size] = memory[static_cast<std::size_t>(of)];
   const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
   if (size < bytes) {
     data.reset();

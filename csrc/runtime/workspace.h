@@ -5,7 +5,11 @@
 
 namespace torch_blocked {
 
-// At least `floats` floats of this thread, aligned to a page; the next call may move them.
-float* workspace(std::int64_t floats);
+// Whose memory it is: an op's, or a chain's whose stages are ops.
+enum class WorkspaceOf { kOp, kChain };
+
+// At least `floats` floats of this thread, aligned to a page; the next call for the same may move
+// them.
+float* workspace(std::int64_t floats, WorkspaceOf of = WorkspaceOf::kOp);
 
 }  // namespace torch_blocked
