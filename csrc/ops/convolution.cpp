@@ -323,6 +323,24 @@ ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels) {
   return plan;
 }
 
+std::optional<RowStage> pixel_row_stage(const Problem& p, std::int64_t packed_floats) {
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  const SpatialSizes s = spatial_sizes(p);
+  if (p.src_format != p.dst_format || p.dst_format == kPlain || s.in[0] != 1) return std::nullopt;
+  const std::int64_t src_lanes = p.src_format.lanes(p.src_dims[1]),
+                     dst_lanes = p.dst_format.lanes(p.dst_dims[1]);
+  return RowStage{.window = {1, 1, 0, 1},
+                  .src = {s.in[2], 0, s.in[2], src_lanes * kFloat, 0, false},
+                  .n = p.src_dims[0],
+                  .src_rows = s.in[1],
+                  .src_blocks = ceil_div(p.src_dims[1], src_lanes),
+                  .dst_rows = s.out[1],
+                  .dst_columns = s.out[2],
+                  .dst_blocks = ceil_div(p.dst_dims[1], dst_lanes),
+                  .dst_pixel_bytes = dst_lanes * kFloat,
+                  .weight_bytes = packed_floats * kFloat};
+}
+
 ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,
                                        at::IntArrayRef stride, at::IntArrayRef padding,

@@ -95,6 +95,11 @@ at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& 
 // The plan of a kernel of bfloat16 that adds the bias as float32, before it rounds.
 ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels);
 
+// How a float32 1x1 at stride 1 runs for some rows at a time; nothing where src and dst have two
+// formats, or plain ones, or images have depth.
+std::optional<RowStage> pixel_row_stage(const ConvolutionProblem& problem,
+                                        std::int64_t packed_floats);
+
 // The weights in the plan's format, made anew; dense ones made contiguous.
 at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight);
 

@@ -75,25 +75,6 @@ struct Work {
   }
 };
 
-// Of a 1x1 over images without depth.
-std::optional<RowStage> row_stage(const Problem& p, const AmxProducts& products) {
-  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
-  const SpatialSizes s = spatial_sizes(p);
-  if (p.src_format != p.dst_format || !products.pixelwise() || s.in[0] != 1) return std::nullopt;
-  const std::int64_t src_lanes = p.src_format.lanes(p.src_dims[1]),
-                     dst_lanes = p.dst_format.lanes(p.dst_dims[1]);
-  return RowStage{.window = {1, 1, 0, 1},
-                  .src = {s.in[2], 0, s.in[2], src_lanes * kFloat, 0, false},
-                  .n = p.src_dims[0],
-                  .src_rows = s.in[1],
-                  .src_blocks = ceil_div(p.src_dims[1], src_lanes),
-                  .dst_rows = s.out[1],
-                  .dst_columns = s.out[2],
-                  .dst_blocks = ceil_div(p.dst_dims[1], dst_lanes),
-                  .dst_pixel_bytes = dst_lanes * kFloat,
-                  .weight_bytes = products.packed_floats() * kFloat};
-}
-
 // Vectors of channels are blocks, or follow each other in a pixel where channels come last; nothing
 // lies between rows, as no row stage of float32 has padding beside them.
 RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p,
@@ -142,12 +123,13 @@ double estimate_amx(const Problem& p) {
 std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
   if (refuses_amx(p)) return std::nullopt;
   const auto work = std::make_shared<const Work>(p);
+  const AmxProducts& first = work->products[0];
   return ConvolutionPlan{
       .weights_format = "amx" + work->phases.name(),
       .pack = [work](const at::Tensor& weight) { return work->pack(weight); },
       .run = [work](const ConvolutionBuffers& buffers) { work->run(buffers); },
       .loops_only = true,
-      .row_stage = row_stage(p, work->products[0]),
+      .row_stage = first.pixelwise() ? pixel_row_stage(p, first.packed_floats()) : std::nullopt,
       .run_rows = [work, p](const ConvolutionBuffers& b) { return rows_of(work, p, b); }};
 }
 

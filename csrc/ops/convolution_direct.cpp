@@ -399,23 +399,9 @@ void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
 
 // Of a 1x1 over images without depth, in blocks of a vector or with channels last.
 std::optional<RowStage> row_stage(const Problem& p, const Direct& d) {
-  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
-  const SpatialSizes s = spatial_sizes(p);
-  if (p.src_format != p.dst_format || !d.pixelwise || !d.whole() || d.planes || s.in[0] != 1) {
-    return std::nullopt;
-  }
-  const bool in_vectors = p.blocked() && d.dst_block == d.sizes().width;
-  if (!in_vectors && p.dst_format != kChannelsLast) return std::nullopt;
-  return RowStage{.window = {1, 1, 0, 1},
-                  .src = {s.in[2], 0, s.in[2], d.src_block * kFloat, 0, false},
-                  .n = d.n,
-                  .src_rows = s.in[1],
-                  .src_blocks = d.src_blocks(),
-                  .dst_rows = s.out[1],
-                  .dst_columns = s.out[2],
-                  .dst_blocks = d.dst_blocks(),
-                  .dst_pixel_bytes = d.dst_block * kFloat,
-                  .weight_bytes = d.packed_floats() * kFloat};
+  if (!d.pixelwise || !d.whole() || d.planes) return std::nullopt;
+  if (p.dst_format.is_blocked() && d.dst_block != d.sizes().width) return std::nullopt;
+  return pixel_row_stage(p, d.packed_floats());
 }
 
 // The only reach of a gathered problem, for one image: offsets count from the first of `images`.
