@@ -47,7 +47,8 @@ inline Vec lanes_mask(std::int64_t count) {
   return Vec::loadu(ones, count);
 }
 
-// What at::vec lacks, in intrinsics; no other kernel source has any.
+// What at::vec lacks, in intrinsics; no other kernel source has any but amx.cpp, which is for one
+// set.
 
 // x * 2^n for whole n in [-126, 127]; for 128 AVX2 gives an infinity.
 inline Vec scale_by_power(const Vec& x, const Vec& n) {
