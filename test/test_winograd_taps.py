@@ -86,6 +86,27 @@ def test_dilations_of_other_dims(kernel, size, dilation, transposed):
     check("winograd4", (input, weight, bias), 8, transposed, padding=dilation, dilation=dilation)
 
 
+@pytest.mark.parametrize("transposed", (False, True))
+@pytest.mark.parametrize("dilation", (2, 3))
+@pytest.mark.parametrize(
+    "kernel, size",
+    [
+        ((3, 1), (8, 5)),
+        ((1, 3), (5, 8)),
+        ((3, 1, 1), (9, 7, 5)),
+        ((1, 3, 1), (9, 8, 5)),
+        ((1, 1, 3), (9, 7, 11)),
+        ((1, 3, 3), (9, 8, 11)),
+        ((3, 1, 3), (9, 7, 11)),
+    ],
+)
+def test_dilations_along_one_tap(kernel, size, dilation, transposed):
+    """They mean nothing: there tiles of one output had phases, and wrote beyond dst."""
+    input, weight, bias = layer((2, 9, *size), 17, kernel=kernel)
+    weight = weight.transpose(0, 1) if transposed else weight
+    check("winograd4", (input, weight, bias), 8, transposed, dilation=dilation)
+
+
 @pytest.mark.parametrize("kernel, dilation", [((5,), 1), ((3, 3), 2), ((1, 7), 1)])
 def test_groups(kernel, dilation):
     """Groups of half a block, two of which are one convolution."""

@@ -27,6 +27,16 @@ constexpr std::int64_t kMostGroups = 4;
 // The spatial dims of dims [N, C, *spatial] or weight dims.
 WinogradSizes spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); }
 
+// Along dims of one tap it means nothing, and tiles, which are one output there, have no phases.
+WinogradSizes dilation_of(const Problem& p) {
+  WinogradSizes dilation = as_3d(p.dilation, 1);
+  const WinogradSizes taps = spatial_of(p.weight_dims);
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (taps[i] == 1) dilation[i] = 1;
+  }
+  return dilation;
+}
+
 bool are_all(const Dims& dims, std::int64_t value) {
   return std::ranges::all_of(dims, [&](std::int64_t each) { return each == value; });
 }
@@ -45,7 +55,7 @@ const char* refuses_any(const Problem& p) {
 // the padding that is left of the kernel.
 WinogradShape shape_of(const Problem& p, std::int64_t taps) {
   const WinogradOrder order(p);
-  const WinogradSizes kernel = spatial_of(p.weight_dims), dilation = as_3d(p.dilation, 1);
+  const WinogradSizes kernel = spatial_of(p.weight_dims), dilation = dilation_of(p);
   const auto steps = [&](const WinogradSizes& sizes) {
     const std::int64_t block = p.dst_format.block;
     return order({sizes[1] * sizes[2] * block, sizes[2] * block, block});
@@ -155,7 +165,7 @@ WinogradShape winograd_shape(const Problem& p, std::int64_t taps) {
 
 std::int64_t winograd_tiles(const Problem& p, const WinogradSizes& tile) {
   const WinogradOrder order(p);
-  const WinogradSizes out = order(spatial_of(p.dst_dims)), dilation = order(as_3d(p.dilation, 1));
+  const WinogradSizes out = order(spatial_of(p.dst_dims)), dilation = order(dilation_of(p));
   std::int64_t tiles = p.dst_dims[0];
   for (std::size_t i = 0; i < 3; ++i) {
     tiles *= kernels::WinogradAlong(out[i], tile[i], dilation[i]).count();
