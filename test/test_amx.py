@@ -9,9 +9,9 @@ from test_direct import (
     CONVOLUTIONS,
     LAYERS,
     OUT_CHANNELS,
-    THREADS,
     TRANSPOSED,
     UPSAMPLINGS,
+    assert_same_bits_on_any_threads,
     layer,
     layer_id,
 )
@@ -82,11 +82,8 @@ def test_widths(width, out_channels):
 def test_threads_change_no_bit(row):
     dims, out_channels, kernel, arguments = row
     tensors = layer(dims, out_channels, kernel)
-    results = []
-    for count in (*THREADS, *reversed(THREADS)):
-        with threads(count):
-            results.append(run(CONVOLUTIONS[len(dims)], *tensors, **arguments)._physical)
-    assert all(torch.equal(results[0], result) for result in results[1:])
+    function = CONVOLUTIONS[len(dims)]
+    assert_same_bits_on_any_threads(lambda: run(function, *tensors, **arguments))
 
 
 @pytest.mark.parametrize(("dims", "kernel", "arguments"), UPSAMPLINGS)
@@ -102,8 +99,21 @@ def test_transposed(dims, padding):
     input, weight, bias = layer(dims, 9, (3,) * (len(dims) - 2))
     function = TRANSPOSED[len(dims)]
     check(function, input, weight.transpose(0, 1), bias, padding=padding)
-    # Phases without a tap: bare outputs.
-    check(function, input, weight.transpose(0, 1), bias, stride=4, output_padding=3)
+
+
+@pytest.mark.parametrize("value", (1.0, torch.nan, torch.inf))
+@pytest.mark.parametrize("dims", ((2, 17, 11), (2, 17, 9, 7), (1, 17, 5, 6, 7)))
+def test_bare_outputs(dims, value):
+    """Those that no tap meets are the bias, whatever src holds."""
+    input, weight, bias = layer(dims, 9, (2,) * (len(dims) - 2))
+    input[0, 3, 2] = value
+    function, weight = TRANSPOSED[len(dims)], weight.transpose(0, 1)
+    result = run(function, input, weight, bias, stride=4, output_padding=3)
+    assert tail_is_zero(result)
+    exact = function(input.double(), weight.double(), bias.double(), stride=4, output_padding=3)
+    torch.testing.assert_close(
+        result.to_dense().double(), exact, equal_nan=True, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_closer_than_float32():

@@ -146,17 +146,21 @@ def test_upsampling(block, dims, kernel, arguments):
     assert torch.equal(one._physical, again._physical)
 
 
-@by_layer
-def test_threads_change_no_bit(row):
-    """Nor does a plan made for another number of threads."""
-    dims, out_channels, kernel, arguments = row
-    tensors = layer(dims, out_channels, kernel)
+def assert_same_bits_on_any_threads(convolve):
+    """Nor does a plan made for another number of threads change them."""
     results = []
     for count in (*THREADS, *reversed(THREADS)):
         with threads(count):
-            function = CONVOLUTIONS[len(dims)]
-            results.append(run(function, *tensors, 16, **arguments)._physical)
+            results.append(convolve()._physical)
     assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@by_layer
+def test_threads_change_no_bit(row):
+    dims, out_channels, kernel, arguments = row
+    tensors = layer(dims, out_channels, kernel)
+    function = CONVOLUTIONS[len(dims)]
+    assert_same_bits_on_any_threads(lambda: run(function, *tensors, 16, **arguments))
 
 
 def test_packed_weights_do_not_depend_on_threads():

@@ -19,6 +19,7 @@ namespace {
 constexpr std::int64_t kTileBytes = Amx::kLanes * Amx::kPixels * 2;
 constexpr std::int64_t kTileFloats = Amx::kPixels * Amx::kWidth;
 constexpr std::int64_t kPartBytes = Amx::kLanes * 2;
+// From weights that are split to those that are fetched meanwhile: two segments.
 constexpr std::int64_t kAheadFloats = 2048;
 
 // Numbers of float32 to parts.
@@ -59,7 +60,7 @@ void store_parts(const Parts& x, const Parts& y, std::uint8_t* to, std::int64_t 
   });
 }
 
-// In instructions, as the sources are not compiled for CPUs that all have them.
+// Tiles in instructions, as the sources are not compiled for CPUs that all have them.
 
 // The 64 bytes that ldtilecfg reads.
 struct alignas(64) TileConfig {
@@ -219,6 +220,8 @@ void finish_tile(const AmxTiles& t, Finishing& f) {
                   TORCH_BLOCKED_INLINE { return finish(sum + bias, to, lanes); });
     return;
   }
+  // Bounds alone, without asking for the activation at each vector: a 1x1 of 64 channels takes 0.9
+  // of the time.
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const bool clamps = last.kind == Activation::Kind::kClamp;
   const Vec least(clamps ? last.alpha : -kInfinity), most(clamps ? last.beta : kInfinity);

@@ -1,10 +1,10 @@
 // Arguments of the kernels that multiply float32 in tiles of bfloat16 (AMX).
 //
 // A float32 is the sum of three bfloat16: its upper 8 bits, the next 8 and the last. Of the nine
-// products of two such sums six are made; the other three are below 2^-24 of the whole. A tile
-// instruction makes 16 x 16 sums of 32 products in 16 cycles, so that six of them take 0.37 of the
-// time of FMAs (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence Datatype
-// For Higher-Precision Computations, 2019).
+// products of two such sums six are made; the other three are 2^-22 of the whole at most, 2^-26 as
+// a rule, and above 0 as often as below. A tile instruction makes 16 x 16 sums of 32 products in 16
+// cycles, so that six of them take 0.375 of the time of FMAs (Henry, Tang and Heinecke, Leveraging
+// the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, 2019).
 #pragma once
 
 #include <array>

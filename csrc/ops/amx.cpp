@@ -16,7 +16,8 @@ namespace {
 
 // Of slots: they stay in L2 beside the weights of a pair of vectors.
 constexpr std::int64_t kBandBytes = 768 << 10;
-// Weights that stay in L2 are met by bands that stay in L1.
+// Where all weights stay in L2, smaller bands, which are read while they are near; but each band
+// splits the weights, so that pixels must be enough to hide that.
 constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
 constexpr std::int64_t kLeastPixels = 128, kLeastNear = 256;
 // Pieces for each thread, so that none waits long.
@@ -56,7 +57,6 @@ AmxProducts::Cut AmxProducts::cut() const {
   const auto band_columns = [&] { return ceil_div(columns, column_bands); };
   const auto units = [&] { return p_.images * planes * row_bands * column_bands; };
   const std::int64_t wanted = threads() == 1 ? 1 : kUnitsPerThread * threads();
-  // The weights are read for each band, so bands are no smaller than what hides that.
   const std::int64_t weight_bytes = packed_floats() * static_cast<std::int64_t>(sizeof(float));
   const bool near = taps() == 1 && weight_bytes <= kNearWeights;
   const std::int64_t most = near ? kNearBand : kBandBytes, least = near ? kLeastNear : kLeastPixels;

@@ -22,7 +22,9 @@ ConvolutionPhase phase_of(const SpatialSizes& whole, const Sizes3& rests) {
     phase.has_taps &= axes[i].has_value();
   }
   for (std::size_t i = 0; i < 3; ++i) {
-    const PhaseAxis bare{ceil_div(whole.out[i] - rests[i], whole.stride[i]), 1, 0, 1, 0, 1};
+    // The tap sees padding only: 0 times a NaN of src is not 0.
+    const std::int64_t outputs = ceil_div(whole.out[i] - rests[i], whole.stride[i]);
+    const PhaseAxis bare{outputs, 1, outputs, 1, 0, 1};
     const PhaseAxis& axis = phase.axes[i] = phase.has_taps ? *axes[i] : bare;
     phase.sizes.out[i] = axis.outputs;
     phase.sizes.kernel[i] = axis.kernel;

@@ -21,7 +21,7 @@ struct ConvolutionPhase {
   SpatialSizes sizes;
   OutputGrid grid;
   std::array<PhaseAxis, 3> axes;  // of a transposed one
-  bool has_taps;                  // else its one tap is 0
+  bool has_taps;                  // else its one tap is 0 and sees padding
 };
 
 class ConvolutionPhases {
