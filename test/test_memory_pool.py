@@ -53,6 +53,18 @@ def test_large_memory_is_used_again():
     assert _C.idle_pool_bytes() == 0
 
 
+def test_parts_of_what_died_are_used_and_joined_again():
+    large = blocked(32)
+    begin = large.data_ptr()
+    del large
+    parts = [blocked(megabytes, fill) for fill, megabytes in enumerate((8, 20, 4))]
+    assert _C.idle_pool_bytes() == 0
+    assert sorted(each.data_ptr() for each in parts)[0] == begin
+    assert all((part == fill).all() for fill, part in enumerate(parts))
+    del parts
+    assert blocked(30).data_ptr() == begin
+
+
 def test_small_memory_is_not_pooled():
     tensor = torch_blocked.empty(1, 8, 64, 64, format="nChw8c")
     del tensor
@@ -60,8 +72,8 @@ def test_small_memory_is_not_pooled():
 
 
 def test_what_is_kept_is_bounded():
-    """Each size fits no other; at most one and a quarter of the most that was in use is kept."""
-    for megabytes in (40, 10, 30, 4, 20, 2, 14):
+    """At most one and a quarter of the most that was in use, of sizes that fit no other."""
+    for megabytes in (4, 8, 14, 30, 40, 10):
         tensor = blocked(megabytes)
         del tensor
         assert _C.idle_pool_bytes() <= 50 * MEGABYTE

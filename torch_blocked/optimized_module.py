@@ -104,6 +104,7 @@ class OptimizedModule(nn.Module):
         self._parts: nn.Module | None = None
         self._ran: Ran | None = None  # by the model for the example, when it was captured
         self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._example_key = ""  # made before its capture, which leaves the model as it was
         self.choice, self.reason = "blocked", ""
         super().train(False)
 
@@ -199,6 +200,8 @@ class OptimizedModule(nn.Module):
     def _remembered(self, call: _Call) -> Capture | None:
         """The capture for a call, if a run without values tells that it was compared before."""
         key = self._key_of(call)
+        if not self._forms:
+            self._example_key = key
         if key not in self._compared:
             return None
         captured = capture_sizes(self._model, call.args, call.kwargs, dynamic=self._dynamic)
@@ -214,7 +217,7 @@ class OptimizedModule(nn.Module):
         """Of the example call, its capture and its plan, in this order, each "" if it has none: of
         random results."""
         call, form = self._call(*self._example), self._forms[0]
-        key = "" if form.captured.is_random() else self._key_of(call)
+        key = "" if form.captured.is_random() else self._example_key
         captured = remembered.key_of_capture(self._model, key, form.captured)
         outline = form.compiled.outline(call.inputs)
         return [key, captured, remembered.key_of_plan(captured, outline)]

@@ -2,6 +2,8 @@
 // convolution, chosen so that kernels and reorders together take the least time.
 #pragma once
 
+#include <set>
+
 #include "graph/inputs.h"
 #include "graph/node_kind.h"
 #include "ops/convolution.h"
@@ -81,7 +83,8 @@ class Tuner {
   Tuner without_timing() const;
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
-  // The same once it was timed anew: the lesser time counts. For a time that another contradicts.
+  // The same once it was timed anew, by any process: the lesser time counts. For a time that
+  // another contradicts.
   std::optional<Choice> again(const Contest& contest);
   // All implementations that take the problem, timed now; empty where nothing is to be run.
   const std::vector<Choice>& all(const Contest& contest);
@@ -101,6 +104,7 @@ class Tuner {
   };
   std::optional<Measured> measured(const Contest& contest);
   std::optional<Choice> keep(const Contest& contest, const std::optional<Measured>& measured);
+  void append(const std::string& name, const Choice& choice) const;
   void tell(const std::string& words);
 
   Timing timing_;
@@ -108,6 +112,7 @@ class Tuner {
   Known given_, known_;
   std::map<std::string, std::string> of_layers_;  // implementations, by Contest::layer
   std::map<std::string, std::vector<Choice>> compared_;
+  std::set<std::string> repeated_;  // problems, by key, that were timed again
   std::function<void(const std::string&)> told_;
   bool has_told_ = false;
 };

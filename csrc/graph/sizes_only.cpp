@@ -1,7 +1,9 @@
 #include "graph/sizes_only.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <sys/mman.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -71,6 +73,20 @@ bool only_writes(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) 
          arguments[0].toTensor().has_storage();
 }
 
+// Pages of the system are zeros that nobody has written yet: those of ResNet-50's values, which
+// nobody reads either, took 18 ms to fill.
+at::Tensor zeros(const Meta& meta) {
+  constexpr std::size_t kLeastBytes = 64 << 10;
+  const auto bytes =
+      static_cast<std::size_t>(c10::multiply_integers(meta.dims)) * c10::elementSize(meta.dtype);
+  if (bytes < kLeastBytes) return at::zeros(meta.dims, meta.dtype);
+  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) return at::zeros(meta.dims, meta.dtype);  // which says what is missing
+  const auto unmap = [bytes](void* data) { munmap(data, bytes); };
+  return at::from_blob(pages, meta.dims, unmap, meta.dtype);
+}
+
 void run_sizes_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard inner_ops_run(kKey);
   const std::size_t count = op.schema().arguments().size(), first = stack->size() - count;
@@ -85,7 +101,7 @@ void run_sizes_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
     return;
   }
   stack->resize(first);
-  for (const Meta& meta : *results) stack->push_back(at::zeros(meta.dims, meta.dtype));
+  for (const Meta& meta : *results) stack->push_back(zeros(meta));
 }
 
 }  // namespace

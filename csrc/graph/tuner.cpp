@@ -63,14 +63,33 @@ bool all_have_cores() {
   return Clock::now() - start < kMeet;
 }
 
+#if defined(__SSE2__)
+constexpr std::size_t kLine = 64;
+
+void flush(const char* begin, const char* end) {
+  for (; begin < end; begin += kLine) _mm_clflush(begin);
+  _mm_mfence();
+}
+
+// One line does not wait for the other: a fifth of the time.
+__attribute__((target("clflushopt"))) void flush_unordered(const char* begin, const char* end) {
+  for (; begin < end; begin += kLine) _mm_clflushopt(const_cast<char*>(begin));
+  _mm_mfence();
+}
+#endif
+
 // Weights come from memory in a whole model: those of ResNet-50 for Winograd are 180 MB. In cache
 // the 9 MB of one of its layers seem to cost nothing, and are 0.2 to 0.4 ms of 1.1 in truth.
 void evict([[maybe_unused]] const at::Tensor& tensor) {
 #if defined(__SSE2__)
-  constexpr std::size_t kLine = 64;
+  constexpr std::int64_t kUnit = 64 << 10;
+  static const bool unordered = __builtin_cpu_supports("clflushopt");
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  for (std::size_t i = 0; i < tensor.nbytes(); i += kLine) _mm_clflush(data + i);
-  _mm_mfence();
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  parallel_units((bytes + kUnit - 1) / kUnit, kUnit, [&](std::int64_t first, std::int64_t last) {
+    const char* end = data + std::min(last * kUnit, bytes);
+    (unordered ? flush_unordered : flush)(data + first * kUnit, end);
+  });
 #endif
 }
 
@@ -253,10 +272,15 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   return known_[name] = estimated ? std::optional(Choice{estimated, 0}) : std::nullopt;
 }
 
+// Once for a problem, whatever it tells: two kernels may contradict what bounds say of them, and
+// then they do so in each plan. A U-Net on a CPU with AMX timed one layer six times.
 std::optional<Tuner::Choice> Tuner::again(const Contest& contest) {
   const auto before = best(contest);
   if (!enabled() || !before) return before;
+  const std::string name = key_of(contest), repeated = name + " again";
+  if (!repeated_.insert(name).second || Measurements::find(path_, repeated)) return before;
   const auto now = measured(contest);
+  if (now && now->lasts) append(repeated, now->choice);
   const bool is_less = now && now->choice.microseconds < before->microseconds;
   return is_less ? keep(contest, now) : before;
 }
@@ -266,12 +290,15 @@ std::optional<Tuner::Choice> Tuner::keep(const Contest& contest,
   const std::string name = key_of(contest);
   if (!measured) return known_[name] = std::nullopt;
   const Choice& choice = measured->choice;
-  if (measured->lasts && !path_.empty()) {
-    std::ofstream(path_, std::ios::app)
-        << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
-  }
+  if (measured->lasts) append(name, choice);
   if (!contest.layer.empty()) of_layers_[contest.layer] = choice.implementation;
   return known_[name] = choice;
+}
+
+void Tuner::append(const std::string& name, const Choice& choice) const {
+  if (path_.empty()) return;
+  std::ofstream(path_, std::ios::app)
+      << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
 }
 
 std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {

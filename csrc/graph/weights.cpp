@@ -1,15 +1,18 @@
 #include "graph/weights.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "format/errors.h"
+#include "format/sizes.h"
 #include "runtime/content_hash.h"
 #include "runtime/huge_pages.h"
 #include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/primitive.h"
 #include "torch_blocked/threads.h"
 
@@ -30,35 +33,45 @@ std::string address_of(const std::vector<at::Tensor>& tensors, const std::string
   return std::move(key).text() + more;  // which may hold any bytes
 }
 
-// All threads touch fresh pages: to clear those of ResNet-50's 164 MB took one thread 0.2 s.
-void copy_by_pages(void* to, const void* from, std::int64_t bytes) {
-  constexpr std::int64_t kUnit = 256 << 10;
-  parallel_units((bytes + kUnit - 1) / kUnit, kUnit, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t first = begin * kUnit, last = std::min(end * kUnit, bytes);
-    std::memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first,
-                static_cast<std::size_t>(last - first));
+constexpr std::int64_t kPage = kHugePage;
+
+// Fresh huge pages, each touched by one thread: two that meet in a page both clear it, and one of
+// them for nothing. Where a virtual machine gives idle memory back, a page takes 0.3 to 4 ms.
+void touch(char* data, std::int64_t bytes) {
+  parallel_units(bytes / kPage, kPage, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t page = begin; page < end; ++page) data[page * kPage] = 0;
   });
 }
 
 }  // namespace
 
-// Some rows at a time, so that float64 stays in the cache: whole weights of ResNet-50 took 0.22 s,
-// so it is 0.02.
+// Rows are what has one factor: an output channel's weights, as a rule. float64 stays in registers:
+// whole weights of ResNet-50 took 0.22 s.
 at::Tensor Weight::values() const {
   if (!factors.defined()) return source;
-  constexpr std::int64_t kElements = 16384;
-  const at::Tensor all = factors.expand(source.sizes());
-  at::Tensor result = at::empty(source.sizes(), source.options());
-  const std::int64_t rows = source.size(0), row = source.numel() / std::max<std::int64_t>(1, rows);
-  const std::int64_t step = std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, row));
-  parallel_units(rows, row, [&](std::int64_t begin, std::int64_t end) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (std::int64_t first = begin; first < end; first += step) {
-      const std::int64_t count = std::min(step, end - first);
-      const auto part = [&](const at::Tensor& of) { return of.narrow(0, first, count); };
-      part(result).copy_(part(source).to(at::kDouble).mul_(part(all)));
-    }
-  });
+  const at::Tensor dense = source.contiguous();
+  at::Tensor of_rows = factors.expand(source.sizes()), result = at::empty_like(dense);
+  std::int64_t row = 1;
+  for (std::int64_t dim = source.dim() - 1; dim >= 0; --dim) {
+    const std::int64_t size = source.size(dim);
+    if (size > 1 && of_rows.stride(dim) != 0) break;
+    row *= size;
+    of_rows = of_rows.narrow(dim, 0, std::min<std::int64_t>(1, size));
+  }
+  of_rows = of_rows.to(at::kDouble).contiguous();
+  const double* factor = of_rows.const_data_ptr<double>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, source.scalar_type(), "torch_blocked::Weight::values", [&] {
+        const auto* from = dense.const_data_ptr<scalar_t>();
+        auto* to = result.mutable_data_ptr<scalar_t>();
+        parallel_units(of_rows.numel(), row, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            for (std::int64_t k = i * row; k < (i + 1) * row; ++k) {
+              to[k] = static_cast<scalar_t>(static_cast<double>(from[k]) * factor[i]);
+            }
+          }
+        });
+      });
   return result;
 }
 
@@ -71,7 +84,7 @@ at::Tensor Weights::packed(const std::vector<at::Tensor>& weights, const std::st
   const std::lock_guard lock(mutex_);
   at::Tensor& packed = packed_[key];
   if (!packed.defined()) {
-    packed = others_ ? pack() : placed(pack());
+    packed = others_ ? pack() : packed_here(pack);
     kept_.insert(kept_.end(), weights.begin(), weights.end());
   }
   return packed;
@@ -83,23 +96,46 @@ at::Tensor Weights::find_packed(const std::string& key) {
   return found == packed_.end() ? at::Tensor() : found->second;
 }
 
-// Copies to the current piece, or to a new one. Pages of it that are never touched take no memory.
-// What is large and in huge pages of its own stays there: it needs no second set of fresh pages.
-at::Tensor Weights::placed(const at::Tensor& packed) {
-  constexpr std::int64_t kPiece = 64 << 20, kPage = kHugePage, kLarge = 16 << 20;
-  const auto bytes = static_cast<std::int64_t>(packed.nbytes());
-  if (bytes >= kLarge && fills_block(packed)) return packed;
+// Memory for packed weights: of the current piece, of a new one, or huge pages of its own. Pages of
+// a piece that are never touched take no memory.
+at::Tensor Weights::take(std::int64_t bytes) {
+  constexpr std::int64_t kPiece = 64 << 20, kLarge = 16 << 20, kAlign = 4096, kPagesAhead = 4;
+  if (bytes >= kLarge) {
+    const at::Tensor own = empty_pooled({bytes}, at::kByte);
+    touch(static_cast<char*>(own.mutable_data_ptr()), bytes);
+    return own;
+  }
   if (!piece_.defined() || filled_ + bytes > piece_.numel()) {
-    piece_ = at::empty({kPage + std::max(bytes, kPiece)}, at::kByte);
+    piece_ = at::empty({kPage + kPiece}, at::kByte);
     prefer_huge_pages(piece_.mutable_data_ptr(), piece_.nbytes());
     const auto begin = reinterpret_cast<std::intptr_t>(piece_.const_data_ptr());
-    filled_ = (kPage - begin % kPage) % kPage;
+    touched_ = filled_ = (kPage - begin % kPage) % kPage;
   }
-  const at::Tensor place = piece_.narrow(0, filled_, bytes).view(packed.scalar_type());
-  constexpr std::int64_t kAlign = 4096;
-  filled_ += (bytes + kAlign - 1) / kAlign * kAlign;
-  copy_by_pages(place.mutable_data_ptr(), packed.const_data_ptr(), bytes);
-  return place.view(packed.sizes());
+  const at::Tensor place = piece_.narrow(0, filled_, bytes);
+  filled_ += round_up(bytes, kAlign);
+  if (filled_ > touched_) {
+    const std::int64_t ahead = std::min<std::int64_t>(threads(), kPagesAhead) * kPage;
+    const std::int64_t fresh =
+        std::min(round_up(filled_ - touched_, ahead), (piece_.numel() - touched_) / kPage * kPage);
+    touch(static_cast<char*>(piece_.mutable_data_ptr()) + touched_, fresh);
+    touched_ += fresh;
+  }
+  return place;
+}
+
+at::Tensor Weights::packed_here(const std::function<at::Tensor()>& pack) {
+  at::Tensor place;
+  const auto [piece, filled] = std::pair(piece_, filled_);
+  const at::Tensor packed = [&] {
+    const PackedPlace here([&](std::int64_t bytes) { return place = take(bytes); });
+    return pack();
+  }();
+  if (place.defined() && place.is_alias_of(packed)) return packed;
+  // It was put together elsewhere, of what lies here or of nothing that does.
+  if (piece_.is_same(piece)) filled_ = filled;
+  const auto bytes = static_cast<std::int64_t>(packed.nbytes());
+  const at::Tensor copy = take(bytes).view(packed.scalar_type()).view(packed.sizes());
+  return copy.copy_(packed);
 }
 
 Folded Weights::folded(const std::vector<at::Tensor>& sources, const std::string& how,

@@ -59,7 +59,8 @@ class Weights {
     at::Tensor constant;
     std::uint64_t hash;
   };
-  at::Tensor placed(const at::Tensor& packed);
+  at::Tensor take(std::int64_t bytes);
+  at::Tensor packed_here(const std::function<at::Tensor()>& pack);
   at::Tensor find_packed(const std::string& key);
 
   Weights* others_;
@@ -70,7 +71,7 @@ class Weights {
   std::map<std::string, Noted> noted_;
   std::vector<at::Tensor> kept_;  // so that no other constant gets the address of one in a key
   at::Tensor piece_;              // the one that is being filled, this far
-  std::int64_t filled_ = 0;
+  std::int64_t filled_ = 0, touched_ = 0;
 };
 
 }  // namespace torch_blocked::graph

@@ -241,7 +241,7 @@ void AmxProducts::run_pixels(const Buffers& buffers, std::int64_t pixels, std::i
 }
 
 // A step of a pair of vectors: [channels of the step, taps] of each output channel is transposed,
-// and its taps put apart.
+// and its taps put apart if there are several.
 void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
   const at::Tensor dense = weight.contiguous();  // [oc, ic, taps]
   const auto* from = dense.const_data_ptr<float>();
@@ -257,12 +257,16 @@ void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
                              outputs = std::min(wide, p_.oc - first);
           float* to = packed + pair * 2 * vector_floats() + channel * taps * wide;
           if (channels < Amx::kLanes) std::fill_n(to, Amx::kLanes * taps * wide, 0.f);
-          rows.assign(static_cast<std::size_t>(channels * taps * wide), 0.f);
+          if (taps > 1) rows.resize(static_cast<std::size_t>(channels * taps * wide));
+          float* transposed = taps > 1 ? rows.data() : to;
+          if (outputs < wide) std::fill_n(transposed, channels * taps * wide, 0.f);
           kernels::kernels().transpose({from + (first * p_.ic + channel) * taps, p_.ic * taps,
-                                        rows.data(), wide, outputs, channels * taps});
-          for (std::int64_t i = 0; i < channels * taps; ++i) {
-            std::copy_n(rows.data() + i * wide, wide,
-                        to + (i % taps * Amx::kLanes + i / taps) * wide);
+                                        transposed, wide, outputs, channels * taps});
+          for (std::int64_t tap = 0; taps > 1 && tap < taps; ++tap) {
+            for (std::int64_t i = 0; i < channels; ++i) {
+              std::copy_n(transposed + (i * taps + tap) * wide, wide,
+                          to + (tap * Amx::kLanes + i) * wide);
+            }
           }
         }
       });

@@ -4,7 +4,7 @@
 #include "ops/amx.h"
 #include "ops/convolution.h"
 #include "ops/transposed_phases.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
@@ -46,7 +46,7 @@ struct Work {
   at::Tensor pack(const at::Tensor& weight) const {
     std::int64_t floats = 0;
     for (const AmxProducts& each : products) floats += each.packed_floats();
-    const at::Tensor packed = empty_pooled({floats}, at::kFloat);
+    const at::Tensor packed = empty_packed(floats, at::kFloat);
     trace::Timed timed(trace::Kind::kPack, "convolution",
                        static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
     const std::vector<at::Tensor> weights = phases.weights(weight);

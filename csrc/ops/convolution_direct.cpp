@@ -26,7 +26,7 @@
 #include "kernels/kernels.h"
 #include "kernels/reorder.h"
 #include "ops/convolution_time.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
@@ -298,7 +298,7 @@ class Work {
 at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
   std::int64_t floats = 0;
   for (const Direct& d : work.phases) floats += d.packed_floats();
-  const at::Tensor packed = empty_pooled({floats}, weight.options());
+  const at::Tensor packed = empty_packed(floats, weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   float* to = packed.mutable_data_ptr<float>();

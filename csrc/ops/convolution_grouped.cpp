@@ -4,8 +4,6 @@
 //
 // A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
 // outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -18,6 +16,7 @@
 #include "ops/convolution_time.h"
 #include "ops/phases.h"
 #include "runtime/isa.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
 
@@ -255,7 +254,7 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
 // KW, block] for the taps of each phase, float32, zeros beyond OC.
 at::Tensor pack(const Grouped& grouped, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat);
-  const at::Tensor packed = at::empty({grouped.weights}, weight.options());
+  const at::Tensor packed = empty_packed(grouped.weights, at::kFloat);
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   // Where output channel oc's first input begins; in a transposed weight the rows of a group are

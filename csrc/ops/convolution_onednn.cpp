@@ -15,7 +15,7 @@
 #include "ops/reorder.h"
 #include "ops/wanted_formats.h"
 #include "runtime/engine.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
@@ -183,7 +183,7 @@ at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& c
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(dense.nbytes()) + bytes);
   const dnnl::memory::desc src_md = dense_weights_md(p, dense);
-  const at::Tensor packed = empty_pooled({bytes}, at::kByte);
+  const at::Tensor packed = empty_packed(bytes, at::kByte);
   const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), weights_md, user_scratchpad());
   const std::array<Primitive::Argument, 2> arguments{
       {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, weights_md}}};

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "ops/convolution_winograd.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
 
@@ -138,7 +138,7 @@ at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Ten
   const Problem q = winograd_bundle(p);
   const std::int64_t count = winograd_bundles(p).count,
                      floats = winograd_u_size(kernel, winograd_shape(q, kernel.taps[2]));
-  const at::Tensor packed = empty_pooled({count * floats}, weight.options());
+  const at::Tensor packed = empty_packed(count * floats, weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
   float* u = packed.mutable_data_ptr<float>();

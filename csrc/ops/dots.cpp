@@ -4,13 +4,12 @@
 // is copied, row by row and with padding around it, to a band of a thread's own.
 #include "ops/dots.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "format/errors.h"
 #include "format/sizes.h"
 #include "kernels/kernels.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
 
@@ -142,8 +141,7 @@ void Dots::pack_group(const Group& group, const From* weight, std::uint8_t* pack
 }
 
 at::Tensor Dots::pack(const at::Tensor& weight) const {
-  const at::Tensor dense = weight.contiguous(),
-                   packed = at::empty({packed_bytes()}, at::TensorOptions().dtype(at::kByte));
+  const at::Tensor dense = weight.contiguous(), packed = empty_packed(packed_bytes(), at::kByte);
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   auto* to = packed.mutable_data_ptr<std::uint8_t>();

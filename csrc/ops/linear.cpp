@@ -13,7 +13,7 @@
 #include "ops/descriptor_md.h"
 #include "ops/post_ops.h"
 #include "runtime/engine.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -76,7 +76,7 @@ void pack_output_blocks(const at::Tensor& weight, const OutputBlocks& blocks, fl
 at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
   const auto bytes = static_cast<std::int64_t>(packed_md.get_size());
   trace::Timed timed(trace::Kind::kPack, "linear", bytes);
-  const at::Tensor packed = empty_pooled({bytes}, at::kByte);
+  const at::Tensor packed = empty_packed(bytes, at::kByte);
   if (const auto blocks = output_blocks_of(packed_md)) {
     pack_output_blocks(weight, *blocks, static_cast<float*>(packed.mutable_data_ptr()));
     return packed;

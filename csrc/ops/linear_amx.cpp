@@ -3,7 +3,7 @@
 
 #include "ops/amx.h"
 #include "ops/linear.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 
 namespace torch_blocked {
@@ -48,7 +48,7 @@ std::optional<LinearPlan> plan_linear_amx(const LinearProblem& p) {
                   .pack =
                       [products](const at::Tensor& weight) {
                         const at::Tensor packed =
-                            empty_pooled({products->packed_floats()}, at::kFloat);
+                            empty_packed(products->packed_floats(), at::kFloat);
                         trace::Timed timed(trace::Kind::kPack, "linear",
                                            static_cast<std::int64_t>(weight.nbytes()));
                         products->pack(weight, packed.mutable_data_ptr<float>());

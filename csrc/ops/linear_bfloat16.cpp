@@ -12,7 +12,7 @@
 #include "ops/linear.h"
 #include "ops/rows_of_blocks.h"
 #include "runtime/isa.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
 
@@ -30,7 +30,7 @@ at::Tensor pack(const at::Tensor& weight) {
   const at::Tensor dense = weight.contiguous();
   const std::int64_t outputs = weight.size(0), pairs = weight.size(1) / 2;
   const std::int64_t block = block_of_outputs(), size = block * pairs;
-  at::Tensor packed = empty_pooled({ceil_div(outputs, block) * size}, at::kFloat);
+  at::Tensor packed = empty_packed(ceil_div(outputs, block) * size, at::kFloat);
   const auto* from = static_cast<const float*>(dense.const_data_ptr());
   float* to = packed.mutable_data_ptr<float>();
   parallel_units(ceil_div(outputs, block), size, [&](std::int64_t begin, std::int64_t end) {

@@ -7,7 +7,7 @@
 
 #include "ops/linear.h"
 #include "ops/row_product.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
@@ -48,7 +48,7 @@ struct Cut {
 
 at::Tensor pack(const at::Tensor& weight, const PackedColumns& outputs) {
   trace::Timed timed(trace::Kind::kPack, "linear", static_cast<std::int64_t>(weight.nbytes()));
-  at::Tensor packed = empty_pooled({outputs.floats()}, at::kFloat);
+  at::Tensor packed = empty_packed(outputs.floats(), at::kFloat);
   outputs.pack({weight.const_data_ptr<float>(), weight.size(1), weight.size(0), weight.stride(1),
                 weight.stride(0)},
                packed.mutable_data_ptr<float>());

@@ -8,6 +8,7 @@
 #include "ops/byte_rows.h"
 #include "ops/quantized_convolution.h"
 #include "runtime/isa.h"
+#include "runtime/packed_place.h"
 #include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
 
@@ -75,7 +76,7 @@ void pack_as(const Depthwise& d, const std::int8_t* weight, void* packed) {
 std::int64_t block_bytes(const Depthwise& d) { return d.s.kernel[1] * d.parts() * d.width * 4; }
 
 at::Tensor pack(const Depthwise& d, const at::Tensor& weight) {
-  const at::Tensor packed = at::empty({d.blocks * block_bytes(d)}, at::kByte);
+  const at::Tensor packed = empty_packed(d.blocks * block_bytes(d), at::kByte);
   const auto pack = d.words ? pack_as<std::int16_t> : pack_as<std::int8_t>;
   pack(d, weight.contiguous().const_data_ptr<std::int8_t>(), packed.mutable_data_ptr());
   return packed;

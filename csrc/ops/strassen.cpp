@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/reorder.h"
-#include "runtime/memory_pool.h"
+#include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
 #include "torch_blocked/threads.h"
@@ -113,7 +113,7 @@ void Strassen::pack_group(const float* weight, const Group& group, float* to) co
 }
 
 at::Tensor Strassen::pack(const at::Tensor& weight) const {
-  const at::Tensor packed = empty_pooled({kStrassenProducts * side_weights()}, weight.options());
+  const at::Tensor packed = empty_packed(kStrassenProducts * side_weights(), weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   const auto* from = weight.const_data_ptr<float>();

@@ -48,16 +48,24 @@ class Pool {
     std::size_t bytes;
   };
 
+  // A block of about this size, or a part of a larger one, or one that idle neighbours make up. In
+  // a loop of the same requests the first always fits; where sizes are new, as in tuning, memory
+  // that is touched already is far cheaper than that of the system.
   Block take(std::size_t bytes) {
     bytes = round_up(bytes, kHugePage);
     {
       std::lock_guard lock(mutex_);
-      const auto fit = idle_.lower_bound(bytes);
-      if (fit != idle_.end() && fit->first <= bytes + bytes / 4) {
-        const Block block{fit->second.back(), fit->first};
-        fit->second.pop_back();
-        if (fit->second.empty()) idle_.erase(fit);
-        idle_bytes_ -= block.bytes;
+      auto fit = idle_.lower_bound(bytes);
+      if (fit == idle_.end()) {
+        join_neighbours();
+        fit = idle_.lower_bound(bytes);
+      }
+      if (fit != idle_.end()) {
+        Block block = take_last(fit);
+        if (block.bytes > bytes + bytes / 4) {
+          add_idle({static_cast<char*>(block.data) + bytes, block.bytes - bytes});
+          block.bytes = bytes;
+        }
         count_used(block.bytes);
         return block;
       }
@@ -70,8 +78,7 @@ class Pool {
   void give(const Block& block) {
     std::lock_guard lock(mutex_);
     used_ -= block.bytes;
-    idle_bytes_ += block.bytes;
-    idle_[block.bytes].push_back(block.data);
+    add_idle(block);
   }
 
   void release() {
@@ -91,19 +98,45 @@ class Pool {
     most_ = std::max(most_, used_);
   }
 
+  using Idle = std::map<std::size_t, std::vector<void*>>;  // by size
+
+  void add_idle(const Block& block) {
+    idle_bytes_ += block.bytes;
+    idle_[block.bytes].push_back(block.data);
+  }
+
+  Block take_last(Idle::iterator of_size) {
+    const Block block{of_size->second.back(), of_size->first};
+    of_size->second.pop_back();
+    if (of_size->second.empty()) idle_.erase(of_size);
+    idle_bytes_ -= block.bytes;
+    return block;
+  }
+
+  void join_neighbours() {
+    std::map<char*, std::size_t> by_address;
+    for (const auto& [bytes, blocks] : idle_) {
+      for (void* data : blocks) by_address[static_cast<char*>(data)] = bytes;
+    }
+    idle_.clear();
+    idle_bytes_ = 0;
+    for (auto block = by_address.begin(); block != by_address.end();) {
+      auto [data, bytes] = *block;
+      while (++block != by_address.end() && block->first == data + bytes) bytes += block->second;
+      add_idle({data, bytes});
+    }
+  }
+
   // Unmaps idle blocks, largest first, until at most `bytes` are left.
   void shrink(std::size_t bytes) {
     while (idle_bytes_ > bytes) {
-      const auto last = std::prev(idle_.end());
-      munmap(last->second.back(), last->first);
-      idle_bytes_ -= last->first;
-      last->second.pop_back();
-      if (last->second.empty()) idle_.erase(last);
+      const Block block = take_last(std::prev(idle_.end()));
+      munmap(block.data, block.bytes);
     }
   }
 
   std::mutex mutex_;
-  std::map<std::size_t, std::vector<void*>> idle_;  // by size
+  Idle idle_;
   std::size_t idle_bytes_ = 0, used_ = 0, most_ = 0;
 };
 
@@ -120,7 +153,6 @@ class PoolAllocator final : public c10::Allocator {
     void* data = block->data;
     return {data, block.release(), free, at::kCPU};
   }
-  static c10::DeleterFnPtr deleter() { return free; }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // data is not its context
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -132,14 +164,6 @@ class PoolAllocator final : public c10::Allocator {
     pool().give(*block);
   }
 };
-
-// The block that holds the tensor's memory; null if the pool does not.
-const Pool::Block* block_of(const at::Tensor& tensor) {
-  const at::DataPtr& memory = tensor.storage().data_ptr();
-  return memory.get_deleter() == PoolAllocator::deleter()
-             ? static_cast<const Pool::Block*>(memory.get_context())
-             : nullptr;
-}
 
 // TORCH_BLOCKED_POOL=0 turns it off.
 bool enabled() {
@@ -170,11 +194,6 @@ at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
                         const at::TensorOptions& options) {
   return at::detail::empty_strided_generic(sizes, strides, allocator_for(sizes, options), kCpu,
                                            options.dtype().toScalarType());
-}
-
-bool fills_block(const at::Tensor& tensor) {
-  const Pool::Block* block = block_of(tensor);
-  return block && round_up(tensor.nbytes(), kHugePage) == block->bytes;
 }
 
 std::int64_t idle_pool_bytes() { return pool().idle_bytes(); }

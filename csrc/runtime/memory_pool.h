@@ -17,10 +17,6 @@ at::Tensor empty_pooled(at::IntArrayRef sizes, const at::TensorOptions& options)
 at::Tensor empty_pooled(at::IntArrayRef sizes, at::IntArrayRef strides,
                         const at::TensorOptions& options);
 
-// Whether the tensor is all of a block of the pool, but for less than a huge page: in huge pages of
-// its own, that is.
-bool fills_block(const at::Tensor& tensor);
-
 // Bytes that no tensor uses. Idle and used bytes together never exceed by more than a quarter the
 // most that were ever in use at the same time.
 std::int64_t idle_pool_bytes();
