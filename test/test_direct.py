@@ -213,8 +213,8 @@ def test_refuses_other_problems(arguments):
         function(x, weight, **arguments)
 
 
-# dims, output channels, kernel, arguments -> chosen in 16c and in 8c. In 16c all but the first
-# layers and a stride are AMX's where the CPU has it.
+# dims, output channels, kernel, arguments -> chosen in 16c and in 8c. In 16c all but those of few
+# channels and a stride are AMX's where the CPU has it.
 CHOICES = (
     ((1, 3, 64, 64), 32, 5, {"stride": 2, "padding": 2}, ("direct", "direct")),
     ((1, 3, 64, 64), 32, 7, {"stride": 2, "padding": 3}, ("winograd3", "winograd3")),
@@ -233,6 +233,6 @@ def test_choice(dims, out_channels, kernel, arguments, expected):
         if block in torch_blocked.native_blocks():
             with torch.no_grad():
                 F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, **arguments)
-            is_tiled = dims[1] > 3 and (kernel, arguments.get("stride")) != (1, 2)
+            is_tiled = dims[1] > 24 and (kernel, arguments.get("stride")) != (1, 2)
             by_tiles = _C.isa() == "amx" and block == 16 and is_tiled
             assert _C.last_implementation("convolution") == ("amx" if by_tiles else name)

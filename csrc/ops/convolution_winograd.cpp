@@ -219,8 +219,13 @@ at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor
 // F(4x4), F(2x2) and direct:
 //   3-64@224 2.11 2.83 1.90    3-16@224 0.70 0.90 0.49    4-64@224 2.29 3.13 2.48
 //   8-64@112 0.77 0.96 1.06    16-16@112 0.33 0.48 0.56   8-8@112  0.18 0.23 0.20
+//
+// On Xeons with AMX, memory is slower against FMAs: to read a transformed weight takes as long as
+// its products with 10 to 20 tiles, `weights`. Fitted to 350 times of layers of 44 models on one
+// thread, spread by a factor of 1.1 to 1.15; before, F(4x4) of 256@14 was said to take 0.66 ms,
+// took 1.29, and kept `amx`, which takes 0.80, from being timed.
 struct Cost {
-  double products, src, dst;
+  double products, src, dst, weights = 0;
 };
 
 struct Costs {
@@ -242,29 +247,35 @@ constexpr Cost kFixed{18, 650, 400};
 constexpr Costs kLine{.f4 = {6, 65, 40}, .f2 = {}};
 constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
     kFlatAvx2{.f4 = {36, 280, 450}, .f2 = {16, 90, 125}},
-    kDeep{.f4 = {144, 2200, 1200}, .f2 = {64, 620, 330}};
+    kDeep{.f4 = {144, 2200, 1200}, .f2 = {64, 620, 330}},
+    kLineAmx{.f4 = {6, 100, 60, 18}, .f2 = {}},
+    kFlatAmx{.f4 = {33, 330, 285, 17}, .f2 = {13, 110, 110, 20}},
+    kDeepAmx{.f4 = {168, 4500, 80, 10}, .f2 = {60, 1000, 0, 18}};
+
+const Costs& costs_of(std::size_t wide) {
+  if (isa() == Isa::kAmx) return wide == 3 ? kDeepAmx : wide == 1 ? kLineAmx : kFlatAmx;
+  if (wide == 2 && isa() == Isa::kAvx2) return kFlatAvx2;
+  return wide == 3 ? kDeep : wide == 1 ? kLine : kFlat;
+}
 
 double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) {
   const Problem q = winograd_bundle(p);
   const auto tiles = static_cast<double>(winograd_tiles(q, kernel.tile));
   const auto ic = static_cast<double>(winograd_shape(q, kernel.taps[2]).ic),
              oc = static_cast<double>(q.dst_dims[1]);
-  return static_cast<double>(winograd_bundles(p).count) *
-         microseconds_of(
-             (streamed_fmas(cost.products, tiles) + tiles * (cost.src / oc + cost.dst / ic)) * ic *
-             oc);
+  const auto vectors = [&](double channels) {
+    return std::max(channels, static_cast<double>(kernel.channels) / 2);
+  };
+  const double products = streamed_fmas(cost.products, tiles + cost.weights) * ic * oc,
+               transforms = tiles * (cost.src * vectors(ic) + cost.dst * vectors(oc));
+  return static_cast<double>(winograd_bundles(p).count) * microseconds_of(products + transforms);
 }
 
 double estimate(const Problem& p, const Winograd* (*kernel_of)(const Problem&),
                 Cost Costs::* which) {
   const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
   if (!kernel) return kNever;
-  const std::size_t wide = WinogradOrder(p).wide;
-  const Costs& costs = wide == 3             ? kDeep
-                       : wide == 1           ? kLine
-                       : isa() == Isa::kAvx2 ? kFlatAvx2
-                                             : kFlat;
-  return microseconds(p, *kernel, costs.*which);
+  return microseconds(p, *kernel, costs_of(WinogradOrder(p).wide).*which);
 }
 
 double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& cost) {
