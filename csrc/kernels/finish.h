@@ -29,23 +29,42 @@ inline Vec exponential(const Vec& x) {
 // AVX-512 splits a power of two by itself, at any size, so that neither clamps nor rounding are
 // needed: 7 instructions. The polynomials are those of degree 5 with 2^0 = 1 and the least error
 // relative to 2^r: 8.2e-8 for r in [0, 1), 9.2e-8 for |r| <= 1/2.
-inline Vec power_of_two(const Vec& x) {
 #if defined(CPU_CAPABILITY_AVX512)
+inline Vec power_of_fraction(const Vec& r) {
+  Vec p(1.86713008e-3f);
+  for (const float term : {9.0170303e-3f, 5.57999131e-2f, 2.4016445e-1f, 6.93151312e-1f, 1.f}) {
+    p = at::vec::fmadd(p, r, Vec(term));
+  }
+  return p;
+}
+
+inline Vec power_of_two(const Vec& x) {
   const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  constexpr float kFirst = 1.86713008e-3f;
-  constexpr std::array kRest{9.0170303e-3f, 5.57999131e-2f, 2.4016445e-1f, 6.93151312e-1f, 1.f};
+  return _mm512_scalef_ps(power_of_fraction(r), x);
+}
 #else
+inline Vec power_of_two(const Vec& x) {
   const Vec clipped = at::vec::clamp(x, Vec(-126.f), Vec(128.f));  // NaN stays
   const Vec n = clipped.round(), r = clipped - n;
-  constexpr float kFirst = 0.00132646585f;
-  constexpr std::array kRest{0.00967156612f, 0.0555073434f, 0.240222413f, 0.69314698f, 1.f};
-#endif
-  Vec p(kFirst);
-  for (const float term : kRest) p = at::vec::fmadd(p, r, Vec(term));
-#if defined(CPU_CAPABILITY_AVX512)
-  return _mm512_scalef_ps(p, x);
-#else
+  Vec p(0.00132646585f);
+  for (const float term : {0.00967156612f, 0.0555073434f, 0.240222413f, 0.69314698f, 1.f}) {
+    p = at::vec::fmadd(p, r, Vec(term));
+  }
   return scale_by_power(p, n);
+}
+#endif
+
+// The same, and 0 where it is less than 2^-126: such numbers are denormal, for which Intel's cores
+// need assists. NaN stays.
+inline Vec power_or_zero(const Vec& x) {
+  const Vec least(-126.f);
+#if defined(CPU_CAPABILITY_AVX512)
+  const __mmask16 counts = _mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ);
+  const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  return _mm512_maskz_scalef_ps(counts, power_of_fraction(r), x);
+#else
+  const Vec is_less = x < least;
+  return Vec::blendv(power_of_two(Vec::blendv(x, least, is_less)), Vec(0.f), is_less);
 #endif
 }
 
