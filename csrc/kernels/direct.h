@@ -40,9 +40,9 @@ struct DirectTiles {
   // A sum in several parts, of some segments each, grows in dst. The first has bias and
   // residual, and overwrites dst; the last has the activation.
   bool first, last;
-  // Floats from these weights to those that come next, to be prefetched by the first tiles; and how
-  // many tiles have had these weights already.
-  std::int64_t ahead, tile;
+  // Floats from these weights to those that come next, as many, which the tiles prefetch in equal
+  // shares; of the `rows` calls with these weights this is number `row`.
+  std::int64_t ahead, row, rows;
   bool stream;  // write dst past the cache
   Activation activation;
 };

@@ -199,7 +199,8 @@ kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
       .first = true,
       .last = true,
       .ahead = 0,
-      .tile = 0,
+      .row = 0,
+      .rows = 1,
       .stream = false,
       .activation = d.activation};
   for (std::int64_t j = 0; j < group.vectors; ++j) {
@@ -240,8 +241,7 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
       std::all_of(reach, reach + band.rows, [&](auto each) { return each == *reach; });
   const std::int64_t rows = merge ? 1 : band.rows;
   tiles.pixels = merge ? band.rows * band.columns : band.columns;
-  const std::int64_t row_tiles =
-      ceil_div(tiles.pixels, d.sizes().pixels[static_cast<std::size_t>(group.vectors - 1)]);
+  tiles.rows = rows;
   const auto run = d.planes ? d.kernels->direct_plane_tiles : d.kernels->direct_tiles;
   const std::int64_t steps = ceil_div(d.ic, step);
   for (std::int64_t first = 0; first < steps; first += cut.part_steps) {
@@ -260,7 +260,7 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
       tiles.dst = static_cast<float*>(buffers.dst) + to;
       tiles.residual =
           buffers.residual ? static_cast<const float*>(buffers.residual) + to : nullptr;
-      tiles.tile = row * row_tiles;
+      tiles.row = row;
       run(tiles);
     }
   }

@@ -80,7 +80,8 @@ void multiply_part(const PackedColumns& columns, const RowProduct& product, std:
                                      .first = lane == 0,
                                      .last = lane + lanes == columns.lanes,
                                      .ahead = ahead,
-                                     .tile = 0,
+                                     .row = 0,
+                                     .rows = 1,
                                      .stream = false,
                                      .activation = product.activation});
 }

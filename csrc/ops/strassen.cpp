@@ -178,7 +178,8 @@ void Strassen::multiply(std::int64_t product, const Group& group, const float* w
          .first = vector == 0,
          .last = vector + count == half_vectors_,
          .ahead = count * width() * wide,
-         .tile = 0,
+         .row = 0,
+         .rows = 1,
          .stream = false,
          .activation = {}});
   }
