@@ -85,8 +85,6 @@ struct Sums {
   TORCH_BLOCKED_INLINE Vec& operator()(int i, int j) { return values[i * kVectors + j]; }
 };
 
-constexpr std::int64_t kLineFloats = 16;  // of a cache line
-
 // Floats from one pixel to the next: kStep, or what the arguments say if that is kAnyStep.
 constexpr int kAnyStep = 0;
 
@@ -95,10 +93,28 @@ TORCH_BLOCKED_INLINE inline std::int64_t step_of(const DirectTiles& t) {
   return kStep == kAnyStep ? t.src_step : kStep;
 }
 
+// The weights that come next, of which each tile prefetches a share, some floats further on with
+// each lane. Were it the first tiles alone, they would wait for memory, which then idles: 512@7
+// 3x3, weights from memory, takes 2.87 ms on Zen 3, and 3.13 so.
+struct Ahead {
+  const float *next, *end;
+  std::int64_t step = 0;  // of a lane
+
+  Ahead(const DirectTiles& t, std::int64_t row_tiles) : next(t.weights + t.ahead), end(next) {
+    if (t.count == 0) return;  // outputs that see padding only
+    const DirectSegment &first = t.segments[0], &last = t.segments[t.count - 1];
+    const std::int64_t wide = t.vectors * kWidth, lanes = last.weights + last.lanes - first.weights;
+    step = ceil_div(wide, t.rows * row_tiles);
+    next += first.weights * wide;
+    end = next + lanes * wide;
+    next += t.row * row_tiles * lanes * step;
+  }
+};
+
 // sums = [kPixels, lanes of all segments] x weights
 template <int kStep, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& t,
-                                                             const float* first) {
+                                                             const float* first, Ahead& ahead) {
   // The sums begin with the bias.
   Vec start[kVectors];
   unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
@@ -106,6 +122,8 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
   });
   Sums<kPixels, kVectors> sums(start);
   const std::int64_t step = step_of<kStep>(t);
+  const float* prefetched = ahead.next;
+  const std::int64_t prefetch_step = prefetched < ahead.end ? ahead.step : 0;
   const DirectSegment* end = t.segments + t.count;
   for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
     const float* src = first + segment->offset;
@@ -115,6 +133,8 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
     const float* next = first + segment[1].offset;
     for (const float* src_end = src + segment->lanes; src < src_end; ++src) {
       if constexpr (kStep != kAnyStep) __builtin_prefetch(next);  // rows are one stream
+      __builtin_prefetch(prefetched, 0, 2);
+      prefetched += prefetch_step;
       next += step;
       Vec w[kVectors];
       unrolled<kVectors>([&]<int j>()
@@ -128,6 +148,7 @@ TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& 
       weights += kVectors * kWidth;
     }
   }
+  ahead.next = prefetched;
   return sums;
 }
 
@@ -150,36 +171,10 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels,
   }
 }
 
-// The weights that come next, of whose cache lines each tile prefetches as many. Were it the first
-// tiles alone, they would wait for memory, which then idles: with weights from memory, 512@7 3x3
-// takes 2.83 ms on Zen 3 and 3.22 so, 512-2048@7 1x1 1.28 and 1.38.
-struct Ahead {
-  const float *next = nullptr, *end = nullptr;
-  std::int64_t share = 0;  // floats
-
-  Ahead(const DirectTiles& t, std::int64_t row_tiles) {
-    if (t.count == 0) return;  // outputs that see padding only
-    const DirectSegment &first = t.segments[0], &last = t.segments[t.count - 1];
-    const std::int64_t wide = t.vectors * kWidth,
-                       floats = (last.weights + last.lanes - first.weights) * wide;
-    const std::int64_t lines = ceil_div(floats, kLineFloats);
-    share = ceil_div(lines, t.rows * row_tiles) * kLineFloats;
-    const float* begin = t.weights + first.weights * wide + t.ahead;
-    end = begin + floats;
-    next = begin + t.row * row_tiles * share;
-  }
-
-  TORCH_BLOCKED_INLINE void prefetch_share() {
-    const float* until = std::min(next + share, end);
-    for (; next < until; next += kLineFloats) __builtin_prefetch(next, 0, 2);
-  }
-};
-
 template <int kStep, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, Ahead& ahead, std::int64_t count) {
   const std::int64_t step = step_of<kStep>(t);
   for (; count > 0; --count, src += kPixels * step, dst += kPixels * t.dst_step) {
-    ahead.prefetch_share();
     // What is stored at the end is on its way by then: [3136, 96] -> 384 otherwise waits for a
     // fifth of its time.
     if constexpr (kStep == kAnyStep) {
@@ -187,7 +182,7 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Ahead& ahead, std
         __builtin_prefetch(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step, 1);
       });
     }
-    Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src);
+    Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, ahead);
     // What the sums are added to: the residual, which may be dst itself, or the parts before this.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
     if (begun) {
