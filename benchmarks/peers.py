@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,11 +101,21 @@ def start(engine: str, job: Job) -> Worker:
     return Worker(engine, job, process, log)
 
 
+def pin(worker: Worker) -> None:
+    """Onto the cores that every engine with so many threads runs on, so that what disturbs one of
+    them disturbs all: on a shared host a core may be 1.5 times as slow as another for minutes."""
+    cores = sorted(os.sched_getaffinity(0))[: worker.job.threads]
+    for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
+        with suppress(ProcessLookupError):  # a thread that has ended meanwhile
+            os.sched_setaffinity(int(task.name), cores)
+
+
 def load(workers: Sequence[Worker]) -> None:
-    """Waits until each has loaded or failed, and finds out how many calls make a sample."""
+    """Waits until each has loaded or failed."""
     for worker in workers:
         try:
             worker.facts = worker.answer()
+            pin(worker)
         except Dead as error:
             worker.failure = str(error)
 
