@@ -105,9 +105,10 @@ def pin(worker: Worker) -> None:
     """Onto the cores that every engine with so many threads runs on, so that what disturbs one of
     them disturbs all: on a shared host a core may be 1.5 times as slow as another for minutes."""
     cores = sorted(os.sched_getaffinity(0))[: worker.job.threads]
-    for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
-        with suppress(ProcessLookupError):  # a thread that has ended meanwhile
-            os.sched_setaffinity(int(task.name), cores)
+    with suppress(FileNotFoundError):  # the process has ended, as its next answer will tell
+        for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # or this thread of it
+                os.sched_setaffinity(int(task.name), cores)
 
 
 def load(workers: Sequence[Worker]) -> None:
