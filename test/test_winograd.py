@@ -357,3 +357,14 @@ def test_one_switch_turns_it_off():
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True
         )
         assert output.stdout.startswith("winograd") == expected, output
+
+
+def test_few_units_are_not_for_many_threads():
+    """A map of 8 x 8 has four tiles of F(4x4), which 16 threads would mostly watch."""
+    input, weight = torch.randn(1, 32, 8, 8), torch.randn(32, 32, 3, 3)
+    chosen = []
+    for count in (1, 16):
+        with threads(count), torch.no_grad():
+            F.conv2d(input.to_blocked("nChw8c"), weight, padding=1)
+            chosen.append(_C.last_implementation("convolution"))
+    assert chosen[0] == "winograd4" != chosen[1]

@@ -20,8 +20,6 @@ constexpr std::int64_t kBandBytes = 768 << 10;
 // splits the weights, so that pixels must be enough to hide that.
 constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
 constexpr std::int64_t kLeastPixels = 128, kLeastNear = 256;
-// Pieces for each thread, so that none waits long.
-constexpr std::int64_t kUnitsPerThread = 4;
 
 }  // namespace
 
@@ -50,28 +48,66 @@ std::int64_t AmxProducts::band_bytes(std::int64_t rows, std::int64_t columns) co
   return steps() * d * h * w * Amx::kSlotBytes;
 }
 
-AmxProducts::Cut AmxProducts::cut() const {
+bool AmxProducts::halve(Cut& cut) const {
   const auto [planes, rows, columns] = p_.sizes.out;
-  std::int64_t row_bands = 1, column_bands = 1;
-  const auto band_rows = [&] { return ceil_div(rows, row_bands); };
-  const auto band_columns = [&] { return ceil_div(columns, column_bands); };
-  const auto units = [&] { return p_.images * planes * row_bands * column_bands; };
-  const std::int64_t wanted = threads() == 1 ? 1 : kUnitsPerThread * threads();
+  if (cut.row_bands < rows) {
+    cut.row_bands = std::min(rows, 2 * cut.row_bands);
+    return true;
+  }
+  const std::int64_t pixels = this->columns(cut);
+  if (pixels <= 2 * Amx::kPixels) return false;
+  cut.column_bands = ceil_div(columns, round_up(ceil_div(pixels, 2), 2 * Amx::kPixels));
+  return true;
+}
+
+double AmxProducts::busiest(const Cut& cut) const {
+  // Of a microsecond on one thread: products of whole steps, vectors and tiles, bytes of weights
+  // from memory, numbers of src that are split and of dst that are finished. Fitted to 700 times of
+  // layers of 44 models on a Xeon, spread by a factor of 1.2.
+  constexpr double kFmas = 1.8e5, kBytes = 25e3, kSplit = 5e3, kFinish = 6.5e3;
+  // On several threads also bytes of src that another has written, 6 to 8 GB/s each on 16, and
+  // weights that are split again for a further band, which on one thread are the larger part of a
+  // band only where bands are small.
+  constexpr double kOthers = 8e3, kWeights = 8e3;
+  const bool shared = threads() > 1;
+  const auto real = [](std::int64_t count) { return static_cast<double>(count); };
+  const std::int64_t all = std::max<std::int64_t>(bands(cut), 1), units = all * cut.chunks;
+  const std::int64_t each = ceil_div(units, threads());
+  const Sizes3 slots = slots_of(rows(cut), columns(cut));
+  // A tile has pixels of one row only.
+  const std::int64_t columns = round_up(this->columns(cut), pixelwise_ ? 1 : Amx::kPixels);
+  const double pixels = real(rows(cut) * columns), lanes = real(steps() * Amx::kLanes);
+  const double outputs = real(vectors() * Amx::kWidth) / real(cut.chunks);
+  const double weights = real(taps()) * lanes * outputs;
+  const double chunks = real(std::min(cut.chunks, each)), fills = real(ceil_div(each, cut.chunks));
+  const double number = 1 / kSplit + (shared ? sizeof(float) / kOthers : 0);
+  return real(each) * pixels * (weights / kFmas + outputs / kFinish) +
+         chunks * weights * sizeof(float) / kBytes +
+         (shared ? (real(each) - chunks) * weights / kWeights : 0) +
+         fills * real(slots[0] * slots[1] * slots[2]) * lanes * number;
+}
+
+AmxProducts::Cut AmxProducts::cut() const {
   const std::int64_t weight_bytes = packed_floats() * static_cast<std::int64_t>(sizeof(float));
   const bool near = taps() == 1 && weight_bytes <= kNearWeights;
   const std::int64_t most = near ? kNearBand : kBandBytes, least = near ? kLeastNear : kLeastPixels;
+  Cut cut{1, 1, 1};
   const auto too_large = [&] {
-    const std::int64_t pixels = band_rows() * band_columns();
-    return (band_bytes(band_rows(), band_columns()) > most && pixels >= 2 * least) ||
-           band_bytes(band_rows(), band_columns()) > kBandBytes ||
-           (units() < wanted && pixels >= 2 * least);
+    const std::int64_t bytes = band_bytes(rows(cut), columns(cut));
+    return bytes > kBandBytes || (bytes > most && rows(cut) * columns(cut) >= 2 * least);
   };
-  while (row_bands < rows && too_large()) row_bands = std::min(rows, 2 * row_bands);
-  while (band_columns() > 2 * Amx::kPixels && too_large()) {
-    column_bands = ceil_div(columns, round_up(ceil_div(band_columns(), 2), 2 * Amx::kPixels));
+  while (too_large() && halve(cut)) {
   }
-  const std::int64_t chunks = units() >= wanted ? 1 : std::min(pairs(), ceil_div(wanted, units()));
-  return {row_bands, column_bands, chunks};
+  if (threads() == 1) return cut;
+  // Whatever leaves the least to the busiest: more bands split weights again, more chunks src.
+  Cut best = cut;
+  do {
+    for (std::int64_t chunks = 1; chunks <= pairs(); ++chunks) {
+      const Cut other{cut.row_bands, cut.column_bands, chunks};
+      if (busiest(other) < busiest(best)) best = other;
+    }
+  } while (rows(cut) * columns(cut) > 2 * Amx::kPixels && halve(cut));
+  return best;
 }
 
 AmxProducts::Band AmxProducts::band_of(const Cut& cut, std::int64_t index) const {
@@ -202,12 +238,11 @@ AmxProducts::Memory AmxProducts::memory(std::int64_t rows, std::int64_t columns)
 void AmxProducts::run(const Buffers& buffers) const {
   const auto& out = p_.sizes.out;
   if (p_.images * out[0] * out[1] * out[2] == 0) return;
-  const Cut cut = this->cut();
-  const std::int64_t bands = p_.images * out[0] * cut.row_bands * cut.column_bands;
-  const std::int64_t most_rows = ceil_div(out[1], cut.row_bands);
+  const Cut& cut = cuts_->get([this] { return this->cut(); });
+  const std::int64_t most_rows = rows(cut);
   const std::int64_t most_columns =
       std::min(out[2], ceil_div(ceil_div(out[2], Amx::kPixels), cut.column_bands) * Amx::kPixels);
-  share_units(bands * cut.chunks, kLargeUnit, [&](Pieces& pieces) {
+  share_units(bands(cut) * cut.chunks, kLargeUnit, [&](Pieces& pieces) {
     const Memory memory = this->memory(most_rows, most_columns);
     std::int64_t filled = -1;
     std::vector<std::int64_t> segments;
@@ -272,23 +307,9 @@ void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
       });
 }
 
-double AmxProducts::estimate(const AmxProblem& p) {
-  const auto& [in, out, kernel, stride, padding, dilation] = p.sizes;
-  const auto volume = [](const Sizes3& s) { return static_cast<double>(s[0] * s[1] * s[2]); };
-  // Of a microsecond on one thread: products of whole steps, vectors and tiles, bytes of weights
-  // from memory, numbers of src that are split and of dst that are finished. Fitted to 700 times of
-  // layers of 44 models on a Xeon, spread by a factor of 1.2.
-  constexpr double kFmas = 1.8e5, kBytes = 25e3, kSplit = 5e3, kFinish = 6.5e3;
-  const bool rows = volume(kernel) > 1 || volume(stride) > 1;  // a tile has pixels of one row only
-  const double tiled =
-      static_cast<double>(round_up(out[2], Amx::kPixels)) / static_cast<double>(out[2]);
-  const auto ic = static_cast<double>(round_up(p.ic, Amx::kLanes)),
-             oc = static_cast<double>(round_up(p.oc, Amx::kWidth));
-  const auto images = static_cast<double>(p.images);
-  const double weights = volume(kernel) * ic * oc;
-  const double pixels = images * volume(out);
-  return pixels * (rows ? tiled : 1) * weights / kFmas + weights * sizeof(float) / kBytes +
-         images * volume(in) * ic / kSplit + pixels * oc / kFinish;
+double AmxProducts::estimate(const AmxProblem& problem) {
+  const AmxProducts products(problem);
+  return threads() * products.busiest(products.cut());
 }
 
 }  // namespace torch_blocked

@@ -6,11 +6,13 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/amx.h"
 #include "ops/convolution.h"
+#include "ops/per_threads.h"
 #include "ops/transposed_phases.h"
 #include "torch_blocked/threads.h"
 
@@ -35,7 +37,7 @@ class AmxProducts {
  public:
   // Whether this CPU has tiles, within its limits.
   static bool available();
-  // About how long it takes on one thread, in microseconds.
+  // How long it takes, in microseconds: of all threads together, if none waited for the busiest.
   static double estimate(const AmxProblem& problem);
 
   explicit AmxProducts(AmxProblem problem);
@@ -70,6 +72,12 @@ class AmxProducts {
   struct Cut {
     std::int64_t row_bands, column_bands, chunks;
   };
+  std::int64_t rows(const Cut& cut) const { return ceil_div(p_.sizes.out[1], cut.row_bands); }
+  std::int64_t columns(const Cut& cut) const { return ceil_div(p_.sizes.out[2], cut.column_bands); }
+  // Of all images.
+  std::int64_t bands(const Cut& cut) const {
+    return p_.images * p_.sizes.out[0] * cut.row_bands * cut.column_bands;
+  }
   // What a thread works in.
   struct Memory {
     float* sums;
@@ -89,7 +97,12 @@ class AmxProducts {
   std::int64_t vectors() const { return ceil_div(p_.oc, Amx::kWidth); }
   std::int64_t pairs() const { return ceil_div(vectors(), 2); }
   std::int64_t vector_floats() const { return steps() * taps() * Amx::kLanes * Amx::kWidth; }
+  // Into bands that fit in the cache, and such that the busiest thread has the least to do.
   Cut cut() const;
+  // Halves bands: rows first, then columns in whole tiles. False where none can be.
+  bool halve(Cut& cut) const;
+  // How long the thread with most to do takes, in microseconds.
+  double busiest(const Cut& cut) const;
   Band band_of(const Cut& cut, std::int64_t index) const;
   void fill(const Band& band, const float* src, std::uint8_t* slots) const;
   std::vector<std::int64_t> segments_of(const Band& band) const;
@@ -99,6 +112,7 @@ class AmxProducts {
 
   AmxProblem p_;
   bool pixelwise_;
+  std::shared_ptr<PerThreads<Cut>> cuts_ = std::make_shared<PerThreads<Cut>>();
 };
 
 }  // namespace torch_blocked

@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "kernels/kernels.h"
 #include "kernels/reorder.h"
 #include "ops/convolution_time.h"
+#include "ops/per_threads.h"
 #include "runtime/packed_place.h"
 #include "runtime/trace.h"
 #include "runtime/workspace.h"
@@ -269,19 +269,15 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
 // The phases, and how they are cut up.
 class Work {
  public:
-  using Cuts = std::shared_ptr<const std::vector<Cut>>;
   std::vector<Direct> phases;
 
-  // Of each phase; they depend on the number of threads, which may change between runs.
-  Cuts cuts() const {
-    const std::lock_guard lock(mutex_);
-    if (threads_ != threads()) {
+  // Of each phase.
+  const std::vector<Cut>& cuts() const {
+    return cuts_.get([this] {
       std::vector<Cut> cuts;
       for (const Direct& d : phases) cuts.push_back(cut_of(d));
-      cuts_ = std::make_shared<const std::vector<Cut>>(std::move(cuts));
-      threads_ = threads();
-    }
-    return cuts_;
+      return cuts;
+    });
   }
   std::int64_t units(std::size_t i, const Cut& cut) const {
     const Direct& d = phases[i];
@@ -290,9 +286,7 @@ class Work {
   }
 
  private:
-  mutable std::mutex mutex_;
-  mutable Cuts cuts_;
-  mutable int threads_ = 0;
+  mutable PerThreads<std::vector<Cut>> cuts_;
 };
 
 at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
@@ -338,18 +332,18 @@ void run_units(const Direct& d, const Cut& cut, Range units, const ConvolutionBu
 }
 
 void run(const Work& work, const ConvolutionBuffers& buffers) {
-  const auto cuts = work.cuts();
+  const std::vector<Cut>& cuts = work.cuts();
   std::int64_t units = 0;
-  for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i, (*cuts)[i]);
+  for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i, cuts[i]);
   share_units(units, kLargeUnit, [&](Pieces& pieces) {
     Filled filled;
     for (Range piece; pieces.next(piece);) {
       ConvolutionBuffers of_phase = buffers;
       for (std::size_t i = 0; i < work.phases.size(); ++i) {
         const Direct& d = work.phases[i];
-        const std::int64_t count = work.units(i, (*cuts)[i]);
+        const std::int64_t count = work.units(i, cuts[i]);
         const Range part{std::max<std::int64_t>(piece.begin, 0), std::min(piece.end, count)};
-        if (part.begin < part.end) run_units(d, (*cuts)[i], part, of_phase, filled);
+        if (part.begin < part.end) run_units(d, cuts[i], part, of_phase, filled);
         piece = {piece.begin - count, piece.end - count};
         of_phase.weights = static_cast<const float*>(of_phase.weights) + d.packed_floats();
       }
@@ -420,9 +414,9 @@ void run_gathered(const Work& work, const GatheredSegments& gathered,
                   const std::vector<std::int64_t>& image_floats,
                   const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers) {
   const Direct& d = work.phases[0];
-  const auto cuts = work.cuts();
-  share_units(work.units(0, (*cuts)[0]), kLargeUnit, [&](Pieces& pieces) {
-    Cut cut = (*cuts)[0];
+  const std::vector<Cut>& cuts = work.cuts();
+  share_units(work.units(0, cuts[0]), kLargeUnit, [&](Pieces& pieces) {
+    Cut cut = cuts[0];
     std::vector<const float*> images(srcs);
     std::int64_t image = -1;
     const auto run_gathered_unit = [&](Unit unit) {
@@ -479,6 +473,14 @@ bool beats_onednn(const Problem& p) {
   return strided || oc > ic || p.src_format.tail(ic) != 0;
 }
 
+// More than 1 where threads have no unit to do. Units of unequal number make less of a difference
+// than they do for others, of which estimates know no units.
+double idle_factor(const Problem& p) {
+  double units = 0;
+  for (const Direct& phase : phases_of(p)) units += static_cast<double>(units_of(phase));
+  return std::max(1., threads() / std::max(1., units));
+}
+
 }  // namespace
 
 const char* refuses_direct(const Problem& p) {
@@ -504,7 +506,7 @@ double estimate_direct(const Problem& p) {
   plain.epilogue = {};
   if (!possible(plain)) return kNever;
   const double apart = possible(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
-  return direct_microseconds(p) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower) + apart;
+  return direct_microseconds(p) * idle_factor(plain) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower) + apart;
 }
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
@@ -527,7 +529,7 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .row_stage = row_stage(p, first),
       .run_rows = [work,
                    columns = p.dst_dims.back()](const ConvolutionBuffers& buffers) -> RunRows {
-        const std::int64_t part_steps = work->cuts()->front().part_steps;
+        const std::int64_t part_steps = work->cuts().front().part_steps;
         return [work, part_steps, columns, buffers](const BlockedRows& src,
                                                     const std::uint8_t* residual,
                                                     const BlockedRows& dst, Range rows) {

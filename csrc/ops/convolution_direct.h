@@ -105,5 +105,7 @@ GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& 
 
 // For the number of threads that torch has now.
 Cut cut_of(const Direct& d);
+// Bands times groups of output channels of that.
+std::int64_t units_of(const Direct& d);
 
 }  // namespace torch_blocked::direct

@@ -278,6 +278,12 @@ GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& 
   return result;
 }
 
+std::int64_t units_of(const Direct& d) {
+  Cut cut{};
+  choose_band(d, cut);
+  return units_of(d, cut.rows, cut.columns);
+}
+
 Cut cut_of(const Direct& d) {
   Cut cut{};
   choose_band(d, cut);

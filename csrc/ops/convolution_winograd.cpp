@@ -50,6 +50,18 @@ struct Units {
   std::int64_t largest() const {
     return std::min(tiles, ceil_div(ceil_div(tiles, rows), blocks) * rows);
   }
+  // How often each tile is transformed, where a unit's thread has not met its block before; of
+  // `bundles` such shapes.
+  double src_transforms(std::int64_t bundles) const {
+    const std::int64_t all = bundles * blocks, busy = std::min<std::int64_t>(threads(), all * groups);
+    return std::max(1., static_cast<double>(busy) / static_cast<double>(all));
+  }
+  // How many times as long as the mean thread the busiest one works, by which estimates for one
+  // thread become comparable on several: two units on 16 threads take as long as on two.
+  double unevenness(std::int64_t bundles) const {
+    const std::int64_t busiest = ceil_div(bundles * blocks * groups, threads()) * largest();
+    return static_cast<double>(busiest * threads()) / static_cast<double>(bundles * tiles * groups);
+  }
 };
 
 Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles) {
@@ -260,15 +272,20 @@ const Costs& costs_of(std::size_t wide) {
 
 double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) {
   const Problem q = winograd_bundle(p);
-  const auto tiles = static_cast<double>(winograd_tiles(q, kernel.tile));
-  const auto ic = static_cast<double>(winograd_shape(q, kernel.taps[2]).ic),
-             oc = static_cast<double>(q.dst_dims[1]);
+  const WinogradShape shape = winograd_shape(p, kernel.taps[2]);
+  const Units units =
+      units_of(kernel, shape, std::max<std::int64_t>(winograd_tiles(q, kernel.tile), 1));
+  const auto tiles = static_cast<double>(units.tiles);
+  const auto ic = static_cast<double>(shape.ic), oc = static_cast<double>(q.dst_dims[1]);
   const auto vectors = [&](double channels) {
     return std::max(channels, static_cast<double>(kernel.channels) / 2);
   };
   const double products = streamed_fmas(cost.products, tiles + cost.weights) * ic * oc,
-               transforms = tiles * (cost.src * vectors(ic) + cost.dst * vectors(oc));
-  return static_cast<double>(winograd_bundles(p).count) * microseconds_of(products + transforms);
+               transforms =
+                   tiles * (units.src_transforms(shape.groups) * cost.src * vectors(ic) +
+                            cost.dst * vectors(oc));
+  return static_cast<double>(shape.groups) * units.unevenness(shape.groups) *
+         microseconds_of(products + transforms);
 }
 
 double estimate(const Problem& p, const Winograd* (*kernel_of)(const Problem&),

@@ -74,7 +74,11 @@ static_assert(std::atomic<Taken>::is_always_lock_free);
 // The threads that go through the same loops.
 struct Team {
   std::vector<Share> shares;
-  alignas(kLine) std::atomic<std::int64_t> done{0};  // pieces, of all loops
+  // Pieces of all loops that are done. A thread adds all of its pieces of a loop at once, and those
+  // that wait look at another line: one that 16 threads write after each piece and others read
+  // takes 0.2 us each time.
+  alignas(kLine) std::atomic<std::int64_t> done{0};
+  alignas(kLine) std::atomic<std::int64_t> passed{0};  // `done` at the end of the last whole loop
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::exception_ptr error;
@@ -91,9 +95,14 @@ struct Team {
     failed = true;
   }
 
+  // So many pieces are done now; all loops up to this one have `pieces`.
+  void add_done(std::int64_t more, std::int64_t pieces) {
+    if (more > 0 && done.fetch_add(more) + more == pieces) passed = pieces;
+  }
+
   void wait_for(std::int64_t pieces) const {
     static const unsigned cores = std::thread::hardware_concurrency();
-    for (int spins = shares.size() > cores ? kSpins : 0; done < pieces && !failed; ++spins) {
+    for (int spins = shares.size() > cores ? kSpins : 0; passed < pieces && !failed; ++spins) {
       spins < kSpins ? pause() : static_cast<void>(sched_yield());
     }
   }
@@ -107,11 +116,14 @@ struct Member {
   std::int64_t pieces = 0;  // of the loops so far
   Clock::time_point turn = Clock::now(), last = turn;
 
-  void offer_core() {
+  // Whether it is time to.
+  bool offers_core() {
     const auto now = Clock::now();
     if (now - last > kAway) turn = now;
     last = now;
-    if (now - turn < kTurn) return;
+    return now - turn >= kTurn;
+  }
+  void offer_core() {
     sched_yield();
     last = turn = Clock::now();
   }
@@ -127,22 +139,23 @@ class TeamPieces final : public Pieces {
 
   bool next(Range& piece) override {
     const std::int64_t size = member_.team.size();
-    finish();  // before the offer: others may wait for the piece that is done
-    member_.offer_core();
+    if (member_.offers_core()) {
+      tell();  // before: others may wait for the pieces that are done
+      member_.offer_core();
+    }
     for (; helped_ < size && !member_.team.failed; ++helped_) {
       const std::int64_t id = (member_.id + helped_) % size;
       const std::int64_t i =
           take(member_.team.shares[static_cast<std::size_t>(id)], first_of(id), first_of(id + 1));
       if (i < 0) continue;
-      holds_ = true;
+      ++untold_;
       piece = {i * units_ / pieces_, (i + 1) * units_ / pieces_};
       return true;
     }
     return false;
   }
-  void finish() {
-    if (std::exchange(holds_, false)) ++member_.team.done;
-  }
+  // The team, of the pieces that are done.
+  void tell() { member_.team.add_done(std::exchange(untold_, 0), member_.pieces); }
 
  private:
   // Where a thread's share begins. A loop of one piece is left to the calling thread, whose caches
@@ -166,8 +179,7 @@ class TeamPieces final : public Pieces {
   }
 
   Member& member_;
-  std::int64_t units_, pieces_, helped_ = 0;
-  bool holds_ = false;
+  std::int64_t units_, pieces_, helped_ = 0, untold_ = 0;
 };
 
 // All of a loop, for a thread on its own.
@@ -199,6 +211,7 @@ void share(Member& self, std::int64_t units, std::int64_t pieces,
   member = nullptr;  // loops in the body are the thread's own
   try {
     body(mine);  // takes all there is
+    mine.tell();
   } catch (...) {
     self.team.fail();
   }
