@@ -69,15 +69,17 @@ void run_ours(const Reorder& reorder) {
   // Work is tiles of pixels of all images, so that no two threads share a cache line of a plane.
   constexpr std::int64_t kTile = 16;
   const std::int64_t tiles = ceil_div(pixels, kTile);
-  parallel_units(images * tiles, kTile * round_up(channels, block), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t at = begin; at < end;) {
-      const std::int64_t image = at / tiles, first = at % tiles;
-      const std::int64_t last = std::min(tiles, first + end - at);
-      kernel({src + image * src_image, dst + image * dst_image, channels, block, pixels, stream},
-             first * kTile, std::min(last * kTile, pixels));
-      at += last - first;
-    }
-  });
+  parallel_units(
+      images * tiles, kTile * round_up(channels, block), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t at = begin; at < end;) {
+          const std::int64_t image = at / tiles, first = at % tiles;
+          const std::int64_t last = std::min(tiles, first + end - at);
+          kernel(
+              {src + image * src_image, dst + image * dst_image, channels, block, pixels, stream},
+              first * kTile, std::min(last * kTile, pixels));
+          at += last - first;
+        }
+      });
 }
 
 // Runs a reorder that an implementation takes. One is made for every reorder, so it captures
