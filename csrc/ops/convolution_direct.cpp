@@ -506,7 +506,9 @@ double estimate_direct(const Problem& p) {
   plain.epilogue = {};
   if (!possible(plain)) return kNever;
   const double apart = possible(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
-  return direct_microseconds(p) * idle_factor(plain) * (beats_onednn(p) ? kBarelyFaster : kBarelySlower) + apart;
+  return direct_microseconds(p) * idle_factor(plain) *
+             (beats_onednn(p) ? kBarelyFaster : kBarelySlower) +
+         apart;
 }
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {

@@ -53,7 +53,8 @@ struct Units {
   // How often each tile is transformed, where a unit's thread has not met its block before; of
   // `bundles` such shapes.
   double src_transforms(std::int64_t bundles) const {
-    const std::int64_t all = bundles * blocks, busy = std::min<std::int64_t>(threads(), all * groups);
+    const std::int64_t all = bundles * blocks,
+                       busy = std::min<std::int64_t>(threads(), all * groups);
     return std::max(1., static_cast<double>(busy) / static_cast<double>(all));
   }
   // How many times as long as the mean thread the busiest one works, by which estimates for one
@@ -281,9 +282,8 @@ double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) 
     return std::max(channels, static_cast<double>(kernel.channels) / 2);
   };
   const double products = streamed_fmas(cost.products, tiles + cost.weights) * ic * oc,
-               transforms =
-                   tiles * (units.src_transforms(shape.groups) * cost.src * vectors(ic) +
-                            cost.dst * vectors(oc));
+               transforms = tiles * (units.src_transforms(shape.groups) * cost.src * vectors(ic) +
+                                     cost.dst * vectors(oc));
   return static_cast<double>(shape.groups) * units.unevenness(shape.groups) *
          microseconds_of(products + transforms);
 }
