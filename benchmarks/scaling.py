@@ -4,13 +4,15 @@
 
 Every step is measured on one thread. On p cores it takes
 
-    max(time / min(p, pieces), bytes / bandwidth) + waiting
+    max(time / min(p, pieces), bytes / bandwidth) + activations / (p * others) + waiting
 
-pieces: into how many its largest loop can be cut; bytes: of its activations and weights, where
-they come from memory (activations above --cache MiB); waiting: SYNC_US log2(p) where threads go on
-to the next step together, MEET_US log2(p) where all of them meet before and after, as in oneDNN's
-and ATen's. The prediction for the threads of this machine stands beside its measurement. Assumed:
-cores of this kind and clock, one NUMA node, bandwidth that all cores share. See README.md."""
+pieces: into how many its largest loop can be cut; bytes: of its weights, and of its activations
+where they come from memory (above --cache MiB); others: what a core reads of what another has
+written, as it must where the next step is cut in another way; waiting: SYNC_US log2(p) where
+threads go on to the next step together, MEET_US log2(p) where all of them meet before and after, as
+in oneDNN's and ATen's. The prediction for the threads of this machine stands beside its
+measurement. Assumed: cores of this kind and clock, one NUMA node, bandwidth that all cores share,
+and that each activation is read by one core, not by several. See README.md."""
 
 from __future__ import annotations
 
@@ -22,26 +24,46 @@ from dataclasses import dataclass
 import torch
 
 import torch_blocked
+from torch_blocked._C import StepReport
 from torch_blocked.bench import models
 from torch_blocked.bench.arguments import numbers, positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
 from torch_blocked.text_table import markdown
 
-SYNC_US, MEET_US = 0.5, 3.0
+# Of 16 threads of a Xeon: 2 us from loop to loop, 4 us to start threads and to wait for them.
+SYNC_US, MEET_US = 0.5, 2.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    bandwidth: float  # bytes in a microsecond: of all cores from memory
+    others: float  # of a core, of what another has written
+    cache: float  # bytes
 
 
 @dataclass(frozen=True)
 class Step:
     microseconds: float  # on one thread
-    bytes: float
+    activations: float  # bytes
+    weights: float  # bytes
     pieces: int  # 0: as many as there are threads
     meets: bool
 
-    def on(self, cores: int, bytes_per_us: float, cache: float) -> float:
+    def on(self, cores: int, machine: Machine) -> float:
         shared = min(cores, self.pieces) if self.pieces else cores
-        moved = self.bytes / bytes_per_us if self.bytes > cache else 0.0
+        from_memory = self.activations if self.activations > machine.cache else 0.0
+        moved = (self.weights + from_memory) / machine.bandwidth
+        from_others = self.activations / (cores * machine.others) if cores > 1 else 0.0
         waiting = (MEET_US if self.meets else SYNC_US) * math.log2(cores)
-        return max(self.microseconds / shared, moved) + waiting
+        return max(self.microseconds / shared, moved) + from_others + waiting
+
+
+def weight_bytes(report: StepReport) -> float:
+    """By its products, of which each weight makes one for each pixel, or row, of the output."""
+    *_, described = report.output.rpartition("[")
+    dims = [int(each) for each in described.rstrip("]").split(", ")]
+    pixels = math.prod(dims) / dims[1 if len(dims) > 2 else -1]
+    return 4 * report.flops / (2 * pixels)
 
 
 def steps_of(optimized: torch.nn.Module, input: torch.Tensor, runs: int = 15) -> list[Step]:
@@ -50,7 +72,13 @@ def steps_of(optimized: torch.nn.Module, input: torch.Tensor, runs: int = 15) ->
     compiled = optimized._find(call).compiled
     reports = [compiled.report(call.inputs) for _ in range(runs)]
     return [
-        Step(min(each.microseconds for each in row), row[0].bytes, row[0].pieces, row[0].meets)
+        Step(
+            microseconds=min(each.microseconds for each in row),
+            activations=row[0].bytes,
+            weights=weight_bytes(row[0]),
+            pieces=row[0].pieces,
+            meets=row[0].meets,
+        )
         for row in zip(*reports, strict=True)
     ]
 
@@ -69,9 +97,11 @@ def main() -> int:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as of bench models")
     parser.add_argument("--cores", type=numbers, default=[16, 32, 96])
     parser.add_argument("--bandwidth", type=float, default=300.0, help="of the machine, GB/s")
+    parser.add_argument("--others", type=float, default=8.0, help="of a core, GB/s")
     parser.add_argument("--cache", type=positive, default=32, help="MiB that L3 holds of a step")
     args = parser.parse_args()
     here = torch.get_num_threads()
+    machine = Machine(args.bandwidth * 1e3, args.others * 1e3, args.cache * 2**20)
     rows = []
     for name in args.models:
         model = models.load(name)
@@ -79,8 +109,7 @@ def main() -> int:
         measured, _ = milliseconds(model, here)
 
         def predicted(cores: int, steps: list[Step] = steps) -> float:
-            times = [each.on(cores, args.bandwidth * 1e3, args.cache * 2**20) for each in steps]
-            return sum(times) / 1e3
+            return sum(each.on(cores, machine) for each in steps) / 1e3
 
         rows.append(
             [
