@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ops/convolution_direct.h"
-#include "ops/convolution_time.h"
 #include "ops/phases.h"
 #include "torch_blocked/threads.h"
 
@@ -165,88 +164,25 @@ std::int64_t units_of(const Direct& d, std::int64_t rows, std::int64_t columns) 
          static_cast<std::int64_t>(d.groups.size());
 }
 
-// Units in order: all bands of a group, not all groups of a band.
-struct Bands {
-  std::int64_t rows, columns;
-  bool by_group;
-};
-
-// How long the thread with most to do takes, in microseconds: its FMAs, bands that it copies or
-// reads, which others have written, and weights, which all read from memory or a cache they share.
-double busiest(const Direct& d, const Bands& bands) {
-  // Bytes of a microsecond, on 16 threads of a Xeon; a thread reads what another has written at 6
-  // to 8 GB/s there, what others read too at 27, and what nobody else reads at 8 to 15.
-  constexpr double kOthers = 8e3, kAgain = 16e3, kWeights = 16e3;
-  const auto real = [](std::int64_t count) { return static_cast<double>(count); };
-  const std::int64_t groups = std::ssize(d.groups);
-  const std::int64_t units = units_of(d, bands.rows, bands.columns), count = units / groups;
-  const std::int64_t each = ceil_div(units, threads());
-  const std::int64_t own_bands = bands.by_group ? std::min(count, each) : ceil_div(each, groups);
-  const std::int64_t own_groups = bands.by_group ? ceil_div(each, count) : std::min(groups, each);
-  const std::int64_t again = d.in_place || own_bands == 1 || !bands.by_group ? 0 : each - own_bands;
-  const double band_bytes =
-      real(band_floats(d, bands.rows, bands.columns)) * static_cast<double>(sizeof(float));
-  const double weight_bytes = real(d.packed_floats()) * static_cast<double>(sizeof(float));
-  const double fmas = real(d.n * Direct::volume(d.out)) * real(d.packed_floats());
-  return microseconds_of(fmas) * real(each) / real(units) + real(own_bands) * band_bytes / kOthers +
-         real(again) * band_bytes / kAgain +
-         weight_bytes * real(own_groups) / real(groups) / kWeights;
-}
-
-// The largest bands that fit in the cache and are enough for all threads; or those that leave
-// clearly less to the busiest of several: 512@7 of 3x3 on 16 threads is a group for each, not a row
-// for each, which would read all weights.
-Bands bands_of(const Direct& d) {
+// The largest bands that fit in the cache and are enough for all threads.
+void choose_band(const Direct& d, Cut& cut) {
   const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = d.sizes().pixels[static_cast<std::size_t>(d.groups[0].vectors - 1)];
   const std::int64_t floats = d.sizes().band_bytes / static_cast<std::int64_t>(sizeof(float));
-  const auto fits = [&](const Bands& bands) {
-    return band_floats(d, bands.rows, bands.columns) <= floats;
+  const auto good = [&](std::int64_t rows, std::int64_t columns) {
+    return band_floats(d, rows, columns) <= floats &&
+           (threads == 1 || units_of(d, rows, columns) >= kUnitsPerThread * threads);
   };
-  const auto halve = [&](Bands& bands) {
-    if (bands.rows > 1) {
-      bands.rows = ceil_div(bands.rows, 2);
-    } else {
-      bands.columns = std::max(least, ceil_div(ceil_div(bands.columns, 2), least) * least);
-    }
-  };
-  const auto can_halve = [&](const Bands& bands) {
-    return bands.rows > 1 || bands.columns > least;
-  };
-  // The order in which each thread reads a share of the larger of weights and src, not all of it:
-  // 1x1 with 512 to 992 inputs and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as
-  // oneDNN's in the other order, and takes as long in this. A copied band serves all its groups.
-  Bands largest{d.out[1], d.out[2],
-                d.in_place && d.packed_floats() > d.n * d.ic * Direct::volume(d.in)};
-  while (can_halve(largest) && !fits(largest)) halve(largest);
-  if (threads == 1) return largest;
-  Bands best = largest;
-  const auto enough = [&](const Bands& bands) {
-    return units_of(d, bands.rows, bands.columns) >= kUnitsPerThread * threads;
-  };
-  while (can_halve(best) && !enough(best)) halve(best);
-  constexpr double kClearly = 0.95;
-  double least_time = kClearly * busiest(d, best);
-  for (Bands bands = largest; can_halve(bands); halve(bands)) {
-    for (const bool by_group : {false, true}) {
-      bands.by_group = by_group;
-      const double time = busiest(d, bands);
-      if (time < least_time) {
-        best = bands;
-        least_time = time;
-      }
-    }
+  cut.rows = d.out[1];
+  cut.columns = d.out[2];
+  while (cut.rows > 1 && !good(cut.rows, cut.columns)) cut.rows = ceil_div(cut.rows, 2);
+  while (cut.columns > least && !good(cut.rows, cut.columns)) {
+    cut.columns = std::max(least, ceil_div(ceil_div(cut.columns, 2), least) * least);
   }
-  return best;
-}
-
-void choose_band(const Direct& d, Cut& cut) {
-  const Bands bands = bands_of(d);
-  cut.row_bands = ceil_div(d.out[1], bands.rows);
-  cut.column_bands = ceil_div(d.out[2], bands.columns);
+  cut.row_bands = ceil_div(d.out[1], cut.rows);
+  cut.column_bands = ceil_div(d.out[2], cut.columns);
   cut.rows = ceil_div(d.out[1], cut.row_bands);
   cut.columns = ceil_div(d.out[2], cut.column_bands);
-  cut.by_group = bands.by_group;
 }
 
 // The taps along dim i that meet src, not padding, from output `at`.
@@ -357,6 +293,10 @@ Cut cut_of(const Direct& d) {
   }
   make_reaches(d, cut);
   cut.part_steps = part_steps_of(d);
+  // The order in which each thread reads a share of the larger of weights and src, not all of it:
+  // 1x1 with 512 to 992 inputs and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as
+  // oneDNN's in the other order, and takes as long in this. A copied band serves all its groups.
+  cut.by_group = d.in_place && d.packed_floats() > d.n * d.ic * Direct::volume(d.in);
   return cut;
 }
 
