@@ -6,11 +6,11 @@ Every step is measured on one thread. On p cores it takes
 
     max(time / min(p, pieces), bytes / bandwidth) + activations / (p * others) + waiting
 
-pieces: into how many its largest loop can be cut; bytes: of its weights, and of its activations
-where they come from memory (above --cache MiB); others: what a core reads of what another has
-written, as it must where the next step is cut in another way; waiting: SYNC_US log2(p) where
-threads go on to the next step together, MEET_US log2(p) where all of them meet before and after, as
-in oneDNN's and ATen's. The prediction for the threads of this machine stands beside its
+pieces: into how many its largest loop is cut for p threads; bytes: of its weights, and of its
+activations where they come from memory (above --cache MiB); others: what a core reads of what
+another has written, as it must where the next step is cut in another way; waiting: SYNC_US log2(p)
+where threads go on to the next step together, MEET_US log2(p) where all of them meet before and
+after, as in oneDNN's and ATen's. The prediction for the threads of this machine stands beside its
 measurement. Assumed: cores of this kind and clock, one NUMA node, bandwidth that all cores share,
 and that each activation is read by one core, not by several. See README.md."""
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +48,11 @@ class Step:
     microseconds: float  # on one thread
     activations: float  # bytes
     weights: float  # bytes
-    pieces: int  # 0: as many as there are threads
+    pieces: dict[int, int]  # for so many cores; 0: as many as there are threads
     meets: bool
 
     def on(self, cores: int, machine: Machine) -> float:
-        shared = min(cores, self.pieces) if self.pieces else cores
+        shared = min(cores, self.pieces[cores] or cores)
         from_memory = self.activations if self.activations > machine.cache else 0.0
         moved = (self.weights + from_memory) / machine.bandwidth
         from_others = self.activations / (cores * machine.others) if cores > 1 else 0.0
@@ -66,30 +68,54 @@ def weight_bytes(report: StepReport) -> float:
     return 4 * report.flops / (2 * pixels)
 
 
-def steps_of(optimized: torch.nn.Module, input: torch.Tensor, runs: int = 15) -> list[Step]:
-    """Each with its best time of several runs."""
+def reports_of(
+    optimized: torch.nn.Module, input: torch.Tensor, runs: int
+) -> list[list[StepReport]]:
     call = optimized._call((input,), {})
     compiled = optimized._find(call).compiled
-    reports = [compiled.report(call.inputs) for _ in range(runs)]
+    return [compiled.report(call.inputs) for _ in range(runs)]
+
+
+def pieces_on(cores: int, model: models.Model, reports: Sequence[StepReport]) -> list[int]:
+    """Of these steps, from a plan for so many threads, which need not all have a core here. A step
+    that it has in another form counts as cut into as many pieces as there are threads."""
+    input = model.random_input(1)
+    with on_threads(cores), torch.no_grad():
+        optimized = torch_blocked.optimize(model.module, input, tune=False)
+        (there,) = reports_of(optimized, input, 1)
+    pieces = defaultdict(deque)
+    for each in there:
+        pieces[each.op, each.flops].append(each.pieces)
+    queues = [pieces[each.op, each.flops] for each in reports]
+    return [queue.popleft() if queue else 0 for queue in queues]
+
+
+def steps_of(
+    model: models.Model, optimized: torch.nn.Module, cores: Sequence[int], runs: int = 15
+) -> list[Step]:
+    """Of a plan for one thread, each with its best time of several runs on one."""
+    with on_threads(1), torch.no_grad():
+        runs_of_steps = list(zip(*reports_of(optimized, model.random_input(1), runs), strict=True))
+    pieces = {count: pieces_on(count, model, [row[0] for row in runs_of_steps]) for count in cores}
     return [
         Step(
             microseconds=min(each.microseconds for each in row),
             activations=row[0].bytes,
             weights=weight_bytes(row[0]),
-            pieces=row[0].pieces,
+            pieces={count: of_steps[i] for count, of_steps in pieces.items()},
             meets=row[0].meets,
         )
-        for row in zip(*reports, strict=True)
+        for i, row in enumerate(runs_of_steps)
     ]
 
 
-def milliseconds(model: models.Model, threads: int) -> tuple[float, list[Step]]:
-    """Of a call on so many threads, and the steps of its plan."""
+def measured(model: models.Model, threads: int) -> tuple[float, torch.nn.Module]:
+    """Milliseconds of a call on so many threads, and what was called."""
     input = model.random_input(1)
     with on_threads(threads), torch.no_grad():
         optimized = torch_blocked.optimize(model.module, input)
         timing = time_interleaved({"": lambda: optimized(input)}, rounds=9)[""]
-        return timing.min_ms, steps_of(optimized, input)
+    return timing.min_ms, optimized
 
 
 def main() -> int:
@@ -105,8 +131,9 @@ def main() -> int:
     rows = []
     for name in args.models:
         model = models.load(name)
-        alone, steps = milliseconds(model, 1)
-        measured, _ = milliseconds(model, here)
+        alone, optimized = measured(model, 1)
+        together, _ = measured(model, here)
+        steps = steps_of(model, optimized, [here, *args.cores])
 
         def predicted(cores: int, steps: list[Step] = steps) -> float:
             return sum(each.on(cores, machine) for each in steps) / 1e3
@@ -115,7 +142,7 @@ def main() -> int:
             [
                 name,
                 f"{alone:.2f}",
-                f"{measured:.2f}",
+                f"{together:.2f}",
                 f"{predicted(here):.2f}",
                 *(f"{predicted(p):.2f} ({alone / predicted(p):.1f}x)" for p in args.cores),
             ]
