@@ -39,6 +39,7 @@ OURS = "torch_blocked"
 # MIN_ROUNDS samples of each engine.
 SAMPLE_MS, MAX_CALLS = 30.0, 20
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
+REST_S = 1.0  # at most, before a sample
 SETUP_S = 240  # an engine that takes longer to load has failed
 Record = dict[str, Any]
 
@@ -111,6 +112,25 @@ def pin(worker: Worker) -> None:
                 os.sched_setaffinity(int(task.name), cores)
 
 
+def is_running(worker: Worker) -> bool:
+    """Whether a thread of its process computes, or spins."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
+            # pid (name) state ..., where the name may have any characters
+            if (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
+
+def rest(workers: Sequence[Worker]) -> None:
+    """Until no engine has a running thread: those that wait for a next call may spin, ONNX Runtime's
+    for 60 ms, and the engine that came after it had one core of two for twice as long as a sample
+    takes."""
+    end = time.monotonic() + REST_S
+    while any(map(is_running, workers)) and time.monotonic() < end:
+        time.sleep(0.002)
+
+
 def load(workers: Sequence[Worker]) -> None:
     """Waits until each has loaded or failed."""
     for worker in workers:
@@ -124,6 +144,7 @@ def load(workers: Sequence[Worker]) -> None:
 def measure(workers: Sequence[Worker], seconds: float) -> None:
     """Interleaved rounds, each started by another engine, for about that long."""
     for worker in workers:
+        rest(workers)
         try:
             worker.sample()
         except Dead as error:
@@ -137,6 +158,7 @@ def measure(workers: Sequence[Worker], seconds: float) -> None:
         alive = [worker for worker in workers if not worker.failure]
         shift = turn % max(1, len(alive))
         for worker in alive[shift:] + alive[:shift]:
+            rest(alive)
             try:
                 worker.sample()
             except Dead as error:
