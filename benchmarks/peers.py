@@ -123,9 +123,8 @@ def is_running(worker: Worker) -> bool:
 
 
 def rest(workers: Sequence[Worker]) -> None:
-    """Until no engine has a running thread: those that wait for a next call may spin, ONNX Runtime's
-    for 60 ms, and the engine that came after it had one core of two for twice as long as a sample
-    takes."""
+    """Until no engine has a running thread. Those that wait for a next call may spin, as ONNX
+    Runtime's do for 60 ms, and the engine that comes after had one core of two for its sample."""
     end = time.monotonic() + REST_S
     while any(map(is_running, workers)) and time.monotonic() < end:
         time.sleep(0.002)
