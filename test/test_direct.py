@@ -231,7 +231,7 @@ def test_choice(dims, out_channels, kernel, arguments, expected):
     input, weight, bias = layer(dims, out_channels, (kernel, kernel))
     for block, name in zip((16, 8), expected, strict=True):
         if block in torch_blocked.native_blocks():
-            with torch.no_grad():
+            with threads(1), torch.no_grad():
                 F.conv2d(input.to_blocked(f"nChw{block}c"), weight, bias, **arguments)
             is_tiled = dims[1] > 24 and (kernel, arguments.get("stride")) != (1, 2)
             by_tiles = _C.isa() == "amx" and block == 16 and is_tiled

@@ -281,10 +281,11 @@ def test_unknown_implementation():
 
 
 def chosen(batch, in_channels, out_channels, *spatial):
+    """On one thread: on many, estimates tell how many a cut keeps busy."""
     dims = (batch, in_channels, *(spatial if len(spatial) == 3 else spatial * 2))
     input, weight, bias = layer(dims, out_channels)
     blocked = input.to_blocked(format_name(len(dims), torch_blocked.native_blocks()[0]))
-    with torch.no_grad():
+    with threads(1), torch.no_grad():
         FUNCTIONS[len(dims) - 2, False](blocked, weight, bias, padding=1)
     return _C.last_implementation("convolution")
 
@@ -333,7 +334,7 @@ def test_choice(problem, implementation):
 def test_choice_of_groups(problem, implementation):
     batch, channels, of_group, size = problem
     input, weight, bias = layer((batch, channels, size, size), channels)
-    with torch.no_grad():
+    with threads(1), torch.no_grad():
         blocked = input.to_blocked(format_name(4, torch_blocked.native_blocks()[0]))
         F.conv2d(blocked, weight[:, :of_group], bias, padding=1, groups=channels // of_group)
     taken = _C.last_implementation("convolution")
@@ -360,8 +361,8 @@ def test_one_switch_turns_it_off():
 
 
 def test_few_units_are_not_for_many_threads():
-    """A map of 8 x 8 has four tiles of F(4x4), which 16 threads would mostly watch."""
-    input, weight = torch.randn(1, 32, 8, 8), torch.randn(32, 32, 3, 3)
+    """16 outputs of 16 x 16 are 4 units of F(4x4) at most, which 16 threads would mostly watch."""
+    input, weight = torch.randn(1, 64, 16, 16), torch.randn(16, 64, 3, 3)
     chosen = []
     for count in (1, 16):
         with threads(count), torch.no_grad():

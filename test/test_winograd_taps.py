@@ -168,7 +168,7 @@ CHOICES = [
 def test_choice(dims, weight_dims, dilation):
     weight = torch.randn(weight_dims) * 0.01
     blocked = torch.randn(dims).to_blocked(format_name(len(dims), torch_blocked.native_blocks()[0]))
-    with torch.no_grad():
+    with threads(1), torch.no_grad():
         padding = [dilation * (taps // 2) for taps in weight_dims[2:]]
         FUNCTIONS[len(dims) - 2, False](blocked, weight, padding=padding, dilation=dilation)
     # With AMX it is the faster one where one dim of many taps saves half of the products only.

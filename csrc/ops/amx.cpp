@@ -20,6 +20,8 @@ constexpr std::int64_t kBandBytes = 768 << 10;
 // splits the weights, so that pixels must be enough to hide that.
 constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
 constexpr std::int64_t kLeastPixels = 128, kLeastNear = 256;
+// For a number of src that another thread has written: 6 to 8 GB/s each on 16 cores of a Xeon.
+constexpr double kOtherMicroseconds = sizeof(float) / 8e3;
 
 }  // namespace
 
@@ -65,10 +67,9 @@ double AmxProducts::busiest(const Cut& cut) const {
   // from memory, numbers of src that are split and of dst that are finished. Fitted to 700 times of
   // layers of 44 models on a Xeon, spread by a factor of 1.2.
   constexpr double kFmas = 1.8e5, kBytes = 25e3, kSplit = 5e3, kFinish = 6.5e3;
-  // On several threads also bytes of src that another has written, 6 to 8 GB/s each on 16, and
-  // weights that are split again for a further band, which on one thread are the larger part of a
-  // band only where bands are small.
-  constexpr double kOthers = 8e3, kWeights = 8e3;
+  // On several threads also weights that are split again for a further band, which on one thread
+  // are the larger part of a band only where bands are small.
+  constexpr double kWeights = 8e3;
   const bool shared = threads() > 1;
   const auto real = [](std::int64_t count) { return static_cast<double>(count); };
   const std::int64_t all = std::max<std::int64_t>(bands(cut), 1), units = all * cut.chunks;
@@ -80,7 +81,7 @@ double AmxProducts::busiest(const Cut& cut) const {
   const double outputs = real(vectors() * Amx::kWidth) / real(cut.chunks);
   const double weights = real(taps()) * lanes * outputs;
   const double chunks = real(std::min(cut.chunks, each)), fills = real(ceil_div(each, cut.chunks));
-  const double number = 1 / kSplit + (shared ? sizeof(float) / kOthers : 0);
+  const double number = 1 / kSplit + (shared ? kOtherMicroseconds : 0);
   return real(each) * pixels * (weights / kFmas + outputs / kFinish) +
          chunks * weights * sizeof(float) / kBytes +
          (shared ? (real(each) - chunks) * weights / kWeights : 0) +
@@ -309,7 +310,15 @@ void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
 
 double AmxProducts::estimate(const AmxProblem& problem) {
   const AmxProducts products(problem);
-  return threads() * products.busiest(products.cut());
+  const Cut cut = products.cut();
+  const double busiest = products.busiest(cut);
+  if (threads() == 1) return busiest;
+  // Estimates of others leave out what src takes to come from other threads, so this one may count
+  // only what comes more than once.
+  const Sizes3 slots = products.slots_of(products.rows(cut), products.columns(cut));
+  const std::int64_t numbers =
+      products.bands(cut) * slots[0] * slots[1] * slots[2] * products.steps() * Amx::kLanes;
+  return threads() * busiest - static_cast<double>(numbers) * kOtherMicroseconds;
 }
 
 }  // namespace torch_blocked

@@ -60,8 +60,8 @@ struct Units {
   // How many times as long as the mean thread the busiest one works, by which estimates for one
   // thread become comparable on several: two units on 16 threads take as long as on two.
   double unevenness(std::int64_t bundles) const {
-    const std::int64_t busiest = ceil_div(bundles * blocks * groups, threads()) * largest();
-    return static_cast<double>(busiest * threads()) / static_cast<double>(bundles * tiles * groups);
+    const std::int64_t units = bundles * blocks * groups, busiest = ceil_div(units, threads());
+    return static_cast<double>(busiest * threads()) / static_cast<double>(units);
   }
 };
 
