@@ -49,8 +49,9 @@ struct Implementation {
   const char* name;
   // The problem made ready to run; nothing if it is not for this implementation.
   std::optional<Plan> (*plan)(const Problem& problem);
-  // Microseconds on one thread for any problem, estimated from its sizes alone. Null: the estimate
-  // of the row before.
+  // Microseconds for any problem, estimated from its sizes: as if one thread did the work of all,
+  // and more where the number of threads leaves some of them idle. Null: the estimate of the row
+  // before.
   double (*estimate)(const Problem& problem) = nullptr;
   Traits traits = {};
   // Why it has no plan for a problem, in words after its name: "is for" what it was made for, or
