@@ -20,6 +20,8 @@ namespace {
 
 // Floats of a strip: 12 of them are 48 KB, and most programs need three.
 constexpr std::int64_t kStrip = ProgramRow::kMostLanes;
+// From one strip to the next, in other sets of L1: 4 KB apart, all would share them.
+constexpr std::int64_t kApart = kStrip + 16;
 
 // One instruction on `count` floats of each place.
 struct Strip {
@@ -37,15 +39,17 @@ struct Strip {
     const Vec alpha(static_cast<float>(instruction.alpha));
     const Vec beta(static_cast<float>(instruction.beta));
     constexpr std::int64_t reads = arity(op);
-    const auto one = [&](std::int64_t i, std::int64_t lanes) {
+    // Copies of members, which a store might change for all that GCC knows.
+    const auto one = [=, x = x, y = y, z = z, dst = dst](std::int64_t i, std::int64_t lanes) {
       const Vec a = at::vec::fmadd(load(x + i, lanes), x_scale, x_shift);
       const Vec b = reads > 1 ? at::vec::fmadd(load(y + i, lanes), y_scale, y_shift) : a;
       const Vec c = reads > 2 ? load(z + i, lanes) : a;
       store(compute(op, a, b, c, alpha, beta), dst + i, lanes);
     };
+    const std::int64_t end = count;
     std::int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth) one(i, kWidth);
-    if (i < count) one(i, count - i);
+    for (; i + kWidth <= end; i += kWidth) one(i, kWidth);
+    if (i < end) one(i, end - i);
   }
 
   void run() const {
@@ -60,9 +64,12 @@ struct Strip {
   }
 };
 
+// Twice as many at a time: a copy of 8 lanes takes as long as one of 64.
 void repeat_lanes(const float* src, std::int64_t lanes, float* dst, std::int64_t count) {
-  if (lanes == 1) std::fill_n(dst, count, *src);
-  for (std::int64_t i = 0; i < count && lanes > 1; i += lanes) std::copy_n(src, lanes, dst + i);
+  std::copy_n(src, lanes, dst);
+  for (std::int64_t done = lanes; done < count; done *= 2) {
+    std::copy_n(dst, std::min(done, count - done), dst + done);
+  }
 }
 
 void spread_pixels_of(const ProgramOperand& operand, std::int64_t pixel, std::int64_t lanes,
@@ -78,8 +85,8 @@ void spread_pixels_of(const ProgramOperand& operand, std::int64_t pixel, std::in
 void run_program(const Program& program, const ProgramRow& row) {
   constexpr std::int64_t kOperands = Program::kMostOperands;
   using Kind = ProgramOperand::Kind;
-  alignas(64) float filled[kOperands][kStrip];  // of the operands that are not in memory so
-  alignas(64) float strips[Program::kMostStrips][kStrip];
+  alignas(64) float filled[kOperands][kApart];  // of the operands that are not in memory so
+  alignas(64) float strips[Program::kMostStrips][kApart];
   alignas(64) static constexpr float kZeros[kStrip] = {};
   const float* places[Program::kZeros + 1];
   places[Program::kZeros] = kZeros;
