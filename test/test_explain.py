@@ -75,6 +75,7 @@ def test_measured_alternatives_of_linear_layers_and_poolings():
         "few_rows_bfloat16": "is for bfloat16",
         "dots_bfloat16": "is for bfloat16",
         "onednn": "is for averages",
+        "average": "is for averages",
     }
     assert re.fullmatch(r"(direct|onednn|amx): [\d.]+ ms alone", layers["linear"].next_best)
     assert re.fullmatch(r"maximum in n\S+: [\d.]+ ms alone", layers["pool"].next_best)

@@ -339,7 +339,8 @@ POOLINGS = {
     "windows": (lambda x: F.avg_pool2d(x, (3, 2), (2, 1), 1), 1),
     "of the input": (lambda x: F.avg_pool2d(x, 3, 1, 1, False, False), 1),
     "wide": (lambda x: F.avg_pool2d(x, (2, 7), 1), 1),
-    "with a divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), 0),
+    "with a divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), 1),
+    "beyond": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), 1),
 }
 
 

@@ -196,6 +196,7 @@ def test_other_sizes():
 
 POOLS = {
     "2x2": (nn.AvgPool2d(2), (4, 5)),
+    "beyond": (nn.AvgPool2d(2, ceil_mode=True), (4, 6)),
     "unpadded": (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (4, 6)),
     "adaptive": (nn.AdaptiveAvgPool2d((3, 4)), (3, 4)),
     "global": (nn.AdaptiveAvgPool2d(1), (1, 1)),
@@ -225,10 +226,16 @@ def test_pooled_first(channels, pool):
 
 
 @pytest.mark.parametrize(
-    "pool", [nn.AvgPool2d(3, 1, 1), nn.MaxPool2d(2), nn.AvgPool2d(2, ceil_mode=True)]
+    "pool",
+    [
+        nn.AvgPool2d(3, 1, 1),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        nn.AvgPool2d(2, divisor_override=3),
+    ],
 )
 def test_no_mean_stays_behind(pool):
-    """Padding that counts makes less than a mean of a bias; a maximum is no mean."""
+    """Padding that counts, or a divisor, makes no mean of a bias; a maximum is no mean."""
     net, x = Transition(32, 16, pool).eval(), torch.randn(2, 32, 7, 9)
     fast = blocked(net, x)
     assert sum(step.flops for step in steps(fast, "conv")) == 2 * 32 * 16 * 2 * 63, fast.plan()

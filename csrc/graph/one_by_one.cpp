@@ -157,7 +157,8 @@ class Products {
     if (node.held.has_value() || node.outputs.size() != 1 || !is_average(node)) return false;
     if (node.name.starts_with("aten::adaptive_avg_pool")) return true;
     const auto problem = pooling_problem(node, rewrite_.metas, kPlain);
-    return problem && (problem->kind == Pooling::kAverageOfInput || are_all(problem->padding, 0));
+    return problem && problem->divisor == 0 &&
+           (problem->kind == Pooling::kAverageOfInput || are_all(problem->padding, 0));
   }
 
   // Images are read and written in between; what is multiplied there is not.

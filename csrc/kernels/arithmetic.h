@@ -17,7 +17,8 @@ struct Fast {
 // The value of `op`; who calls it with a constant gets one function. Always inlined: otherwise GCC
 // calls the whole switch for each vector, whose operands then go through memory.
 template <typename V>
-[[gnu::always_inline]] inline V compute(Arithmetic op, const V& x, const V& y, const V& z, const V& alpha, const V& beta) {
+[[gnu::always_inline]] inline V compute(Arithmetic op, const V& x, const V& y, const V& z,
+                                        const V& alpha, const V& beta) {
   using at::vec::clamp, at::vec::clamp_max, at::vec::clamp_min;
   using at::vec::fmadd, at::vec::maximum, at::vec::minimum;
   const V zero(0), one(1);

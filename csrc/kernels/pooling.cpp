@@ -1,5 +1,4 @@
-// Max pooling, and averages of bytes. The greatest of a window that has a NaN is NaN, as in ATen;
-// in oneDNN it is not.
+// Pooling. The greatest of a window that has a NaN is NaN, as in ATen; in oneDNN it is not.
 #include "kernels/pooling.h"
 
 #include <algorithm>
@@ -18,7 +17,7 @@ namespace {
 struct Taps {
   std::int64_t begin, end, step;
 
-  Taps(const MaximumWindows& w, std::size_t dim, std::int64_t position)
+  Taps(const PoolingWindows& w, std::size_t dim, std::int64_t position)
       : begin(position * w.stride[dim] - w.padding[dim]),
         end(std::min(begin + w.kernel[dim] * w.dilation[dim], w.in[dim])),
         step(w.dilation[dim]) {
@@ -32,22 +31,29 @@ struct Rows {
   const Number* image;
   Taps d, h;
 
-  Rows(const MaximumWindows& w, std::int64_t row)
+  Rows(const PoolingWindows& w, std::int64_t row)
       : image(static_cast<const Number*>(w.src) +
               row / w.out[1] / w.out[0] * w.in[0] * w.in[1] * w.in[2] * w.lanes),
         d(w, 0, row / w.out[1] % w.out[0]),
         h(w, 1, row % w.out[1]) {}
+
+  // f(the first pixel of a line along w) for all of the taps along d and h.
+  template <typename F>
+  TORCH_BLOCKED_INLINE void for_lines(const PoolingWindows& w, F&& f) const {
+    for (std::int64_t z = d.begin; z < d.end; z += d.step) {
+      for (std::int64_t y = h.begin; y < h.end; y += h.step) {
+        f(image + (z * w.in[1] + y) * w.in[2] * w.lanes);
+      }
+    }
+  }
 };
 
 // f(the address of the tap's first lane) for all taps of a window.
 template <typename Number, typename F>
-inline void for_taps(const MaximumWindows& w, const Rows<Number>& rows, const Taps& taps, F&& f) {
-  for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
-    for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
-      const Number* line = rows.image + (z * w.in[1] + y) * w.in[2] * w.lanes;
-      for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) f(line + x * w.lanes);
-    }
-  }
+inline void for_taps(const PoolingWindows& w, const Rows<Number>& rows, const Taps& taps, F&& f) {
+  rows.for_lines(w, [&](const Number* line) {
+    for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) f(line + x * w.lanes);
+  });
 }
 
 // dst [kPixels, lanes], the windows of kPixels pixels one stride apart, of which the first has
@@ -56,7 +62,7 @@ inline void for_taps(const MaximumWindows& w, const Rows<Number>& rows, const Ta
 // 0 * src is summed beside it, which is NaN where src is or is infinite, and only then that one
 // runs.
 template <std::int64_t kPixels>
-inline void greatest(const MaximumWindows& w, const Rows<float>& rows, const Taps& taps,
+inline void greatest(const PoolingWindows& w, const Rows<float>& rows, const Taps& taps,
                      float* dst) {
   const std::int64_t apart = w.stride[2] * w.lanes;
   const Vec least(-std::numeric_limits<float>::infinity()), zero(0.f);
@@ -135,18 +141,99 @@ TORCH_BLOCKED_INLINE inline void greatest_lanes(const Addresses& addresses, std:
   }
 }
 
-// How many taps of a window lie in src.
-template <typename Number>
-std::int64_t count_of(const Rows<Number>& rows, const Taps& w) {
-  std::int64_t count = 1;
-  for (const Taps* taps : {&rows.d, &rows.h, &w}) {
-    count *= std::max<std::int64_t>(0, (taps->end - taps->begin + taps->step - 1) / taps->step);
+// How many of a window's taps along one dim lie in src.
+std::int64_t count_of(const Taps& taps) {
+  return std::max<std::int64_t>(0, (taps.end - taps.begin + taps.step - 1) / taps.step);
+}
+
+// How many lie in src or its padding; windows that ceil_mode adds go beyond both.
+std::int64_t size_of(const PoolingWindows& w, std::size_t dim, std::int64_t position) {
+  const std::int64_t begin = position * w.stride[dim] - w.padding[dim];
+  return std::min(begin + w.kernel[dim], w.in[dim] + w.padding[dim]) - begin;
+}
+
+// How many taps lie in src along d and h, of a row of windows, and what the row divides by but for
+// its taps along w. Source: AvgPoolKernel.cpp of ATen.
+struct Divisors {
+  const Averages& averages;
+  std::int64_t taken, size;
+
+  template <typename Number>
+  Divisors(const Averages& a, const Rows<Number>& rows, std::int64_t row)
+      : averages(a), taken(count_of(rows.d) * count_of(rows.h)) {
+    const PoolingWindows& w = a.windows;
+    size = size_of(w, 0, row / w.out[1] % w.out[0]) * size_of(w, 1, row % w.out[1]);
   }
-  return count;
+  float of(const Taps& taps, std::int64_t pixel) const {
+    if (averages.divisor != 0) return static_cast<float>(averages.divisor);
+    const std::int64_t pixels =
+        averages.of_window ? size * size_of(averages.windows, 2, pixel) : taken * count_of(taps);
+    return static_cast<float>(std::max<std::int64_t>(pixels, 1));  // a window without pixels is 0
+  }
+};
+
+// f.operator()<kPixels>(pixel) for the pixels [first, last) of a row: for kMost of them, from that
+// one on, where all their taps along w lie in src, else for one.
+template <std::int64_t kMost, typename F>
+inline void for_pixels(const PoolingWindows& w, std::int64_t first, std::int64_t last, F&& f) {
+  const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1,
+                     room = w.in[2] + w.padding[2] - span;
+  const std::int64_t inner = (w.padding[2] + w.stride[2] - 1) / w.stride[2];
+  const std::int64_t outer = room < 0 ? 0 : std::min(last, room / w.stride[2] + 1);
+  for (std::int64_t pixel = first; pixel < last;) {
+    if (pixel >= inner && pixel + kMost <= outer) {
+      f.template operator()<kMost>(pixel);
+      pixel += kMost;
+    } else {
+      f.template operator()<1>(pixel);
+      ++pixel;
+    }
+  }
+}
+
+// dst [kPixels, lanes] = scale * the sums of windows along w, of pixels one stride apart, of which
+// the first has these taps.
+template <std::int64_t kPixels>
+inline void means(const PoolingWindows& w, const float* line, const Taps& taps, float scale,
+                  float* dst) {
+  const std::int64_t apart = w.stride[2] * w.lanes, step = taps.step * w.lanes;
+  for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
+    Vec sums[kPixels];
+    std::fill_n(sums, kPixels, Vec(0.f));
+    const float* end = line + taps.end * w.lanes + lane;
+    for (const float* src = line + taps.begin * w.lanes + lane; src < end; src += step) {
+      for (std::int64_t i = 0; i < kPixels; ++i) sums[i] = sums[i] + load(src + i * apart, count);
+    }
+    for (std::int64_t i = 0; i < kPixels; ++i) {
+      store(sums[i] * Vec(scale), dst + lane + i * w.lanes, count);
+    }
+  });
+}
+
+// dst [count] = the sums of `rows`.
+inline void sum_rows(const std::vector<const float*>& rows, std::int64_t count, float* dst) {
+  constexpr std::int64_t kVectors = 4;
+  std::int64_t i = 0;
+  for (; i + kVectors * kWidth <= count; i += kVectors * kWidth) {
+    Vec sums[kVectors];
+    std::fill_n(sums, kVectors, Vec(0.f));
+    for (const float* row : rows) {
+      for (std::int64_t j = 0; j < kVectors; ++j) {
+        sums[j] = sums[j] + Vec::loadu(row + i + j * kWidth);
+      }
+    }
+    for (std::int64_t j = 0; j < kVectors; ++j) sums[j].store(dst + i + j * kWidth);
+  }
+  for (; i < count; i += kWidth) {
+    const std::int64_t lanes = std::min(kWidth, count - i);
+    Vec sum(0.f);
+    for (const float* row : rows) sum = sum + load(row + i, lanes);
+    store(sum, dst + i, lanes);
+  }
 }
 
 // The sum of kWidth lanes over the taps of a window: four sums do not wait for each other.
-inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows, const Taps& taps,
+inline Vec sum_of_bytes(const PoolingWindows& w, const Rows<std::uint8_t>& rows, const Taps& taps,
                         std::int64_t lane) {
   const std::int64_t apart = taps.step * w.lanes;
   Vec sums[4]{Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
@@ -166,18 +253,42 @@ inline Vec sum_of_bytes(const MaximumWindows& w, const Rows<std::uint8_t>& rows,
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+// Columns of src, each of which is made of what lies under it along d and h, for some outputs of a
+// row at a time.
+template <typename Number>
+class Columns {
+ public:
+  explicit Columns(const PoolingWindows& w)
+      : w_(w), window_((w.kernel[2] - 1) * w.dilation[2] + 1) {
+    constexpr std::int64_t kNumbers = (16 << 10) / sizeof(Number);  // half of L1
+    outputs_ = std::max<std::int64_t>(1, (kNumbers / w.lanes - window_) / w.stride[2] + 1);
+    outputs_ = std::min(outputs_, w.out[2]);
+    values_.resize(static_cast<std::size_t>(((outputs_ - 1) * w.stride[2] + window_) * w.lanes));
+  }
+  // f(first, last) for all outputs.
+  template <typename F>
+  void for_parts(F&& f) const {
+    for (std::int64_t first = 0; first < w_.out[2]; first += outputs_) {
+      f(first, std::min(first + outputs_, w_.out[2]));
+    }
+  }
+  Number* data() { return values_.data(); }
+
+ private:
+  const PoolingWindows& w_;
+  std::int64_t window_, outputs_;
+  std::vector<Number> values_;
+};
+
 // Outputs [first, last) of a row: the greatest along d and h of all columns under them, which lie
 // one after the other, to `columns`, and of these along w.
 template <typename Order, typename Number = Order::Number>
-void maximum_of_columns(const MaximumWindows& w, const Rows<Number>& rows, std::int64_t first,
+void maximum_of_columns(const PoolingWindows& w, const Rows<Number>& rows, std::int64_t first,
                         std::int64_t last, Number* columns, Number* dst) {
   const std::int64_t begin = Taps(w, 2, first).begin, end = Taps(w, 2, last - 1).end;
   const auto of_rows = [&](auto&& take) TORCH_BLOCKED_INLINE {
-    for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
-      for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
-        take(rows.image + ((z * w.in[1] + y) * w.in[2] + begin) * w.lanes);
-      }
-    }
+    rows.for_lines(w,
+                   [&](const Number* line) TORCH_BLOCKED_INLINE { take(line + begin * w.lanes); });
   };
   const auto to_columns = [&](const auto& values, std::int64_t lane, std::size_t bytes)
                               TORCH_BLOCKED_INLINE { std::memcpy(columns + lane, &values, bytes); };
@@ -205,20 +316,14 @@ void maximum_of_columns(const MaximumWindows& w, const Rows<Number>& rows, std::
 }
 
 template <typename Order, typename Number = Order::Number>
-void maximum_shorts(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kNumbers = (16 << 10) / sizeof(Number);  // of columns, in half of L1
-  const std::int64_t window = (w.kernel[2] - 1) * w.dilation[2] + 1;
-  const std::int64_t outputs =
-      std::max<std::int64_t>(1, (kNumbers / w.lanes - window) / w.stride[2] + 1);
-  std::vector<Number> columns(
-      static_cast<std::size_t>(((outputs - 1) * w.stride[2] + window) * w.lanes));
+void maximum_shorts(const PoolingWindows& w, std::int64_t begin, std::int64_t end) {
+  Columns<Number> columns(w);
   auto* dst = static_cast<Number*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
     const Rows<Number> rows(w, row);
-    for (std::int64_t first = 0; first < w.out[2]; first += outputs) {
-      const std::int64_t last = std::min(first + outputs, w.out[2]);
+    columns.for_parts([&](std::int64_t first, std::int64_t last) {
       maximum_of_columns<Order>(w, rows, first, last, columns.data(), dst + first * w.lanes);
-    }
+    });
   }
 }
 
@@ -230,23 +335,46 @@ inline void store_quantized(const Quantizer& q, const Vec& x, std::uint8_t* dst)
 
 }  // namespace
 
+// The sums along d and h first: 3 + 3 additions for a window of 3x3 at stride 1, not 9.
+void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
+  const PoolingWindows w = averages.windows;
+  Columns<float> columns(w);
+  std::vector<const float*> lines;  // src under the columns
+  float* dst = static_cast<float*>(w.dst) + begin * w.out[2] * w.lanes;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const Rows<float> rows(w, row);
+    const Divisors divisors(averages, rows, row);
+    columns.for_parts([&](std::int64_t first, std::int64_t last) {
+      const std::int64_t left = Taps(w, 2, first).begin, right = Taps(w, 2, last - 1).end;
+      lines.clear();
+      rows.for_lines(w, [&](const float* line) { lines.push_back(line + left * w.lanes); });
+      sum_rows(lines, (right - left) * w.lanes, columns.data());
+      const float* from = columns.data() - left * w.lanes;
+      for_pixels<4>(w, first, last, [&]<std::int64_t kPixels>(std::int64_t pixel) {
+        const Taps taps(w, 2, pixel);
+        means<kPixels>(w, from, taps, 1 / divisors.of(taps, pixel), dst);
+        dst += kPixels * w.lanes;
+      });
+    });
+  }
+}
+
 // Sums of bytes are exact in float32, up to 2^16 of them.
-void average_bytes(const AverageOfBytes& average, std::int64_t begin, std::int64_t end) {
-  const MaximumWindows w = average.windows;
-  const std::int64_t of_kernel = w.kernel[0] * w.kernel[1] * w.kernel[2];
+void average_bytes(const AveragesOfBytes& of_bytes, std::int64_t begin, std::int64_t end) {
+  const PoolingWindows w = of_bytes.averages.windows;
   std::int64_t at = begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row) {
     const Rows<std::uint8_t> rows(w, row);
+    const Divisors divisors(of_bytes.averages, rows, row);
     for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, at += w.lanes) {
       const Taps taps(w, 2, pixel);
-      const std::int64_t taken = count_of(rows, taps);
-      const auto divisor = static_cast<float>(average.of_window ? of_kernel : taken);
-      const Vec zeros(static_cast<float>(taken) * average.src.zero),
-          scale(average.src.scale / divisor);
+      const auto taken = static_cast<float>(divisors.taken * count_of(taps));
+      const Vec zeros(taken * of_bytes.src.zero),
+          scale(of_bytes.src.scale / divisors.of(taps, pixel));
       for (std::int64_t lane = 0; lane < w.lanes; lane += kWidth) {
         const Vec mean = (sum_of_bytes(w, rows, taps, lane) - zeros) * scale;
-        if (average.dst) {
-          store_quantized(*average.dst, mean, static_cast<std::uint8_t*>(w.dst) + at + lane);
+        if (of_bytes.dst) {
+          store_quantized(*of_bytes.dst, mean, static_cast<std::uint8_t*>(w.dst) + at + lane);
         } else {
           mean.store(static_cast<float*>(w.dst) + at + lane);
         }
@@ -255,35 +383,22 @@ void average_bytes(const AverageOfBytes& average, std::int64_t begin, std::int64
   }
 }
 
-void maximum_bytes(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+void maximum_bytes(const PoolingWindows& w, std::int64_t begin, std::int64_t end) {
   maximum_shorts<ByteOrder>(w, begin, end);
 }
 
-void maximum_bfloats(const MaximumWindows& w, std::int64_t begin, std::int64_t end) {
+void maximum_bfloats(const PoolingWindows& w, std::int64_t begin, std::int64_t end) {
   maximum_shorts<BfloatOrder>(w, begin, end);
 }
 
-void maximum(const MaximumWindows& windows, std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kPixels = 4;
-  const MaximumWindows w = windows;
-  // The pixels [inner, outer) have all taps along w in src.
-  const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1,
-                     room = w.in[2] + w.padding[2] - span;
-  const std::int64_t inner = (w.padding[2] + w.stride[2] - 1) / w.stride[2];
-  const std::int64_t outer = room < 0 ? 0 : std::min(w.out[2], room / w.stride[2] + 1);
+void maximum(const PoolingWindows& windows, std::int64_t begin, std::int64_t end) {
+  const PoolingWindows w = windows;
   float* dst = static_cast<float*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
     const Rows<float> rows(w, row);
-    for (std::int64_t pixel = 0; pixel < w.out[2];) {
-      const Taps taps(w, 2, pixel);
-      if (pixel >= inner && pixel + kPixels <= outer) {
-        greatest<kPixels>(w, rows, taps, dst + pixel * w.lanes);
-        pixel += kPixels;
-      } else {
-        greatest<1>(w, rows, taps, dst + pixel * w.lanes);
-        ++pixel;
-      }
-    }
+    for_pixels<4>(w, 0, w.out[2], [&]<std::int64_t kPixels>(std::int64_t pixel) {
+      greatest<kPixels>(w, rows, Taps(w, 2, pixel), dst + pixel * w.lanes);
+    });
   }
 }
 

@@ -1,11 +1,12 @@
-// Pooling, float32, and maxima of bytes and bfloat16, in blocked formats and in channels-last:
-// averages by oneDNN.
+// Pooling, float32, and maxima of bytes and bfloat16, in blocked formats and in channels-last;
+// averages by oneDNN where it can.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <vector>
 
+#include "kernels/pooling.h"
 #include "ops/blocked.h"
 #include "ops/implementations.h"
 
@@ -18,7 +19,11 @@ struct PoolingProblem {
   Dims src_dims, dst_dims, kernel, stride, padding, dilation;
   Format format;  // of src and dst: channels-last or blocked
   at::ScalarType dtype = at::kFloat;
+  std::int64_t divisor = 0;  // of averages, if not 0
 };
+
+// The windows of a problem, without memory.
+kernels::PoolingWindows windows_of(const PoolingProblem& problem);
 
 // A problem made ready to run, by one thread at a time.
 struct PoolingPlan {

@@ -231,11 +231,10 @@ std::optional<PoolingProblem> pooling_problem(const Node& node, const std::vecto
              dilation = row->dilation < 0 ? Dims(spatial, 1) : list(row->dilation);
   if (!kernel || !stride || !padding || !dilation) return std::nullopt;
   const bool average = row->kind != Pooling::kMax;
-  // ATen divides the window that ceil_mode adds by less than its size.
-  if (average && flag(node, row->ceil_mode)) return std::nullopt;
-  if (row->divisor >= 0 &&
-      !node.arguments[static_cast<std::size_t>(row->divisor)].constant().isNone()) {
-    return std::nullopt;
+  if (row->divisor >= 0) {
+    const Argument& divisor = node.arguments[static_cast<std::size_t>(row->divisor)];
+    if (!divisor.is_constant()) return std::nullopt;
+    if (!divisor.constant().isNone()) p.divisor = divisor.constant().toInt();
   }
   p.kind = average && !flag(node, row->include_pad) ? Pooling::kAverageOfInput : row->kind;
   p.kernel = *kernel;
@@ -329,7 +328,7 @@ Contest contest_of(const PoolingProblem& p, const char* implementation) {
         .run = run, .weights = at::full({0}, 0, at::kFloat), .loops_only = plan.loops_only};
   };
   return {.name = text("pooling ", c10::toString(p.dtype), static_cast<int>(p.kind), p.src_dims,
-                       p.dst_dims, p.kernel, p.stride, p.padding, p.dilation,
+                       p.dst_dims, p.kernel, p.stride, p.padding, p.dilation, p.divisor,
                        p.format.name(p.src_dims.size())),
           .layer = "",
           .words = text("pooling ", p.src_dims, " -> ", p.dst_dims),

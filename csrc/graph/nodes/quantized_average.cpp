@@ -61,28 +61,22 @@ Prepared prepare(const Step& step, const Running& running) {
   const Average& average = *step.node->as<Average>();
   const PoolingProblem& p = average.problem;
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  const kernels::MaximumWindows windows{.src = nullptr,
-                                        .dst = nullptr,
-                                        .lanes = p.format.block,
-                                        .in = as_3d(at::IntArrayRef(p.src_dims).slice(2), 1),
-                                        .out = as_3d(at::IntArrayRef(p.dst_dims).slice(2), 1),
-                                        .kernel = as_3d(p.kernel, 1),
-                                        .stride = as_3d(p.stride, 1),
-                                        .padding = as_3d(p.padding, 0),
-                                        .dilation = as_3d(p.dilation, 1)};
+  const kernels::Averages averages{.windows = windows_of(p),
+                                   .divisor = p.divisor,
+                                   .of_window = p.kind == Pooling::kAverageOfWindow};
+  const kernels::PoolingWindows& windows = averages.windows;
   const std::int64_t channels = p.dst_dims[1];
   const std::int64_t rows =
       p.dst_dims[0] * p.format.blocks(channels) * windows.out[0] * windows.out[1];
   const std::int64_t cost = windows.out[2] * windows.lanes * c10::multiply_integers(p.kernel);
   const bool has_tail = p.format.tail(channels) > 0;
-  const auto run = [&tensors = running.tensors, src, dst, windows, rows, cost, has_tail, channels,
+  const auto run = [&tensors = running.tensors, src, dst, averages, rows, cost, has_tail, channels,
                     from = average.src.quantizer(),
-                    to = average.dst ? std::optional(average.dst->quantizer()) : std::nullopt,
-                    of_window = p.kind == Pooling::kAverageOfWindow] {
-    kernels::AverageOfBytes of_tensors{
-        .windows = windows, .src = from, .dst = to ? &*to : nullptr, .of_window = of_window};
-    of_tensors.windows.src = tensors[src].const_data_ptr();
-    of_tensors.windows.dst = tensors[dst].mutable_data_ptr();
+                    to = average.dst ? std::optional(average.dst->quantizer()) : std::nullopt] {
+    kernels::AveragesOfBytes of_tensors{
+        .averages = averages, .src = from, .dst = to ? &*to : nullptr};
+    of_tensors.averages.windows.src = tensors[src].const_data_ptr();
+    of_tensors.averages.windows.dst = tensors[dst].mutable_data_ptr();
     parallel_units(rows, cost, [&](std::int64_t begin, std::int64_t end) {
       kernels::kernels().average_bytes(of_tensors, begin, end);
     });
