@@ -21,7 +21,7 @@ struct DirectSegment {
 // first weight.
 struct DirectTiles {
   const float* src;
-  std::int64_t src_step;          // of rows
+  std::int64_t src_step;          // of direct_row_tiles
   const DirectSegment* segments;  // `count`, and one more, which is prefetched only
   std::int64_t count;
   const float* weights;   // [lanes, vectors * width]

@@ -6,7 +6,7 @@
 // theirs at equal distances. Where that is so in src already (1x1, stride 1, the block as wide as a
 // vector) src is read in place; elsewhere it is first copied to a band of slots, which also does
 // away with padding and strides. With few input channels the band is planes of pixels, not pixels
-// of lanes, so that no lane is wasted.
+// of lanes, so that no lane is wasted; their rows keep their order, and pixels are a stride apart.
 //
 // Work is shared out as (band of output pixels, group of output channels). Sums are parts of a
 // fixed number of lanes, so the blocking changes no bit of the result.
@@ -171,7 +171,7 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
         .w_slots = cut.axes[2].slots,
         .runs = runs.data(),
         .run_count = static_cast<std::int64_t>(runs.size()),
-        .w_stride = d.stride[2]});
+        .w_stride = d.whole_rows() ? 1 : d.stride[2]});
 }
 
 // What all rows of a band and a group of output channels have in common.
@@ -182,7 +182,7 @@ kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
   const std::int64_t lane = group.first % d.dst_block;
   kernels::DirectTiles tiles{
       .src = nullptr,
-      .src_step = 0,
+      .src_step = d.pixel_step(),
       .segments = nullptr,
       .count = 0,
       .weights = static_cast<const float*>(buffers.weights) + group.first * d.lanes(),
@@ -237,12 +237,15 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   // Rows that follow each other without a gap, and meet the same taps, run as one long row.
   const auto reach = cut.reach_of.begin() + first_row;
   const bool merge =
-      d.whole() && pitch == band.columns && band.columns == d.out[2] && d.kernel[1] == 1 &&
+      d.whole() && d.pixel_step() == step && pitch == band.columns && band.columns == d.out[2] &&
+      d.kernel[1] == 1 &&
       std::all_of(reach, reach + band.rows, [&](auto each) { return each == *reach; });
   const std::int64_t rows = merge ? 1 : band.rows;
   tiles.pixels = merge ? band.rows * band.columns : band.columns;
   tiles.rows = rows;
-  const auto run = d.planes ? d.kernels->direct_plane_tiles : d.kernels->direct_tiles;
+  const auto run = !d.planes             ? d.kernels->direct_tiles
+                   : d.pixel_step() == 1 ? d.kernels->direct_plane_tiles
+                                         : d.kernels->direct_row_tiles;
   const std::int64_t steps = ceil_div(d.ic, step);
   for (std::int64_t first = 0; first < steps; first += cut.part_steps) {
     const std::int64_t count = std::min(cut.part_steps, steps - first);
@@ -520,7 +523,8 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
   const Group& last = first.groups.back();
   std::string format =
       text("direct/", first.sizes().width, "/", first.groups[0].vectors, "/", last.first, "/",
-           last.vectors, first.planes ? "/planes" : "", p.transposed ? "/transposed" : "");
+           last.vectors, first.planes ? text("/planes", taps_in_order(first)) : "",
+           p.transposed ? "/transposed" : "");
   if (is_upsampling(p)) format += text("/", p.stride, p.padding, p.dilation, p.dst_dims);
   return ConvolutionPlan{
       .weights_format = std::move(format),

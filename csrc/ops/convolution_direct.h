@@ -42,6 +42,10 @@ struct Direct {
   std::int64_t lanes() const { return taps() * ic; }
   // Channels whose weights for one tap follow each other: those of a vector, or one of a plane.
   std::int64_t step() const { return planes ? 1 : sizes().width; }
+  // Whether rows of planes stay as they are: then the taps along w are lanes of one segment,
+  // whatever the stride, and pixels are one stride apart.
+  bool whole_rows() const { return planes && dilation[2] == 1; }
+  std::int64_t pixel_step() const { return whole_rows() ? stride[2] : step(); }
   std::int64_t src_blocks() const { return ceil_div(ic, src_block); }
   std::int64_t dst_blocks() const { return ceil_div(oc, dst_block); }
   bool whole() const { return dst_step == Sizes3{1, 1, 1}; }  // its outputs are all of dst
@@ -54,8 +58,8 @@ struct Direct {
 // The phases of the problem: one unless it is transposed with strides. None if one has no taps.
 std::vector<Direct> phases_of(const Problem& p);
 
-// The taps along w in the order of their weights: those of planes that meet common positions side
-// by side, so that they are lanes of one segment.
+// The taps along w in the order of their weights: those of dilated planes that meet common
+// positions side by side, so that they are lanes of one segment.
 std::vector<std::int64_t> taps_in_order(const Direct& d);
 
 // How the positions of one dim that `count` outputs meet are laid out in slots: those of tap k are

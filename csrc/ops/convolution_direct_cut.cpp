@@ -111,7 +111,7 @@ std::vector<Direct> phases_of(const Problem& p) {
 std::vector<std::int64_t> taps_in_order(const Direct& d) {
   std::vector<std::int64_t> taps(static_cast<std::size_t>(d.kernel[2]));
   std::iota(taps.begin(), taps.end(), 0);
-  if (d.planes) {
+  if (d.planes && !d.whole_rows()) {
     std::ranges::stable_sort(taps, {},
                              [&](std::int64_t tap) { return tap * d.dilation[2] % d.stride[2]; });
   }
@@ -145,16 +145,20 @@ Axis axis_of(std::int64_t kernel, std::int64_t stride, std::int64_t dilation, st
   return axis;
 }
 
+// Under so many outputs.
+Axis axis_of(const Direct& d, std::size_t i, std::int64_t outputs) {
+  if (i < 2 || !d.whole_rows()) return axis_of(d.kernel[i], d.stride[i], d.dilation[i], outputs);
+  return axis_of(d.kernel[2], 1, 1, (outputs - 1) * d.stride[2] + 1);
+}
+
 }  // namespace
 
 std::int64_t band_floats(const Direct& d, std::int64_t rows, std::int64_t columns) {
   const std::int64_t width = d.sizes().width;
   const std::int64_t channels = d.planes ? d.ic : ceil_div(d.ic, width) * width;
   if (d.in_place) return channels * rows * columns;
-  std::int64_t slots = axis_of(d.kernel[0], d.stride[0], d.dilation[0], 1).slots;
-  slots *= axis_of(d.kernel[1], d.stride[1], d.dilation[1], rows).slots;
-  slots *= axis_of(d.kernel[2], d.stride[2], d.dilation[2], columns).slots;
-  return channels * slots;
+  return channels * axis_of(d, 0, 1).slots * axis_of(d, 1, rows).slots *
+         axis_of(d, 2, columns).slots;
 }
 
 namespace {
@@ -289,7 +293,7 @@ Cut cut_of(const Direct& d) {
   choose_band(d, cut);
   const Sizes3 counts{1, cut.rows, cut.columns};
   for (std::size_t i = 0; i < 3; ++i) {
-    cut.axes[i] = axis_of(d.kernel[i], d.stride[i], d.dilation[i], counts[i]);
+    cut.axes[i] = axis_of(d, i, counts[i]);
   }
   make_reaches(d, cut);
   cut.part_steps = part_steps_of(d);
