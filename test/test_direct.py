@@ -240,3 +240,12 @@ def test_choice(dims, out_channels, kernel, arguments, expected):
             is_tiled = dims[1] > 24 and (kernel, arguments.get("stride")) != (1, 2)
             by_tiles = _C.isa() == "amx" and block == 16 and is_tiled
             assert _C.last_implementation("convolution") == ("amx" if by_tiles else name)
+
+
+def test_one_weight_at_two_strides():
+    """Taps of dilated planes are packed in an order that depends on the stride."""
+    weight = torch.nn.Parameter(layer((1, 3, 9, 9), 16, (3, 3))[1])
+    input = torch.randn(1, 3, 12, 15)
+    for stride in (2, 1, 2):
+        arguments = {"stride": stride, "dilation": (1, 2), "padding": 2}
+        check(F.conv2d, input, weight, None, torch_blocked.native_blocks()[0], **arguments)
