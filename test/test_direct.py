@@ -34,7 +34,7 @@ LAYERS = (
     ((1, 3, 48, 32), 20, (16, 16), {"stride": 16}),
     ((1, 3, 11, 19), 9, (5, 3), {"stride": (2, 4), "padding": 1}),
     ((2, 4, 9, 2), 9, (1, 1), {"stride": 2}),  # rows of one output
-    ((1, 2, 12, 15), 17, (3, 3), {"stride": 2, "dilation": (1, 2), "padding": 2}),
+    ((1, 2, 12, 15), 17, (3, 3), {"stride": 2, "dilation": (1, 3), "padding": 3}),
     ((1, 40, 15, 29), 72, (3, 3), {"stride": 2, "padding": 1}),
     ((1, 160, 8, 7), 24, (3, 3), {"padding": 1}),
     ((2, 17, 6, 30), 17, (5, 5), {"padding": 2}),
@@ -247,5 +247,5 @@ def test_one_weight_at_two_strides():
     weight = torch.nn.Parameter(layer((1, 3, 9, 9), 16, (3, 3))[1])
     input = torch.randn(1, 3, 12, 15)
     for stride in (2, 1, 2):
-        arguments = {"stride": stride, "dilation": (1, 2), "padding": 2}
+        arguments = {"stride": stride, "dilation": (1, 3), "padding": 3}
         check(F.conv2d, input, weight, None, torch_blocked.native_blocks()[0], **arguments)
