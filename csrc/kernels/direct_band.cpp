@@ -99,30 +99,10 @@ void fill_planes(const DirectBand& band, std::int64_t channel) {
   });
 }
 
-// One channel of a plain src, whose positions lie side by side in src and in slots.
-void copy_plane(const DirectBand& band, std::int64_t channel) {
-  const float* first = band.src + channel * band.block_stride;
-  float* to = band.slots + channel * band.d_slots * band.h_slots * band.w_slots;
-  fill_rows<1>(band, to, [&](std::int64_t offset, float* slots) {
-    for (std::int64_t i = 0; i < band.run_count; ++i) {
-      const DirectRun& run = band.runs[i];
-      const std::int64_t begin = std::clamp<std::int64_t>(-run.first, 0, run.count),
-                         end = std::clamp(band.in[2] - run.first, begin, run.count);
-      float* slot = slots + run.slot;
-      std::fill_n(slot, begin, 0.f);
-      std::copy_n(first + offset + run.first + begin, end - begin, slot + begin);
-      std::fill_n(slot + end, run.count - end, 0.f);
-    }
-  });
-}
-
 }  // namespace
 
 void direct_plane_band(const DirectBand& band) {
   std::int64_t channel = 0;
-  if (band.block == 1 && band.w_stride == 1) {
-    for (; channel < band.channels; ++channel) copy_plane(band, channel);
-  }
   if (band.block > 1) {
     for (; channel + 3 <= band.channels && channel % band.block + 3 <= band.block; channel += 3) {
       fill_planes<3>(band, channel);
