@@ -11,7 +11,7 @@
 
 #include "format/sizes.h"
 #include "kernels/finish.h"
-#include "kernels/unrolled.h"
+#include "kernels/register_tile.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
@@ -72,89 +72,100 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
 }
 
 template <int kPixels, int kVectors>
-struct Sums {
-  Vec values[kPixels * kVectors];
-
-  // Never constructed without values: GCC would clear them in memory, and leave them there.
-  template <int... i>
-  TORCH_BLOCKED_INLINE Sums(const Vec* start, std::integer_sequence<int, i...>)
-      : values{start[i % kVectors]...} {}
-  TORCH_BLOCKED_INLINE explicit Sums(const Vec* start)
-      : Sums(start, std::make_integer_sequence<int, kPixels * kVectors>()) {}
-
-  TORCH_BLOCKED_INLINE Vec& operator()(int i, int j) { return values[i * kVectors + j]; }
-};
+using FloatSums = Sums<Vec, kPixels, kVectors>;
 
 // Floats from one pixel to the next: kStep, or what the arguments say if that is kAnyStep.
 constexpr int kAnyStep = 0;
+
+constexpr int kLine = 16;  // floats of a cache line
 
 template <int kStep>
 TORCH_BLOCKED_INLINE inline std::int64_t step_of(const DirectTiles& t) {
   return kStep == kAnyStep ? t.src_step : kStep;
 }
 
-// The weights that come next, of which each tile prefetches a share, some floats further on with
-// each lane. Were it the first tiles alone, they would wait for memory, which then idles: 512@7
-// 3x3, weights from memory, takes 2.87 ms on Zen 3, and 3.13 so.
-struct Ahead {
-  const float *next, *end;
-  std::int64_t step = 0;  // of a lane
+// What the tiles of a call have in common as they go through its segments.
+struct Walk {
+  // The weights that come next, of which each tile prefetches a share, some floats further on with
+  // each lane. Were it the first tiles alone, they would wait for memory, which then idles: 512@7
+  // 3x3, weights from memory, takes 2.87 ms on Zen 3, and 3.13 so.
+  const float *ahead, *end;
+  std::int64_t step = 0;     // of a lane
+  bool is_unrolled = false;  // all segments have multiples of kUnrolledLanes<Floats>
 
-  Ahead(const DirectTiles& t, std::int64_t row_tiles) : next(t.weights + t.ahead), end(next) {
+  Walk(const DirectTiles& t, std::int64_t row_tiles) : ahead(t.weights + t.ahead), end(ahead) {
     if (t.count == 0) return;  // outputs that see padding only
     const DirectSegment &first = t.segments[0], &last = t.segments[t.count - 1];
     const std::int64_t wide = t.vectors * kWidth, lanes = last.weights + last.lanes - first.weights;
     step = ceil_div(wide, t.rows * row_tiles);
-    next += first.weights * wide;
-    end = next + lanes * wide;
-    next += t.row * row_tiles * lanes * step;
+    ahead += first.weights * wide;
+    end = ahead + lanes * wide;
+    ahead += t.row * row_tiles * lanes * step;
+    is_unrolled = std::all_of(t.segments, t.segments + t.count, [](const DirectSegment& each) {
+      return each.lanes % kUnrolledLanes<Floats> == 0;
+    });
   }
 };
 
-// sums = [kPixels, lanes of all segments] x weights
+// sums += [kPixels, lanes of all segments] x weights, kLanes at a time, of which each segment has a
+// multiple.
+template <int kStep, int kLanes, int kPixels, int kVectors>
+TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float* first, Walk& walk,
+                                              FloatSums<kPixels, kVectors>& sums) {
+  constexpr int kRow = kVectors * kWidth;
+  const std::int64_t step = step_of<kStep>(t);
+  const float* ahead = walk.ahead;
+  const std::int64_t ahead_step = ahead < walk.end ? walk.step : 0;
+  const DirectSegment* end = t.segments + t.count;
+  for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
+    const float* src = first + segment->offset;
+    const float* weights = t.weights + segment->weights * kRow;
+    // Pixels of the next segment, a channel block away, where no hardware looks ahead. Without it
+    // AVX2 loses up to 15 %.
+    const float* next = first + segment[1].offset;
+    // Of blocks a segment has no more.
+    const std::int64_t lanes = kLanes > 1 && kStep == kWidth ? kLanes : segment->lanes;
+    for (const float* src_end = src + lanes; src < src_end; src += kLanes) {
+      // Rows are one stream.
+      if constexpr (kStep != kAnyStep) {
+        for (int i = 0; i < (kLanes > 1 ? kPixels : 1); i += std::max(1, kLine / kStep)) {
+          __builtin_prefetch(next + i * step);
+        }
+      }
+      prefetch_share<kLanes>(ahead, ahead_step);
+      ahead += kLanes * ahead_step;
+      next += kLanes * step;
+      unrolled<kLanes>([&]<int lane>() TORCH_BLOCKED_INLINE {
+        add_lane<Floats, kPixels, kVectors>(src + lane, step, weights + lane * kRow, sums.values);
+      });
+      weights += kLanes * kRow;
+    }
+  }
+  walk.ahead = ahead;
+}
+
+// The bias, and the products.
 template <int kStep, int kPixels, int kVectors>
-TORCH_BLOCKED_INLINE inline Sums<kPixels, kVectors> multiply(const DirectTiles& t,
-                                                             const float* first, Ahead& ahead) {
-  // The sums begin with the bias.
+TORCH_BLOCKED_INLINE inline FloatSums<kPixels, kVectors> multiply(const DirectTiles& t,
+                                                                  const float* first, Walk& walk) {
   Vec start[kVectors];
   unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
     start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
   });
-  Sums<kPixels, kVectors> sums(start);
-  const std::int64_t step = step_of<kStep>(t);
-  const float* prefetched = ahead.next;
-  const std::int64_t prefetch_step = prefetched < ahead.end ? ahead.step : 0;
-  const DirectSegment* end = t.segments + t.count;
-  for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
-    const float* src = first + segment->offset;
-    const float* weights = t.weights + segment->weights * (kVectors * kWidth);
-    // One pixel of the next segment with each lane: they are a channel block away, where no
-    // hardware looks ahead. Without it AVX2 loses up to 15 %.
-    const float* next = first + segment[1].offset;
-    for (const float* src_end = src + segment->lanes; src < src_end; ++src) {
-      if constexpr (kStep != kAnyStep) __builtin_prefetch(next);  // rows are one stream
-      __builtin_prefetch(prefetched, 0, 2);
-      prefetched += prefetch_step;
-      next += step;
-      Vec w[kVectors];
-      unrolled<kVectors>([&]<int j>()
-                             TORCH_BLOCKED_INLINE { w[j] = Vec::loadu(weights + j * kWidth); });
-      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
-        const Vec x(src[i * step]);
-        unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
-          sums(i, j) = at::vec::fmadd(x, w[j], sums(i, j));
-        });
-      });
-      weights += kVectors * kWidth;
-    }
+  FloatSums<kPixels, kVectors> sums(start);
+  constexpr int kUnrolled = kUnrolledLanes<Floats>;
+  if (kUnrolled > 1 && walk.is_unrolled) {
+    add_segments<kStep, kUnrolled>(t, first, walk, sums);
+  } else {
+    add_segments<kStep, 1>(t, first, walk, sums);
   }
-  ahead.next = prefetched;
   return sums;
 }
 
 // Clamp, and zeros in the lanes that are no channels.
 template <int kPixels, int kVectors>
-TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels, kVectors>& sums) {
+TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
+                                             FloatSums<kPixels, kVectors>& sums) {
   if (t.activation.kind == Activation::Kind::kClamp) {
     const Vec least(t.activation.alpha), most(t.activation.beta);
     for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
@@ -172,7 +183,7 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t, Sums<kPixels,
 }
 
 template <int kStep, int kPixels, int kVectors>
-void tiles(const DirectTiles& t, const float* src, float* dst, Ahead& ahead, std::int64_t count) {
+void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::int64_t count) {
   const std::int64_t step = step_of<kStep>(t);
   for (; count > 0; --count, src += kPixels * step, dst += kPixels * t.dst_step) {
     // What is stored at the end is on its way by then: [3136, 96] -> 384 otherwise waits for a
@@ -182,7 +193,7 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Ahead& ahead, std
         __builtin_prefetch(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step, 1);
       });
     }
-    Sums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, ahead);
+    FloatSums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, walk);
     // What the sums are added to: the residual, which may be dst itself, or the parts before this.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
     if (begun) {
@@ -213,7 +224,7 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Ahead& ahead, std
   }
 }
 
-using Tiles = void (*)(const DirectTiles&, const float*, float*, Ahead&, std::int64_t);
+using Tiles = void (*)(const DirectTiles&, const float*, float*, Walk&, std::int64_t);
 constexpr std::size_t kMostPixels = *std::ranges::max_element(kTilePixels);
 
 template <int kStep, int kVectors, int... i>
@@ -236,11 +247,11 @@ void run(const DirectTiles& t) {
   const std::int64_t count = (t.pixels + most - 1) / most;
   const std::int64_t least = t.pixels / count, larger = t.pixels % count;
   const auto& row = kTiles<kStep>[vectors];
-  Ahead ahead(t, count);
-  if (larger > 0) row[static_cast<std::size_t>(least)](t, t.src, t.dst, ahead, larger);
+  Walk walk(t, count);
+  if (larger > 0) row[static_cast<std::size_t>(least)](t, t.src, t.dst, walk, larger);
   const std::int64_t done = larger * (least + 1);
   row[static_cast<std::size_t>(least - 1)](t, t.src + done * step_of<kStep>(t),
-                                           t.dst + done * t.dst_step, ahead, count - larger);
+                                           t.dst + done * t.dst_step, walk, count - larger);
 }
 
 }  // namespace

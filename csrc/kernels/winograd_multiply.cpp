@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "kernels/register_tile.h"
 #include "kernels/winograd_order.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -11,51 +12,70 @@ namespace {
 template <typename Products>
 constexpr bool kIsFixed = requires { Products::kLargest; };
 
+template <typename Products, int kTiles, int kVectors>
+using SumsOf = Sums<typename Products::Sum, kTiles, kVectors>;
+
 template <typename Products>
 constexpr bool kIsWhole = std::is_same_v<typename Products::Sum, Index>;
+
+// sums += v u, kLanes at a time, of which there is a multiple. Prefetches `share` numbers from
+// `ahead` on with each row of u.
+template <int kLanes, typename Products, int kTiles, int kVectors>
+TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
+                                            const typename Products::Number* u, std::int64_t ic,
+                                            const typename Products::Number* ahead,
+                                            std::int64_t share,
+                                            SumsOf<Products, kTiles, kVectors>& sums) {
+  constexpr int kRow = kVectors * kWidth * Products::kChannels;
+  constexpr int kStep = kLanes * Products::kChannels;
+  // Where Products::kSumVectors, the sums of the vectors before.
+  [[maybe_unused]] SumsOf<Products, kTiles, kVectors> total = sums;
+  for (; ic > 0; ic -= kWidth, v += kTiles * kWidth) {
+    const auto add_lanes = [&](const auto* lane) TORCH_BLOCKED_INLINE {
+      prefetch_share<kLanes>(ahead, share);
+      unrolled<kLanes>([&]<int i>() TORCH_BLOCKED_INLINE {
+        add_lane<Products, kTiles, kVectors>(lane + i * Products::kChannels, kWidth, u + i * kRow,
+                                             sums.values);
+      });
+      u += kLanes * kRow;
+      ahead += kLanes * share;
+    };
+    if constexpr (kStep == kWidth) {
+      add_lanes(v);
+    } else {
+      const auto* end = v + std::min(ic, kWidth);
+      for (const auto* lane = v; lane < end; lane += kStep) add_lanes(lane);
+    }
+    if constexpr (!Products::kSumVectors) continue;
+    unrolled<kTiles * kVectors>([&]<int i>() TORCH_BLOCKED_INLINE {
+      total.values[i] = total.values[i] + sums.values[i];
+      sums.values[i] = typename Products::Sum(0);
+    });
+  }
+  if constexpr (Products::kSumVectors) sums = total;
+}
 
 // v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kGroupChannels] = v u;
 // u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that `is_begun` it is added. In fixed point
 // each tile has a scale.
-// Prefetches the line `ahead`, which is `share` numbers further on with each row of u.
 template <typename Products, int kTiles, int kVectors, typename Number = Products::Number>
 void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead,
               std::int64_t share, bool is_begun, const float* scales) {
-  constexpr int kRow = kVectors * kWidth * Products::kChannels;
-  constexpr int kSums = kTiles * kVectors;
   using Sum = typename Products::Sum;
-  Sum total[kSums], sum[kSums];
-#pragma GCC unroll 32
-  for (int i = 0; i < kSums; ++i) total[i] = sum[i] = Sum(0);
-  for (; ic > 0; ic -= kWidth, v += kTiles * kWidth) {
-    const Number* end = v + std::min(ic, kWidth);
-    for (const Number* lane = v; lane < end;
-         lane += Products::kChannels, u += kRow, ahead += share) {
-      __builtin_prefetch(ahead, 0, 2);
-      typename Products::Weights w[kVectors];
-#pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) w[j] = Products::weights(u + j * kRow / kVectors);
-#pragma GCC unroll 16
-      for (int i = 0; i < kTiles; ++i) {
-        const auto x = Products::repeat(lane + i * kWidth);
-#pragma GCC unroll 2
-        for (int j = 0; j < kVectors; ++j) {
-          sum[i * kVectors + j] = Products::add(sum[i * kVectors + j], x, w[j]);
-        }
-      }
-    }
-    if constexpr (!Products::kSumVectors) continue;
-#pragma GCC unroll 16
-    for (int i = 0; i < kSums; ++i) {
-      total[i] = total[i] + sum[i];
-      sum[i] = Sum(0);
-    }
+  constexpr int kUnrolled = kUnrolledLanes<Products>;
+  Sum zeros[kVectors];
+  unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE { zeros[j] = Sum(0); });
+  SumsOf<Products, kTiles, kVectors> sums(zeros);
+  if (kUnrolled > 1 && ic % kUnrolled == 0) {
+    add_inputs<kUnrolled, Products, kTiles, kVectors>(v, u, ic, ahead, share, sums);
+  } else {
+    add_inputs<1, Products, kTiles, kVectors>(v, u, ic, ahead, share, sums);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kTiles; ++i) {
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      const Sum& all = (Products::kSumVectors ? total : sum)[i * kVectors + j];
+      const Sum& all = sums(i, j);
       float* to = m + i * kGroupChannels + j * kWidth;
       if constexpr (kIsWhole<Products>) {
         const Vec value = kIsFixed<Products> ? to_floats(all) * Vec(scales[i]) : to_floats(all);
