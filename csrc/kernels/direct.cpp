@@ -90,8 +90,7 @@ struct Walk {
   // each lane. Were it the first tiles alone, they would wait for memory, which then idles: 512@7
   // 3x3, weights from memory, takes 2.87 ms on Zen 3, and 3.13 so.
   const float *ahead, *end;
-  std::int64_t step = 0;     // of a lane
-  bool is_unrolled = false;  // all segments have multiples of kUnrolledLanes<Floats>
+  std::int64_t step = 0;  // of a lane
 
   Walk(const DirectTiles& t, std::int64_t row_tiles) : ahead(t.weights + t.ahead), end(ahead) {
     if (t.count == 0) return;  // outputs that see padding only
@@ -101,9 +100,6 @@ struct Walk {
     ahead += first.weights * wide;
     end = ahead + lanes * wide;
     ahead += t.row * row_tiles * lanes * step;
-    is_unrolled = std::all_of(t.segments, t.segments + t.count, [](const DirectSegment& each) {
-      return each.lanes % kUnrolledLanes<Floats> == 0;
-    });
   }
 };
 
@@ -124,7 +120,7 @@ TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float*
     // AVX2 loses up to 15 %.
     const float* next = first + segment[1].offset;
     // Of blocks a segment has no more.
-    const std::int64_t lanes = kLanes > 1 && kStep == kWidth ? kLanes : segment->lanes;
+    const std::int64_t lanes = kLanes == kWidth && kStep == kWidth ? kLanes : segment->lanes;
     for (const float* src_end = src + lanes; src < src_end; src += kLanes) {
       // Rows are one stream.
       if constexpr (kStep != kAnyStep) {
@@ -145,7 +141,7 @@ TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float*
 }
 
 // The bias, and the products.
-template <int kStep, int kPixels, int kVectors>
+template <int kStep, int kLanes, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline FloatSums<kPixels, kVectors> multiply(const DirectTiles& t,
                                                                   const float* first, Walk& walk) {
   Vec start[kVectors];
@@ -153,12 +149,7 @@ TORCH_BLOCKED_INLINE inline FloatSums<kPixels, kVectors> multiply(const DirectTi
     start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
   });
   FloatSums<kPixels, kVectors> sums(start);
-  constexpr int kUnrolled = kUnrolledLanes<Floats>;
-  if (kUnrolled > 1 && walk.is_unrolled) {
-    add_segments<kStep, kUnrolled>(t, first, walk, sums);
-  } else {
-    add_segments<kStep, 1>(t, first, walk, sums);
-  }
+  add_segments<kStep, kLanes>(t, first, walk, sums);
   return sums;
 }
 
@@ -182,7 +173,7 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
   }
 }
 
-template <int kStep, int kPixels, int kVectors>
+template <int kStep, int kLanes, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::int64_t count) {
   const std::int64_t step = step_of<kStep>(t);
   for (; count > 0; --count, src += kPixels * step, dst += kPixels * t.dst_step) {
@@ -193,7 +184,7 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::
         __builtin_prefetch(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step, 1);
       });
     }
-    FloatSums<kPixels, kVectors> sums = multiply<kStep, kPixels, kVectors>(t, src, walk);
+    FloatSums<kPixels, kVectors> sums = multiply<kStep, kLanes, kPixels, kVectors>(t, src, walk);
     // What the sums are added to: the residual, which may be dst itself, or the parts before this.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
     if (begun) {
@@ -227,31 +218,43 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::
 using Tiles = void (*)(const DirectTiles&, const float*, float*, Walk&, std::int64_t);
 constexpr std::size_t kMostPixels = *std::ranges::max_element(kTilePixels);
 
-template <int kStep, int kVectors, int... i>
+template <int kStep, int kLanes, int kVectors, int... i>
 constexpr std::array<Tiles, kMostPixels> tiles_of(std::integer_sequence<int, i...>) {
-  return {tiles<kStep, i + 1, kVectors>...};
+  return {tiles<kStep, kLanes, i + 1, kVectors>...};
 }
 
 // [vectors - 1][pixels - 1]
-template <int kStep>
+template <int kStep, int kLanes>
 constexpr std::array<std::array<Tiles, kMostPixels>, 3> kTiles{
-    tiles_of<kStep, 1>(std::make_integer_sequence<int, kTilePixels[0]>()),
-    tiles_of<kStep, 2>(std::make_integer_sequence<int, kTilePixels[1]>()),
-    tiles_of<kStep, 3>(std::make_integer_sequence<int, kTilePixels[2]>())};
+    tiles_of<kStep, kLanes, 1>(std::make_integer_sequence<int, kTilePixels[0]>()),
+    tiles_of<kStep, kLanes, 2>(std::make_integer_sequence<int, kTilePixels[1]>()),
+    tiles_of<kStep, kLanes, 3>(std::make_integer_sequence<int, kTilePixels[2]>())};
 
 // The pixels in tiles that differ by one pixel at most, so that no small one is left over.
-template <int kStep>
+template <int kStep, int kLanes>
 void run(const DirectTiles& t) {
   const auto vectors = static_cast<std::size_t>(t.vectors - 1);
   const std::int64_t most = kTilePixels[vectors];
   const std::int64_t count = (t.pixels + most - 1) / most;
   const std::int64_t least = t.pixels / count, larger = t.pixels % count;
-  const auto& row = kTiles<kStep>[vectors];
+  const auto& row = kTiles<kStep, kLanes>[vectors];
   Walk walk(t, count);
   if (larger > 0) row[static_cast<std::size_t>(least)](t, t.src, t.dst, walk, larger);
   const std::int64_t done = larger * (least + 1);
   row[static_cast<std::size_t>(least - 1)](t, t.src + done * step_of<kStep>(t),
                                            t.dst + done * t.dst_step, walk, count - larger);
+}
+
+// With the first of kLanes of which all segments have multiples.
+template <int kStep, int kLanes, int... kOthers>
+void run_unrolled(const DirectTiles& t) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    const auto has_multiple = [](const DirectSegment& each) { return each.lanes % kLanes == 0; };
+    if (!std::all_of(t.segments, t.segments + t.count, has_multiple)) {
+      return run_unrolled<kStep, kOthers...>(t);
+    }
+  }
+  run<kStep, kLanes>(t);
 }
 
 }  // namespace
@@ -263,10 +266,20 @@ constinit const DirectSizes direct_sizes{.width = kWidth,
                                          .lanes = kPartLanes,
                                          .band_bytes = kBandBytes};
 
-void direct_tiles(const DirectTiles& t) { run<kWidth>(t); }
+// Unrolled where that saves instructions: blocks, those that channels fill half, and rows; the taps
+// of first layers, of which planes have a segment for each row.
+#if defined(CPU_CAPABILITY_AVX2)
+void direct_tiles(const DirectTiles& t) { run_unrolled<kWidth, 8, 4, 1>(t); }
 
-void direct_plane_tiles(const DirectTiles& t) { run<1>(t); }
+void direct_plane_tiles(const DirectTiles& t) { run_unrolled<1, 3, 7, 1>(t); }
 
-void direct_row_tiles(const DirectTiles& t) { run<kAnyStep>(t); }
+void direct_row_tiles(const DirectTiles& t) { run_unrolled<kAnyStep, 8, 4, 3, 7, 1>(t); }
+#else
+void direct_tiles(const DirectTiles& t) { run<kWidth, 1>(t); }
+
+void direct_plane_tiles(const DirectTiles& t) { run<1, 1>(t); }
+
+void direct_row_tiles(const DirectTiles& t) { run<kAnyStep, 1>(t); }
+#endif
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY
