@@ -62,7 +62,7 @@ LAYERS = {
         BY_US,
         lambda c: norm(nn.InstanceNorm2d(c, affine=True)),
     ),
-    "prelu of channels": ("aten::prelu", BY_ATEN, lambda c: norm(nn.PReLU(c))),
+    "prelu of channels": ("aten::_prelu_kernel", BY_US, lambda c: norm(nn.PReLU(c))),
     "reflection_pad": ("aten::pad", BY_ATEN, lambda c: nn.ReflectionPad2d((1, 0, 2, 1))),
     "circular": ("aten::pad", BY_ATEN, lambda c: Op(lambda x: F.pad(x, (1, 1, 0, 1), "circular"))),
     "replicate": (
@@ -113,6 +113,16 @@ def test_layers_stay_blocked(name, channels):
                 each(empty)
     else:
         assert optimized(empty).shape == model(empty).shape
+
+
+@pytest.mark.any_isa
+def test_prelu_of_computed_slopes():
+    model = Between(Op(lambda x: F.prelu(x, x.abs().mean((0, 2, 3)))), 18).eval()
+    x = torch.randn(2, 5, 9, 7)
+    optimized = blocked(model, x)
+    row = step(optimized.plan(), "aten::prelu")
+    assert format_of_rank(2) in row and f" {BY_ATEN} " in row
+    assert_exact(model, optimized, x, tolerance=8)
 
 
 class Row(nn.Module):
@@ -252,8 +262,9 @@ def test_plain_formats_take_atens_op():
     x = torch.randn(2, 18, 9, 7)
     optimized = blocked(model, x)
     assert "reorder" not in optimized.plan()
-    for op in ("aten::group_norm", "aten::prelu", "aten::softmax"):
+    for op in ("aten::group_norm", "aten::softmax"):
         assert f" {BY_ATEN} " in step(optimized.plan(), op)
+    assert f" {BY_US} " in step(optimized.plan(), "aten::_prelu_kernel")
     assert torch.equal(optimized(x), model(x))
     last = blocked(nn.Sequential(nn.Conv2d(18, 2, 3), nn.GroupNorm(1, 2)).eval(), x)
     assert f" {BY_ATEN} " in step(last.plan(), "aten::group_norm")

@@ -242,6 +242,14 @@ def test_unary_ops(name):
     check_applied(model, optimized, (x,))
 
 
+def test_prelu_with_a_slope_for_each_channel():
+    model = Applied(17, lambda x, vector: F.prelu(x, vector.flatten()) * 2).eval()
+    x = torch.randn(2, 3, 7, 5)
+    optimized = tb.optimize(model, x, tune=False)
+    assert len(ops_of(optimized)) <= 3
+    check_applied(model, optimized, (x,))
+
+
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("other", ["image", "lanes", "pixels", "vector"])
 def test_binary_ops(name, other):

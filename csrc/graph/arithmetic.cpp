@@ -258,6 +258,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"hardswish", "", unary<Op::hardswish>},
     {"leaky_relu", "", leaky_relu},
     {"prelu", "", prelu},
+    {"_prelu_kernel", "", prelu},
     {"elu", "", elu},
     {"celu", "", celu},
     {"selu", "", selu},

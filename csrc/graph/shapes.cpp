@@ -509,7 +509,8 @@ using Rule = Metas (*)(const Call& call);
 // Ops without overload whose result is like their first argument, beside the pointwise ones.
 constexpr auto kSame = std::to_array<std::string_view>(
     {"log", "rsqrt", "clamp_max", "dropout", "feature_dropout", "alpha_dropout", "detach",
-     "contiguous", "clone", "batch_norm", "instance_norm", "group_norm", "layer_norm", "prelu"});
+     "contiguous", "clone", "batch_norm", "instance_norm", "group_norm", "layer_norm", "prelu",
+     "_prelu_kernel"});
 
 // Others, by "op.overload".
 struct Row {

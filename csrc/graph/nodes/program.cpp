@@ -81,6 +81,21 @@ bool may_join(const Rewrite& rewrite, const Node& node) {
   return fits;
 }
 
+// The slopes of prelu, one for each channel, as what broadcasts, [C, 1, 1]: a vector to a program.
+void find(Rewrite& rewrite) {
+  std::map<Value, at::Tensor>& constants = rewrite.graph.constants;
+  for (Node& node : rewrite.graph.nodes) {
+    if (node.name != "aten::prelu" || !constants.contains(node.read(1))) continue;
+    const at::Tensor slopes = constants.at(node.read(1));
+    const Dims& dims = rewrite.meta(node.output()).dims;
+    if (slopes.numel() == 1 || dims.size() < 3) continue;
+    Dims shape(dims.size() - 1, 1);
+    shape[0] = slopes.numel();
+    node.name = "aten::_prelu_kernel";  // prelu takes no such weight, its kernel does
+    node.arguments[1] = {ValueRef{add_constant(rewrite, slopes.reshape(shape))}};
+  }
+}
+
 // Values first, then vectors of constants, then numbers, which take no place in a program.
 int order_of(const Graph& graph, Value value) {
   const auto constant = graph.constants.find(value);
@@ -412,6 +427,7 @@ Prepared prepare(const Step& step, const Running& running) {
 
 constinit const NodeKind nodes::program = {
     .name = "program",
+    .find = find,
     .combine = combine,
     .results = results,
     .fixed = fixed,
