@@ -190,6 +190,11 @@ def examples():
             example(blocked(17, 16, 3, 9), 17, 3),
             example(blocked(4, 4, 1, 1), 4, 1),
         ],
+        "resample": [
+            example(blocked(9, 8, 5, 7), 9, [11, 4], 2, False, [0.0, 0.0]),
+            example(blocked(17, 16, 11), 17, [22], 0, False, [2.0]),
+            example(blocked(3, 4, 2, 4, 5), 3, [3, 3, 9], 2, True, [0.0, 0.0, 0.0]),
+        ],
         "pick_channels": [
             example(blocked(9, 8, 5, 7), 9, index_of_pixels(9, 5, 7)),
             example(blocked(17, 16, 11), 17, index_of_pixels(17, 11)),

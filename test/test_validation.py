@@ -92,6 +92,10 @@ def grid_sampler(input=PHYSICAL, channels=16, grid=GRID, mode=0, padding=0):
 SAMPLED = grid_sampler()
 
 
+def resample(input=PHYSICAL, channels=16, size=(5, 6), interpolation=2, scales=(0.0, 0.0)):
+    return OPS.resample(input, channels, size, interpolation, False, scales)
+
+
 def grid_sampler_backward(grad=SAMPLED, input=PHYSICAL, channels=16, grid=GRID, mode=0):
     return OPS.grid_sampler_backward(grad, input, channels, grid, mode, 0, False, [True] * 2)
 
@@ -318,6 +322,14 @@ DIRECT = {
         "grad-block": (ValueError, lambda: group_norm_backward(grad=OTHER_BLOCK)),
         "mean-size": (ValueError, lambda: group_norm_backward(mean=STATISTICS[:1])),
         "rstd-double": (ValueError, lambda: group_norm_backward(rstd=STATISTICS.double())),
+    },
+    "resample": {
+        "size": (ValueError, lambda: resample(size=(5,))),
+        "scales": (ValueError, lambda: resample(scales=(2.0,))),
+        "interpolation": (ValueError, lambda: resample(interpolation=3)),
+        "nothing": (ValueError, lambda: resample(size=(5, 0))),
+        "no-pixels": (ValueError, lambda: resample(input=PHYSICAL[:, :, :0])),
+        "double": (NotImplementedError, lambda: resample(PHYSICAL.double())),
     },
     "grid_sampler": {
         "grid-dims": (ValueError, lambda: grid_sampler(grid=GRID[0])),

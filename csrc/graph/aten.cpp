@@ -53,6 +53,14 @@ std::optional<Dims> integers(const Argument& argument, std::size_t spatial) {
   return dims;
 }
 
+std::optional<std::vector<double>> reals(const Argument& argument) {
+  const auto* list = std::get_if<std::vector<Argument>>(&argument.held);
+  if (!list || !std::ranges::all_of(*list, is_real)) return std::nullopt;
+  std::vector<double> numbers;
+  for (const Argument& item : *list) numbers.push_back(number(item, 0));
+  return numbers;
+}
+
 bool is_pointwise(std::string_view name) {
   return std::ranges::find(kPointwise, name) != kPointwise.end();
 }

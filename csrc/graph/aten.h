@@ -32,6 +32,9 @@ inline double number(const Argument& argument, double missing) {
 // it holds something else.
 std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
 
+// The numbers of a list of constants; nothing if it holds something else.
+std::optional<std::vector<double>> reals(const Argument& argument);
+
 // Whether an op of ATen, named without "aten::", computes each element of its result from the same
 // element of one tensor. Only ops that may keep a blocked tensor blocked are listed.
 bool is_pointwise(std::string_view name);

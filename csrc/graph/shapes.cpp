@@ -72,12 +72,9 @@ class Call {
     return *dims;
   }
   std::vector<double> numbers(std::size_t i) const {
-    std::vector<double> result;
-    for (const Argument& item : items(i)) {
-      require(item.is_constant() && item.constant().isScalar());
-      result.push_back(item.constant().toScalar().toDouble());
-    }
-    return result;
+    const auto numbers = reals(argument(i));
+    require(numbers.has_value());
+    return *numbers;
   }
   Metas tensors(std::size_t i) const {
     Metas result;
@@ -533,7 +530,9 @@ const std::vector<Row>& rows() {
       {adaptive_pooling<2>, {"adaptive_avg_pool2d."}},
       {adaptive_pooling<3>, {"adaptive_avg_pool3d."}},
       {resampling<2>,
-       {"upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec"}},
+       {"upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
+        "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec",
+        "_upsample_nearest_exact3d.vec"}},
       {resampling<3>,
        {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
         "upsample_bicubic2d.vec"}},

@@ -6,26 +6,50 @@ import torch
 
 from torch_blocked.ops.contract import implements
 from torch_blocked.ops.images import as_images, from_images, per_image
+from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
+_tb = torch.ops.torch_blocked
 
-_MODES = (
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-)
+# What torch_blocked::resample calls them.
+_INTERPOLATIONS = {
+    "upsample_nearest1d": 0,
+    "upsample_nearest2d": 0,
+    "upsample_nearest3d": 0,
+    "_upsample_nearest_exact1d": 1,
+    "_upsample_nearest_exact2d": 1,
+    "_upsample_nearest_exact3d": 1,
+    "upsample_linear1d": 2,
+    "upsample_bilinear2d": 2,
+    "upsample_trilinear3d": 2,
+}
 _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+_ALL = (*_INTERPOLATIONS, *_ANTIALIASED, "upsample_bicubic2d")
 
-for _mode in _MODES:
-    implements(getattr(aten, _mode).default)(per_image)
-for _mode in (*_MODES, *_ANTIALIASED):
+
+@implements(*(getattr(aten, mode).default for mode in _INTERPOLATIONS), takes="input: blocked")
+def resample(func, input, output_size, *rest):
+    """input [N, C, *in] -> [N, C, *output_size], nearest or linear; what ATen refuses, it does."""
+    spatial = len(output_size)
+    is_known = input._physical.dtype == torch.float32 and input.dim() == spatial + 2
+    if not is_known or input._physical.numel() == 0 or min(output_size) <= 0:
+        return per_image(func, input, output_size, *rest)
+    interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
+    align_corners, *scales = rest if interpolation == 2 else (False, *rest)
+    scales = [scale or 0.0 for scale in (*scales, *[None] * spatial)[:spatial]]
+    physical = _tb.resample(
+        input._physical, input._channels, output_size, interpolation, align_corners, scales
+    )
+    return BlockedTensor(physical, input._channels)
+
+
+@torch.library.register_fake("torch_blocked::resample")
+def _(input, channels, size, interpolation, align_corners, scales):
+    return input.new_empty(*input.shape[:2], *size, input.shape[-1])
+
+
+implements(aten.upsample_bicubic2d.default)(per_image)
+for _mode in _ALL:
     implements(getattr(aten, f"{_mode}_backward").default)(per_image)
 
 

@@ -1,5 +1,5 @@
 // Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
-// them: pooling, which has kernels of its own, and resampling. Means over the spatial dims become
+// them: pooling and resampling, which have kernels of their own. Means over the spatial dims become
 // poolings.
 #include "graph/nodes/pooling.h"
 
@@ -18,6 +18,7 @@
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
+#include "ops/resampling.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -32,30 +33,34 @@ struct Resampling {
 // Beside those with windows, which pooling_op knows. `into`: ATen's op into memory that is given.
 struct Resampler {
   std::string_view name;
+  std::optional<Interpolation> interpolation;  // what we have a kernel for
   void (*into)(const at::Tensor& src, const Resampling& r, at::Tensor& dst);
 };
 constexpr auto kResamplers = std::to_array<Resampler>(
-    {{"aten::adaptive_avg_pool2d", nullptr},
-     {"aten::adaptive_avg_pool3d", nullptr},
-     {"aten::upsample_nearest1d", nullptr},
-     {"aten::upsample_linear1d", nullptr},
-     {"aten::upsample_nearest2d",
+    {{"aten::adaptive_avg_pool2d", std::nullopt, nullptr},
+     {"aten::adaptive_avg_pool3d", std::nullopt, nullptr},
+     {"aten::upsample_nearest1d", Interpolation::kNearest, nullptr},
+     {"aten::upsample_linear1d", Interpolation::kLinear, nullptr},
+     {"aten::_upsample_nearest_exact1d", Interpolation::kNearestExact, nullptr},
+     {"aten::_upsample_nearest_exact2d", Interpolation::kNearestExact, nullptr},
+     {"aten::_upsample_nearest_exact3d", Interpolation::kNearestExact, nullptr},
+     {"aten::upsample_nearest2d", Interpolation::kNearest,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_nearest2d_out(dst, src, r.sizes, r.scales[0], r.scales[1]);
       }},
-     {"aten::upsample_bilinear2d",
+     {"aten::upsample_bilinear2d", Interpolation::kLinear,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bilinear2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
       }},
-     {"aten::upsample_bicubic2d",
+     {"aten::upsample_bicubic2d", std::nullopt,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bicubic2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
       }},
-     {"aten::upsample_nearest3d",
+     {"aten::upsample_nearest3d", Interpolation::kNearest,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_nearest3d_out(dst, src, r.sizes, r.scales[0], r.scales[1], r.scales[2]);
       }},
-     {"aten::upsample_trilinear3d",
+     {"aten::upsample_trilinear3d", Interpolation::kLinear,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_trilinear3d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1],
                                      r.scales[2]);
@@ -66,20 +71,34 @@ const Resampler* resampler(const Node& node) {
   return found == kResamplers.end() ? nullptr : found;
 }
 
-// (input, sizes or none, [align corners,] scales or none); nothing if it is another overload, or
-// one whose result ATen makes.
+// (input, sizes or none, [align corners,] scales or none); nothing if it is another overload.
 std::optional<Resampling> resampling_of(const Node& node, const Dims& dst) {
   const Resampler* row = resampler(node);
-  if (!row || !row->into || node.overload != "vec") return std::nullopt;
+  if (!row || node.overload != "vec") return std::nullopt;
   Resampling r{.sizes = Dims(dst.begin() + 2, dst.end()), .align_corners = false, .scales = {}};
   const Argument& scales = node.arguments.back();
   if (node.arguments.size() == 4) r.align_corners = node.arguments[2].constant().toBool();
   if (is_none(scales)) return r;
-  if (!scales.is_constant() || !scales.constant().isDoubleList()) return std::nullopt;
-  const auto list = scales.constant().toDoubleVector();
-  if (list.size() != r.sizes.size()) return std::nullopt;
-  std::ranges::copy(list, r.scales.begin());
+  const auto list = reals(scales);
+  if (!list || list->size() != r.sizes.size()) return std::nullopt;
+  std::ranges::copy(*list, r.scales.begin());
   return r;
+}
+
+// For the kernel of ours, where it takes a resampling in that format.
+std::optional<ResamplingProblem> resampling_problem(const Node& node,
+                                                    const std::vector<Meta>& metas, Format format) {
+  const Resampler* row = resampler(node);
+  if (!row || !row->interpolation || format == kPlain) return std::nullopt;
+  const Meta &src = metas[Uses::at(node.read(0))], &dst = metas[Uses::at(node.output())];
+  const auto r = resampling_of(node, dst.dims);
+  if (!r || dst.dtype != at::kFloat || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
+  return ResamplingProblem{.interpolation = *row->interpolation,
+                           .src_dims = src.dims,
+                           .dst_dims = dst.dims,
+                           .format = format,
+                           .align_corners = r->align_corners,
+                           .scales = r->scales};
 }
 
 bool flag(const Node& node, std::int64_t index) {
@@ -275,6 +294,10 @@ struct Choice {
 void plan(Planner& planner, const Node& node, Step& step) {
   const Format format = planner.home(node.output());
   if (format == kPlain) return;
+  if (auto resampling = resampling_problem(node, planner.metas(), format)) {
+    step.choice = *std::move(resampling);
+    return;
+  }
   const auto problem = pooling_problem(node, planner.metas(), format);
   const char* name = problem ? choose_pooling(*problem) : nullptr;
   if (name) step.choice = Choice{*problem, name};
@@ -282,8 +305,10 @@ void plan(Planner& planner, const Node& node, Step& step) {
 
 // In plain formats ATen makes a resampling's result.
 bool fills(const Step& step, const SlotPlan& dst) {
-  return step.choice.has_value() ||
-         (dst.format != kPlain && resampling_of(*step.node, dst.dims).has_value());
+  if (step.choice.has_value()) return true;
+  const Resampler* row = resampler(*step.node);
+  return dst.format != kPlain && row && row->into &&
+         resampling_of(*step.node, dst.dims).has_value();
 }
 
 Prepared prepare(const Step& step, const Running& running) {
@@ -295,6 +320,13 @@ Prepared prepare(const Step& step, const Running& running) {
                       src = step.reads.begin()->second,
                       dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); };
     return {run, loops_only};
+  }
+  if (const auto* problem = std::any_cast<ResamplingProblem>(&step.choice)) {
+    return {[run = plan_resampling(*problem), &tensors = running.tensors,
+             src = step.reads.begin()->second, dst] {
+              run(tensors[src].const_data_ptr<float>(), tensors[dst].mutable_data_ptr<float>());
+            },
+            true};
   }
   const SlotPlan& slot = running.plan.slots[dst];
   if (fills(step, slot)) {
@@ -354,6 +386,7 @@ std::vector<Rival> rivals(Planner& planner, const Step& step) {
 }
 
 std::string implementation(const Plan&, const Step& step) {
+  if (std::any_cast<ResamplingProblem>(&step.choice)) return "torch_blocked";
   const auto* choice = std::any_cast<Choice>(&step.choice);
   return choice ? choice->implementation : "aten";
 }

@@ -1,0 +1,194 @@
+#include "ops/resampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "format/errors.h"
+#include "kernels/grid_sampler.h"
+#include "kernels/kernels.h"
+#include "kernels/resampling.h"
+#include "ops/registered.h"
+#include "torch_blocked/threads.h"
+
+namespace torch_blocked {
+namespace {
+
+// What a position of dst is made of along one dim: src at `index`, [positions, taps].
+struct Axis {
+  std::int64_t src = 1, dst = 1, taps = 1;
+  std::vector<std::int64_t> index{0};
+  std::vector<float> weight{1};
+};
+
+// ATen's rules, UpSample.h: compute_scales_value, nearest_neighbor_compute_source_index and
+// area_pixel_compute_source_index, with float32 as there.
+Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
+  const bool linear = p.interpolation == Interpolation::kLinear;
+  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], linear ? 2 : 1, {}, {}};
+  const std::optional<double>& given = p.scales[dim];
+  float scale = given && *given > 0 ? static_cast<float>(1. / *given)
+                                    : static_cast<float>(axis.src) / static_cast<float>(axis.dst);
+  if (linear && p.align_corners) {
+    scale = axis.dst > 1 ? static_cast<float>(axis.src - 1) / static_cast<float>(axis.dst - 1) : 0;
+  }
+  const std::int64_t end = axis.src - 1;
+  for (std::int64_t at = 0; at < axis.dst; ++at) {
+    const auto position = static_cast<float>(at);
+    if (!linear) {
+      const float offset = p.interpolation == Interpolation::kNearestExact ? 0.5f : 0;
+      const auto from = static_cast<std::int64_t>(std::floor((position + offset) * scale));
+      axis.index.push_back(std::min(from, end));
+      axis.weight.push_back(1);
+      continue;
+    }
+    float real = p.align_corners ? scale * position : scale * (position + 0.5f) - 0.5f;
+    if (axis.src == axis.dst) real = position;
+    real = std::max(real, 0.f);
+    const std::int64_t first = std::min(static_cast<std::int64_t>(real), end);
+    const float rest = std::clamp(real - static_cast<float>(first), 0.f, 1.f);
+    axis.index.insert(axis.index.end(), {first, std::min(first + 1, end)});
+    axis.weight.insert(axis.weight.end(), {1 - rest, rest});
+  }
+  return axis;
+}
+
+// Rows of dst are sums of rows of src that are resampled along w, each of which is kept for the
+// rows of dst that come next.
+struct Resampling {
+  std::array<Axis, 3> axes;           // d, h, w
+  std::vector<std::int64_t> offsets;  // of w's taps, in elements
+  std::int64_t images, lanes;         // images of one block each; lanes of a pixel
+  const kernels::Kernels* kernels;
+
+  explicit Resampling(const ResamplingProblem& p)
+      : images(p.src_dims[0] * (p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1)),
+        lanes(p.format.is_blocked() ? p.format.block : p.src_dims[1]),
+        kernels(p.format.is_blocked() ? &kernels::kernels_for(p.format.block)
+                                      : &kernels::kernels()) {
+    const std::size_t spatial = p.src_dims.size() - 2;
+    for (std::size_t dim = 0; dim < spatial; ++dim) axes[3 - spatial + dim] = axis_of(p, dim);
+    for (const std::int64_t index : axes[2].index) offsets.push_back(index * lanes);
+  }
+
+  std::int64_t rows() const { return images * axes[0].dst * axes[1].dst; }
+  std::int64_t src_row() const { return axes[2].src * lanes; }
+  std::int64_t dst_row() const { return axes[2].dst * lanes; }
+  // Row `row` of src, of all images and planes.
+  void resample_row(const float* src, std::int64_t row, float* dst) const {
+    kernels->resample_row({.offsets = offsets.data(),
+                           .weights = axes[2].weight.data(),
+                           .taps = axes[2].taps,
+                           .pixels = axes[2].dst,
+                           .block = lanes},
+                          src + row * src_row(), dst);
+  }
+  // Rows [begin, end) of dst.
+  void run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const;
+};
+
+// The rows of src that the taps of d and h reach at a time: neighbours, of which the even and the
+// odd ones have a place each.
+class ResampledRows {
+ public:
+  ResampledRows(const Resampling& r, const float* src)
+      : r_(r), src_(src), memory_(static_cast<std::size_t>(4 * r.dst_row())) {}
+
+  const float* row(std::int64_t plane, std::int64_t row) {
+    const auto place = static_cast<std::size_t>(plane % 2 * 2 + row % 2);
+    float* const to = memory_.data() + static_cast<std::int64_t>(place) * r_.dst_row();
+    const std::int64_t at = plane * r_.axes[1].src + row;
+    if (std::exchange(held_[place], at) != at) r_.resample_row(src_, at, to);
+    return to;
+  }
+
+ private:
+  const Resampling& r_;
+  const float* src_;
+  std::vector<float> memory_;
+  std::array<std::int64_t, 4> held_{-1, -1, -1, -1};
+};
+
+void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const {
+  const Axis &planes = axes[0], &lines = axes[1];
+  const std::int64_t taps = planes.taps * lines.taps;
+  ResampledRows resampled(*this, src);
+  std::int64_t last = -1;  // row of src, of those that are taken as they are
+  for (std::int64_t at = begin; at < end; ++at) {
+    const std::int64_t line = at % lines.dst, plane = at / lines.dst % planes.dst,
+                       image = at / lines.dst / planes.dst;
+    float* const to = dst + at * dst_row();
+    const auto of_plane = [&](std::int64_t tap) {
+      return static_cast<std::size_t>(plane * planes.taps + tap);
+    };
+    const auto of_line = [&](std::int64_t tap) {
+      return static_cast<std::size_t>(line * lines.taps + tap);
+    };
+    const auto src_plane = [&](std::int64_t tap) {
+      return image * planes.src + planes.index[of_plane(tap)];
+    };
+    if (taps == 1) {
+      const std::int64_t row = src_plane(0) * lines.src + lines.index[of_line(0)];
+      if (std::exchange(last, row) == row) {
+        std::copy_n(to - dst_row(), dst_row(), to);
+      } else {
+        resample_row(src, row, to);
+      }
+      continue;
+    }
+    kernels::WeighedRows sum{
+        .rows = {}, .weights = {}, .count = taps, .length = dst_row(), .dst = to};
+    for (std::int64_t i = 0; i < taps; ++i) {
+      const std::int64_t d = i / lines.taps, h = i % lines.taps;
+      const auto place = static_cast<std::size_t>(i);
+      sum.rows[place] = resampled.row(src_plane(d), lines.index[of_line(h)]);
+      sum.weights[place] = planes.weight[of_plane(d)] * lines.weight[of_line(h)];
+    }
+    kernels->weigh_rows(sum);
+  }
+}
+
+}  // namespace
+
+std::function<void(const float* src, float* dst)> plan_resampling(
+    const ResamplingProblem& problem) {
+  return [r = std::make_shared<const Resampling>(problem)](const float* src, float* dst) {
+    parallel_units(r->rows(), 4 * r->dst_row(),
+                   [&](std::int64_t begin, std::int64_t end) { r->run(src, dst, begin, end); });
+  };
+}
+
+at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArrayRef size,
+                    std::int64_t interpolation, bool align_corners, at::ArrayRef<double> scales) {
+  constexpr const char* kOp = "resample";
+  const Blocked src = float_argument(kOp, input, channels);
+  const auto spatial = static_cast<std::size_t>(src.ndims() - 2);
+  if (size.size() != spatial || scales.size() != spatial) {
+    fail_value(kOp, text("a size and a scale for each of ", spatial, " dims"),
+               text(size, " and ", scales), "");
+  }
+  if (interpolation < 0 || interpolation > static_cast<std::int64_t>(Interpolation::kLinear)) {
+    fail_value(kOp, "interpolation 0, 1 or 2", text(interpolation), "");
+  }
+  const bool enlarges_nothing = src.pixels() == 0 || channels == 0;
+  if (enlarges_nothing || std::ranges::any_of(size, [](std::int64_t each) { return each <= 0; })) {
+    fail_value(kOp, "an image with pixels, and a size of some", text(src.dims(), " and ", size),
+               "");
+  }
+  ResamplingProblem problem{.interpolation = static_cast<Interpolation>(interpolation),
+                            .src_dims = src.dims(),
+                            .dst_dims = {src.batch(), channels},
+                            .format = Format::blocked(src.block()),
+                            .align_corners = align_corners,
+                            .scales = {}};
+  problem.dst_dims.insert(problem.dst_dims.end(), size.begin(), size.end());
+  for (std::size_t dim = 0; dim < spatial; ++dim) problem.scales[dim] = scales[dim];
+  Blocked dst = empty_blocked(problem.dst_dims, src.block(), input.options());
+  const float* from = src.physical.const_data_ptr<float>();
+  plan_resampling(problem)(from, dst.physical.mutable_data_ptr<float>());
+  return dst.physical;
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,26 @@
+// Enlarging and shrinking images, float32, in blocked formats and in channels-last.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "ops/blocked.h"
+
+namespace torch_blocked {
+
+enum class Interpolation : std::uint8_t { kNearest, kNearestExact, kLinear };
+
+struct ResamplingProblem {
+  Interpolation interpolation;
+  Dims src_dims, dst_dims;                      // of 1 to 3 spatial dims
+  Format format;                                // of src and dst: channels-last or blocked
+  bool align_corners;                           // of kLinear
+  std::array<std::optional<double>, 3> scales;  // of the dims; none where the sizes say it
+};
+
+// A problem made ready to run: a loop of rows, which several threads may go through together.
+std::function<void(const float* src, float* dst)> plan_resampling(const ResamplingProblem& problem);
+
+}  // namespace torch_blocked

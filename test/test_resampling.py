@@ -1,0 +1,119 @@
+"""Enlarging and shrinking images between convolutions: the kernel of optimized models."""
+
+import pytest
+import torch
+from problems import CHANNELS
+from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+import torch_blocked as tb
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+SRC = (5, 7, 4)
+# Larger, smaller, the same, one pixel, and by factors that no size says exactly.
+WHERE_TO = {
+    "larger": {"size": (13, 9, 8)},
+    "twice": {"scale_factor": 2},
+    "smaller": {"size": (3, 2, 3)},
+    "same": {"size": SRC},
+    "one pixel": {"size": (1, 1, 1)},
+    "a factor": {"scale_factor": 1.7},
+    "a factor that is forgotten": {"scale_factor": 1.7, "recompute_scale_factor": True},
+    "a factor below one": {"scale_factor": 0.6},
+}
+
+
+class Resampled(nn.Module):
+    """Relu keeps the convolutions before and behind from changing places with the resampling."""
+
+    def __init__(self, rank, channels, options):
+        super().__init__()
+        self.first = CONVOLUTIONS[rank](3, channels, 3, padding=1)
+        self.last = CONVOLUTIONS[rank](channels, 5, 3, padding=1)
+        self.options = options
+
+    def forward(self, x):
+        return self.last(F.interpolate(F.relu(self.first(x)), **self.options))
+
+
+def check(rank, channels, options, batches=(1, 3, 0)):
+    size = options.get("size")
+    options = options if size is None else options | {"size": size[:rank]}
+    model = Resampled(rank, channels, options).eval()
+    optimized = blocked(model, torch.randn(1, 3, *SRC[:rank]))
+    (step,) = [each for each in optimized.steps() if "upsample" in each.op]
+    assert step.implementation == "torch_blocked", optimized.plan()
+    assert optimized.plan().count("reorder") <= 2, optimized.plan()  # of the input and the result
+    for batch in batches:
+        x = torch.randn(batch, 3, *SRC[:rank])
+        if batch == 0:
+            assert optimized(x).shape == model(x).shape
+        else:
+            assert_exact(model, optimized, x)
+            assert torch.equal(optimized(x), optimized(x))
+
+
+@pytest.mark.parametrize("where_to", WHERE_TO)
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_linear(rank, align_corners, where_to):
+    options = {"mode": LINEAR[rank], "align_corners": align_corners}
+    check(rank, 17, WHERE_TO[where_to] | options)
+
+
+@pytest.mark.parametrize("where_to", WHERE_TO)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_nearest(rank, mode, where_to):
+    check(rank, 17, WHERE_TO[where_to] | {"mode": mode})
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_channels(channels, mode):
+    check(2, channels, {"size": (9, 11), "mode": mode}, batches=(1,))
+
+
+def test_other_sizes():
+    """One optimized model, images of any size."""
+    model = Resampled(2, 24, {"scale_factor": 2, "mode": "bilinear"}).eval()
+    optimized = blocked(model, torch.randn(1, 3, 8, 8))
+    for dims in [(1, 3, 5, 9), (2, 3, 1, 1), (1, 3, 40, 3)]:
+        assert_exact(model, optimized, torch.randn(dims))
+
+
+class Last(nn.Module):
+    """Tokens, whose images have their channels last, around a resampling."""
+
+    def __init__(self, channels, options):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, channels), nn.Linear(channels, 7)
+        self.norm = nn.LayerNorm(channels)
+        self.options = options
+
+    def forward(self, x):
+        y = self.norm(self.first(x)).permute(0, 3, 1, 2)
+        return self.last(F.interpolate(y, **self.options).permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("channels", [7, 24])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_channels_last(channels, mode):
+    model = Last(channels, {"scale_factor": 2, "mode": mode}).eval()
+    x = torch.randn(2, 5, 4, 6)
+    optimized = tb.optimize(model, x, tune=False)
+    assert_exact(model, optimized, x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_values_that_are_no_numbers(mode):
+    """They reach the pixels that they reach in ATen."""
+    model = Resampled(2, 9, {"scale_factor": 2, "mode": mode}).eval()
+    x = torch.randn(1, 3, 6, 6)
+    x[0, :, 2, 3] = float("inf")
+    optimized = blocked(model, x)
+    assert torch.equal(optimized(x).isfinite(), model(x).isfinite())
