@@ -278,6 +278,9 @@ def garbage(rng: random.Random, kind: str, value=None):
         return [rng.random() < 0.5 for _ in range(length)]
     if kind == "float":
         return rng.choice(FLOATS)
+    if kind == "List[float]":
+        length = len(value or ()) if rng.random() < 0.8 else rng.randint(0, 4)
+        return [rng.choice(FLOATS) for _ in range(length)]
     if kind == "ScalarType":
         return rng.choice(DTYPES)
     raise AssertionError(f"no generator for arguments of type {kind}")

@@ -1,7 +1,6 @@
 #include "ops/resampling.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -23,6 +22,12 @@ struct Axis {
   std::vector<float> weight{1};
 };
 
+// The pixel at a coordinate, which may be no number or beyond the image where a scale is odd.
+std::int64_t pixel_at(float coordinate, std::int64_t last) {
+  if (!(coordinate > 0)) return 0;
+  return coordinate < static_cast<float>(last) ? static_cast<std::int64_t>(coordinate) : last;
+}
+
 // ATen's rules, UpSample.h: compute_scales_value, nearest_neighbor_compute_source_index and
 // area_pixel_compute_source_index, with float32 as there.
 Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
@@ -39,15 +44,14 @@ Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
     const auto position = static_cast<float>(at);
     if (!linear) {
       const float offset = p.interpolation == Interpolation::kNearestExact ? 0.5f : 0;
-      const auto from = static_cast<std::int64_t>(std::floor((position + offset) * scale));
-      axis.index.push_back(std::min(from, end));
+      axis.index.push_back(pixel_at((position + offset) * scale, end));
       axis.weight.push_back(1);
       continue;
     }
     float real = p.align_corners ? scale * position : scale * (position + 0.5f) - 0.5f;
     if (axis.src == axis.dst) real = position;
     real = std::max(real, 0.f);
-    const std::int64_t first = std::min(static_cast<std::int64_t>(real), end);
+    const std::int64_t first = pixel_at(real, end);
     const float rest = std::clamp(real - static_cast<float>(first), 0.f, 1.f);
     axis.index.insert(axis.index.end(), {first, std::min(first + 1, end)});
     axis.weight.insert(axis.weight.end(), {1 - rest, rest});
@@ -186,6 +190,7 @@ at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArray
   problem.dst_dims.insert(problem.dst_dims.end(), size.begin(), size.end());
   for (std::size_t dim = 0; dim < spatial; ++dim) problem.scales[dim] = scales[dim];
   Blocked dst = empty_blocked(problem.dst_dims, src.block(), input.options());
+  if (dst.physical.numel() == 0) return dst.physical;
   const float* from = src.physical.const_data_ptr<float>();
   plan_resampling(problem)(from, dst.physical.mutable_data_ptr<float>());
   return dst.physical;
