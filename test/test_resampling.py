@@ -54,7 +54,6 @@ def check(rank, channels, options, batches=(1, 3, 0)):
             assert optimized(x).shape == model(x).shape
         else:
             assert_exact(model, optimized, x)
-            assert torch.equal(optimized(x), optimized(x))
 
 
 @pytest.mark.parametrize("where_to", WHERE_TO)
@@ -102,7 +101,7 @@ class Last(nn.Module):
 
 @pytest.mark.parametrize("channels", [7, 24])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
-def test_channels_last(channels, mode):
+def test_images_that_are_views_of_tokens(channels, mode):
     model = Last(channels, {"scale_factor": 2, "mode": mode}).eval()
     x = torch.randn(2, 5, 4, 6)
     optimized = tb.optimize(model, x, tune=False)
