@@ -215,9 +215,10 @@ void finish_tile(const AmxTiles& t, Finishing& f) {
   const Activation& last = has_residual ? after : before;
   const bool bounds = last.kind == Activation::Kind::kNone || last.kind == Activation::Kind::kClamp;
   if (!bounds || (has_residual && before.kind != Activation::Kind::kNone)) {
-    const Finish finish(t.epilogue, t.residual, t.dst);
-    store_all([&](const Vec& sum, float* to)
-                  TORCH_BLOCKED_INLINE { return finish(sum + bias, to, lanes); });
+    with_finish(t.epilogue, t.residual, t.dst, [&](const auto& finish) {
+      store_all([&](const Vec& sum, float* to)
+                    TORCH_BLOCKED_INLINE { return finish(sum + bias, to, lanes); });
+    });
     return;
   }
   // Bounds alone, without asking for the activation at each vector: a 1x1 of 64 channels takes 0.9

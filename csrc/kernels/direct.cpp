@@ -39,7 +39,7 @@ TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
 }
 
 // Whether the activation is cheap enough to be compiled into every instance of tiles(), where it is
-// applied to the sums in registers. Anything else is left to activate_tile().
+// applied to the sums in registers. Anything else is left to activate_pixels().
 bool in_registers(const Activation& activation) {
   return activation.kind == Activation::Kind::kNone || activation.kind == Activation::Kind::kClamp;
 }
@@ -49,8 +49,8 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
   return std::clamp<std::int64_t>(t.channels - j * kWidth, 0, kWidth);
 }
 
-// The activation of a tile whose sums are stored already, and still in L1.
-[[gnu::noinline]] void activate_tile(const DirectTiles& t, float* dst, std::int64_t pixels) {
+// The activation of tiles whose sums are stored already, and still in L1.
+[[gnu::noinline]] void activate_pixels(const DirectTiles& t, float* dst, std::int64_t pixels) {
   with_function(t.activation, [&](const auto& function) {
     for (std::int64_t j = 0; j < t.vectors; ++j) {
       float* to = dst + t.dst_offsets[static_cast<std::size_t>(j)];
@@ -78,6 +78,10 @@ using FloatSums = Sums<Vec, kPixels, kVectors>;
 constexpr int kAnyStep = 0;
 
 constexpr int kLine = 16;  // floats of a cache line
+
+// Pixels of a tile or several whose activation is one loop: a tile of 12 vectors by itself takes 10
+// cycles a vector for SiLU on Zen 3, where the function takes 6 in a long loop.
+constexpr std::int64_t kActivatedPixels = 32;
 
 template <int kStep>
 TORCH_BLOCKED_INLINE inline std::int64_t step_of(const DirectTiles& t) {
@@ -176,6 +180,7 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
 template <int kStep, int kLanes, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::int64_t count) {
   const std::int64_t step = step_of<kStep>(t);
+  std::int64_t stored = 0;  // pixels that wait for their activation
   for (; count > 0; --count, src += kPixels * step, dst += kPixels * t.dst_step) {
     // What is stored at the end is on its way by then: [3136, 96] -> 384 otherwise waits for a
     // fifth of its time.
@@ -211,7 +216,11 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::
         sums(i, j).store(dst + t.dst_offsets[static_cast<std::size_t>(j)] + i * t.dst_step);
       });
     }
-    if (t.last && !in_registers(t.activation)) activate_tile(t, dst, kPixels);
+    if (!t.last || in_registers(t.activation)) continue;
+    if ((stored += kPixels) >= kActivatedPixels || count == 1) {
+      activate_pixels(t, dst - (stored - kPixels) * t.dst_step, stored);
+      stored = 0;
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/epilogue.h"
 #include "kernels/short_lanes.h"
+#include "kernels/unrolled.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
@@ -200,29 +201,51 @@ inline Vec activate_as(const Activation& a, const Vec& x) {
   return activate(a, x);
 }
 
-// The epilogue. residual and dst have one format, so a value of the residual lies at one distance
-// from its dst everywhere.
-class Finish {
+// What follows the function of a sum: the residual, and the activation of what it is added to.
+// residual and dst have one format, so a value of the residual lies at one distance from its dst
+// everywhere.
+class Rest {
  public:
-  Finish(const Epilogue& epilogue, const void* residual, const void* dst)
-      : epilogue_(epilogue),
+  Rest(const Epilogue& epilogue, const void* residual, const void* dst)
+      : after_(epilogue.after),
+        has_residual_(epilogue.residual),
         distance_(epilogue.residual ? reinterpret_cast<std::intptr_t>(residual) -
                                           reinterpret_cast<std::intptr_t>(dst)
                                     : 0) {}
 
-  // `sum` is on its way to `count` lanes at dst, of float32 or bfloat16.
+  // `value` is on its way to `count` lanes at dst, of float32 or bfloat16.
   template <typename Number>
-  Vec operator()(const Vec& sum, const Number* dst, std::int64_t count = kWidth) const {
-    const Vec value = activate_as<Number>(epilogue_.before, sum);
-    if (!epilogue_.residual) return value;
+  TORCH_BLOCKED_INLINE Vec operator()(const Vec& value, const Number* dst,
+                                      std::int64_t count) const {
+    if (!has_residual_) return value;
     const auto* residual =
         reinterpret_cast<const Number*>(reinterpret_cast<std::intptr_t>(dst) + distance_);
-    return activate_as<Number>(epilogue_.after, value + load(residual, count));
+    return activate_as<Number>(after_, value + load(residual, count));
   }
 
  private:
-  Epilogue epilogue_;
+  Activation after_;
+  bool has_residual_;
   std::intptr_t distance_;
 };
+
+// Calls f(finish) with the epilogue as a function of a sum, its dst and its lanes, whose first
+// activation is inlined in the loops of f. The functions of SiLU and GELU take 6 and 7 cycles a
+// vector in a loop of their own on a Zen 3, and 12 where each vector calls them.
+template <typename Number = float, typename F>
+inline void with_finish(const Epilogue& epilogue, const void* residual, const void* dst, F&& f) {
+  const Rest rest(epilogue, residual, dst);
+  const auto finish_by = [&](const auto& before) {
+    f([&](const Vec& sum, const Number* to, std::int64_t count = kWidth)
+          TORCH_BLOCKED_INLINE { return rest(before(sum), to, count); });
+  };
+  if (epilogue.before.kind == Activation::Kind::kNone) {
+    finish_by([](const Vec& x) { return x; });
+  } else if (std::is_same_v<Number, std::uint16_t>) {
+    finish_by([&](const Vec& x) { return activate_as<Number>(epilogue.before, x); });
+  } else {
+    with_function(epilogue.before, finish_by);
+  }
+}
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -114,11 +114,13 @@ struct Walk {
 template <typename Number>
 void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
                     Number* dst, std::int64_t count) {
-  const Finish finish(g.epilogue, g.residual, g.dst);
   const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
-  for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += step) {
-    store_lanes<kWidth>(finish(Vec::loadu(sums), dst) & row.lanes_mask, dst);
-  }
+  const Vec mask = row.lanes_mask;
+  with_finish<Number>(g.epilogue, g.residual, g.dst, [&](const auto& finish) {
+    for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += step) {
+      store_lanes<kWidth>(finish(Vec::loadu(sums), dst) & mask, dst);
+    }
+  });
 }
 
 template <typename Number>

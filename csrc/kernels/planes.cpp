@@ -18,7 +18,7 @@ constexpr int kChannels = 4, kVectors = sizeof(Vec) == 64 ? 4 : 2;
 
 // kRows channels from `oc` on, of `lanes` pixels from `at` on, which may fill the last vector in
 // part.
-template <int kRows>
+template <int kRows, typename Finish>
 void mix_tile(const MixedPlanes& p, const Finish& finish, std::int64_t oc, std::int64_t at,
               std::int64_t lanes) {
   const auto in = [&](int j) { return std::clamp<std::int64_t>(lanes - j * kWidth, 0, kWidth); };
@@ -44,16 +44,14 @@ void mix_tile(const MixedPlanes& p, const Finish& finish, std::int64_t oc, std::
   });
 }
 
-template <int... i>
+template <typename Finish, int... i>
 constexpr auto tiles_of(std::integer_sequence<int, i...>) {
-  return std::array{mix_tile<i + 1>...};
+  return std::array{mix_tile<i + 1, Finish>...};
 }
 
-}  // namespace
-
-void mix_planes(const MixedPlanes& p, std::int64_t begin, std::int64_t end) {
-  static constexpr auto kTiles = tiles_of(std::make_integer_sequence<int, kChannels>());
-  const Finish finish(p.epilogue, p.residual, p.dst);
+template <typename Finish>
+void mix(const MixedPlanes& p, const Finish& finish, std::int64_t begin, std::int64_t end) {
+  static constexpr auto kTiles = tiles_of<Finish>(std::make_integer_sequence<int, kChannels>());
   for (std::int64_t at = begin; at < end; at += kVectors * kWidth) {
     const std::int64_t lanes = std::min(kVectors * kWidth, end - at);
     for (std::int64_t oc = 0; oc < p.oc; oc += kChannels) {
@@ -61,6 +59,13 @@ void mix_planes(const MixedPlanes& p, std::int64_t begin, std::int64_t end) {
       kTiles[static_cast<std::size_t>(rows - 1)](p, finish, oc, at, lanes);
     }
   }
+}
+
+}  // namespace
+
+void mix_planes(const MixedPlanes& p, std::int64_t begin, std::int64_t end) {
+  with_finish(p.epilogue, p.residual, p.dst,
+              [&](const auto& finish) { mix(p, finish, begin, end); });
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

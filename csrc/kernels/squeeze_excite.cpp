@@ -30,11 +30,7 @@ inline void for_pixels(const GatedPixels& p, F&& finish) {
 }  // namespace
 
 void gate_pixels(const GatedPixels& p) {
-  if (p.epilogue.empty()) {
-    for_pixels(p, [](const Vec& value, const float*, std::int64_t) { return value; });
-  } else {
-    for_pixels(p, Finish(p.epilogue, p.residual, p.dst));
-  }
+  with_finish(p.epilogue, p.residual, p.dst, [&](const auto& finish) { for_pixels(p, finish); });
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

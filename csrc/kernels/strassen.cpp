@@ -41,7 +41,8 @@ void strassen_split(const StrassenSplit& s) {
 namespace {
 
 // One vector of columns, in both halves.
-void join_vector(const StrassenJoin& j, std::int64_t vector) {
+template <typename Finish>
+void join_vector(const StrassenJoin& j, std::int64_t vector, const Finish& finish) {
   const std::int64_t wide = j.vectors * kWidth, stride = j.rows * wide;  // of a row, of a product
   const std::int64_t first = vector * kWidth, half = j.half;
   const auto lanes = [&](std::int64_t channel) {
@@ -54,7 +55,6 @@ void join_vector(const StrassenJoin& j, std::int64_t vector) {
   };
   const Vec left_bias = bias(first, left_lanes), right_bias = bias(half + first, right_lanes);
   const Vec left_mask = lanes_mask(left_lanes), right_mask = lanes_mask(right_lanes);
-  const Finish finish(j.epilogue, j.residual, j.dst);
   float* left = j.dst + vector * j.vector_step;
   const float* from = j.products + first;
   for (std::int64_t row = 0; row < j.rows; ++row, left += j.row_step, from += wide) {
@@ -79,7 +79,11 @@ void join_vector(const StrassenJoin& j, std::int64_t vector) {
 }  // namespace
 
 void strassen_join(const StrassenJoin& join) {
-  for (std::int64_t vector = 0; vector < join.vectors; ++vector) join_vector(join, vector);
+  with_finish(join.epilogue, join.residual, join.dst, [&](const auto& finish) {
+    for (std::int64_t vector = 0; vector < join.vectors; ++vector) {
+      join_vector(join, vector, finish);
+    }
+  });
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

@@ -66,19 +66,39 @@ struct Bounded {
   }
 };
 
-// Any epilogue.
+// values [outputs, kLanes] = activation(values + bias). Never inlined: each kind is a loop.
+template <typename Number, int kLanes>
+[[gnu::noinline]] void activate_outputs(const Activation& activation, const Vec& bias,
+                                        float* values, std::int64_t count) {
+  with_finish<Number>({.before = activation, .after = {}, .residual = false}, nullptr, nullptr,
+                      [&](const auto& finish) {
+                        for (float* end = values + count; values < end; values += kLanes) {
+                          const Vec sum = Vec::loadu(values, kLanes) + bias;
+                          finish(sum, static_cast<const Number*>(nullptr)).store(values, kLanes);
+                        }
+                      });
+}
+
+// Any epilogue, whose first activation is that of all outputs of a tile at once.
 template <typename Number>
 struct Finished {
   static constexpr bool kInTwo = true, kWholeRows = false;
   Stores<Number> stores;
-  Finish finish;
+  const Epilogue& epilogue;
+  Rest rest;
 
   Finished(const WinogradDst& to, std::int64_t channel, std::int64_t count, bool streams)
-      : stores(to, channel, count, streams), finish(to.epilogue, to.residual, to.dst) {}
+      : stores(to, channel, count, streams),
+        epilogue(to.epilogue),
+        rest(to.epilogue, to.residual, to.dst) {}
 
   template <int kLanes>
-  void put(const Vec& sum, std::int64_t at) const {
-    stores.template store<kLanes>(finish(sum + stores.bias, stores.dst + at, kLanes), at);
+  void begin(float* values, std::int64_t count) const {
+    activate_outputs<Number, kLanes>(epilogue.before, stores.bias, values, count);
+  }
+  template <int kLanes>
+  void put(const Vec& value, std::int64_t at) const {
+    stores.template store<kLanes>(rest(value, stores.dst + at, kLanes), at);
   }
 };
 
@@ -93,8 +113,15 @@ struct Scaled {
       : stored(to, channel, count, streams), scale(Vec::loadu(to.scales + channel)) {}
 
   template <int kLanes>
+  void begin(float* values, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      (Vec::loadu(values + i, kLanes) * scale).store(values + i, kLanes);
+    }
+    stored.template begin<kLanes>(values, count);
+  }
+  template <int kLanes>
   void put(const Vec& sum, std::int64_t at) const {
-    stored.template put<kLanes>(sum * scale, at);
+    stored.template put<kLanes>(Stored::kInTwo ? sum : sum * scale, at);
   }
 };
 
@@ -140,6 +167,9 @@ struct EndedBytes {
 
   EndedBytes(const WinogradDst& dst, std::int64_t channel, std::int64_t, bool)
       : to(dst), channels(dst.channels[channel / kWidth]) {}
+
+  template <int kLanes>
+  void begin(float*, std::int64_t) const {}
 
   template <int kLanes>
   void put(const Vec& sum, std::int64_t at) const {
@@ -241,6 +271,9 @@ inline void dst_tile_in_two(const float* m, std::int64_t stride,
                             const DstTile<T, kLanes, Stored>& to) {
   Outputs<T, kLanes> outputs;
   dst_tile<T, kLanes>(m, stride, outputs);
+  if constexpr (Stored::kInTwo) {
+    to.stored.template begin<kLanes>(&outputs.values[0][0][0][0], sizeof outputs / sizeof(float));
+  }
   for (int plane = 0; plane < T::Depth::kM; ++plane) {
     for (int row = 0; row < T::Height::kM && to.takes(plane, row); ++row) {
       for (int column = 0; column < T::Width::kM; ++column) {
