@@ -1,0 +1,80 @@
+"""Activations and residuals behind the sums of each kernel: in registers, or in their own loops."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from problems import threads
+from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+import torch_blocked as tb
+from torch_blocked.environment import tuning_file
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+# Implementation: input channels, output channels, kernel, groups. Images are 9 x 45 pixels: rows of
+# more pixels than are activated at once, and a rest.
+LAYERS = {
+    "direct": (20, 33, 1, 1),
+    "winograd2": (17, 24, 3, 1),
+    "winograd4": (17, 24, 3, 1),
+    "depthwise": (17, 17, 3, 17),
+    "grouped": (24, 48, 3, 3),
+}
+ACTIVATIONS = {
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+# What becomes of a sum z with the activation f and a residual r.
+EPILOGUES = {
+    "f": lambda f, z, r: f(z),
+    "f, add": lambda f, z, r: f(z) + r,
+    "add, f": lambda f, z, r: f(z + r),
+    "f, add, f": lambda f, z, r: f(f(z) + r),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs, kernel, groups, activation, epilogue):
+        super().__init__()
+        self.layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups)
+        self.activation, self.epilogue = ACTIVATIONS[activation], EPILOGUES[epilogue]
+
+    def forward(self, x, residual):
+        return self.epilogue(self.activation, self.layer(x), residual)
+
+
+def optimized(net, tensors, implementation):
+    """By what a file of times says: the layer by this implementation, in blocks."""
+    tb.optimize(net, tensors, tune="full", verify=False)
+    lines = [line.split("\t") for line in Path(tuning_file()).read_text().splitlines()]
+    names = {problem: name for problem, name, _ in lines}
+    Path(tuning_file()).write_text(
+        "".join(
+            f"{problem}\t{implementation}\t0.1\n"
+            if "nChw" in problem
+            else f"{problem}\t{name}\t1e6\n"
+            for problem, name in names.items()
+        )
+    )
+    return blocked(net, *tensors, tune="full", verify=False)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("implementation", LAYERS)
+def test_epilogue(implementation, activation, epilogue):
+    torch.manual_seed(0)
+    inputs, outputs, *_ = LAYERS[implementation]
+    net = Net(*LAYERS[implementation], activation, epilogue).eval()
+    tensors = torch.randn(2, inputs, 9, 45), torch.randn(2, outputs, 9, 45)
+    with threads(2):
+        fast = optimized(net, tensors, implementation)
+        assert implementation in [step.implementation for step in fast.steps()], fast.plan()
+        # 3e-7 of SiLU and GELU themselves; Winograd's own rounding.
+        assert_exact(net, fast, *tensors, tolerance=16)
