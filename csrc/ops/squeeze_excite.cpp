@@ -1,5 +1,9 @@
 // Three passes: sums of src, the layers, the product. A few images at a time, so that the product
 // finds src in the caches, and from the end, where the sums left it.
+//
+// Sums of the rows that a chain has just made (ops/row_chain.h), and products by rows for the chain
+// behind, leave out two passes through memory, and yet EfficientNet-B0 and MobileNetV3 took 0.99 to
+// 1.04 of the time on a Zen 3: most of a gate's time goes to the weights of its layers.
 #include "ops/squeeze_excite.h"
 
 #include <ATen/ops/cat.h>
