@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torch_blocked.bench.convolution import FUNCTIONS
+from torch_blocked.environment import tuning_file
 from torch_blocked.ops.local_response_norm import local_response_norm
 from torch_blocked.profile import profile
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero, to_blocked
@@ -564,3 +566,15 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def prefer(implementation: str, where: str) -> None:
+    """Lets the file of measured times say that an implementation is the fastest of all problems
+    whose key has `where` in it, and that all others take a second."""
+    file = Path(tuning_file())
+    rows = (line.split("\t")[:2] for line in file.read_text().splitlines())
+    times = {
+        problem: (implementation, "0.1") if where in problem else (name, "1e6")
+        for problem, name in rows
+    }
+    file.write_text("".join(f"{each}\t{name}\t{time}\n" for each, (name, time) in times.items()))

@@ -1,16 +1,13 @@
 """Activations and residuals behind the sums of each kernel: in registers, or in their own loops."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from problems import threads
+from problems import prefer, threads
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
-from torch_blocked.environment import tuning_file
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -50,18 +47,9 @@ class Net(nn.Module):
 
 
 def optimized(net, tensors, implementation):
-    """By what a file of times says: the layer by this implementation, in blocks."""
+    """With the layer by this implementation, in blocks."""
     tb.optimize(net, tensors, tune="full", verify=False)
-    lines = [line.split("\t") for line in Path(tuning_file()).read_text().splitlines()]
-    names = {problem: name for problem, name, _ in lines}
-    Path(tuning_file()).write_text(
-        "".join(
-            f"{problem}\t{implementation}\t0.1\n"
-            if "nChw" in problem
-            else f"{problem}\t{name}\t1e6\n"
-            for problem, name in names.items()
-        )
-    )
+    prefer(implementation, "nChw")
     return blocked(net, *tensors, tune="full", verify=False)
 
 

@@ -1,17 +1,14 @@
 """1x1 convolutions of planes: what reads and writes plain memory needs no block and no reorder."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from problems import CHANNELS
+from problems import CHANNELS, prefer
 from test_one_by_one import steps
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
-from torch_blocked.environment import tuning_file
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -36,15 +33,7 @@ class Net(nn.Module):
 def planes(net, *tensors):
     """Optimized by what a file of times says: the layer in planes."""
     tb.optimize(net, tensors, tune="full", verify=False)
-    lines = [line.split("\t") for line in Path(tuning_file()).read_text().splitlines()]
-    plain = "-" + PLAIN[tensors[0].dim()]
-    names = {problem: name for problem, name, _ in lines}
-    Path(tuning_file()).write_text(
-        "".join(
-            f"{problem}\tplanes\t0.1\n" if plain in problem else f"{problem}\t{name}\t1e6\n"
-            for problem, name in names.items()
-        )
-    )
+    prefer("planes", "-" + PLAIN[tensors[0].dim()])
     fast = blocked(net, *tensors, tune="full", verify=False)
     assert [step.implementation for step in fast.steps()] == ["planes"], fast.plan()
     assert_exact(net, fast, *tensors)

@@ -4,18 +4,16 @@ columns, what becomes of a sum, and the switch that turns it off."""
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import assert_close, threads
+from problems import assert_close, prefer, threads
 from torch import nn
 
 import torch_blocked
 from torch_blocked import _C, BlockedTensor
 from torch_blocked.bench.convolution import forced
-from torch_blocked.optimized_module import tuning_file
 from torch_blocked.tensor import tail_is_zero
 
 ERROR_FACTOR = 4  # of ATen's, as Winograd's
@@ -134,14 +132,7 @@ class Sum(nn.Module):
 def optimized(model, x, format):
     """By what a file of times says: Strassen's product in this format only."""
     torch_blocked.optimize(model, x, verify=False)
-    lines = [line.split("\t") for line in Path(tuning_file()).read_text().splitlines()]
-    problems = {problem: name for problem, name, _ in lines}
-    Path(tuning_file()).write_text(
-        "".join(
-            f"{problem}\tstrassen\t0.1\n" if format in problem else f"{problem}\t{name}\t1e6\n"
-            for problem, name in problems.items()
-        )
-    )
+    prefer("strassen", format)
     fast = torch_blocked.optimize(model, x, verify=False)
     fast.choice = "blocked"
     return fast

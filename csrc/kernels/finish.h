@@ -241,7 +241,7 @@ inline void with_finish(const Epilogue& epilogue, const void* residual, const vo
   };
   if (epilogue.before.kind == Activation::Kind::kNone) {
     finish_by([](const Vec& x) { return x; });
-  } else if (std::is_same_v<Number, std::uint16_t>) {
+  } else if constexpr (std::is_same_v<Number, std::uint16_t>) {
     finish_by([&](const Vec& x) { return activate_as<Number>(epilogue.before, x); });
   } else {
     with_function(epilogue.before, finish_by);
