@@ -568,13 +568,15 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prefer(implementation: str, where: str) -> None:
-    """Lets the file of measured times say that an implementation is the fastest of all problems
-    whose key has `where` in it, and that all others take a second."""
-    file = Path(tuning_file())
-    rows = (line.split("\t")[:2] for line in file.read_text().splitlines())
-    times = {
-        problem: (implementation, "0.1") if where in problem else (name, "1e6")
-        for problem, name in rows
-    }
-    file.write_text("".join(f"{each}\t{name}\t{time}\n" for each, (name, time) in times.items()))
+def prefer(optimized: torch.nn.Module, implementation: str, where: str) -> None:
+    """Lets the file of measured times say that an implementation is the fastest of all problems of
+    this module's plans whose key has `where` in it, and that what was found for the others takes a
+    second. The plans know problems that the file does not have: times that a busy machine
+    disturbed are not kept."""
+    rows = []
+    for form in optimized._forms:
+        for problem, (found, _) in form.compiled.times().items():
+            name, time = (implementation, 0.1) if where in problem else (found, 1e6)
+            rows.append(f"{problem}\t{name}\t{time}\n")
+    with Path(tuning_file()).open("a") as file:
+        file.writelines(rows)

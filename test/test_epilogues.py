@@ -48,8 +48,7 @@ class Net(nn.Module):
 
 def optimized(net, tensors, implementation):
     """With the layer by this implementation, in blocks."""
-    tb.optimize(net, tensors, tune="full", verify=False)
-    prefer(implementation, "nChw")
+    prefer(tb.optimize(net, tensors, tune="full", verify=False), implementation, "nChw")
     return blocked(net, *tensors, tune="full", verify=False)
 
 
