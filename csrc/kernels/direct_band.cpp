@@ -74,7 +74,9 @@ void direct_band(const DirectBand& band) {
         });
       } else {
         fill_runs<kWidth>(band, slots, 0, [&](float* slot, std::int64_t position) {
-          Vec::loadu(row + position * band.block).store(slot);
+          const float* pixel = row + position * band.block;
+          __builtin_prefetch(pixel + band.block_stride);
+          Vec::loadu(pixel).store(slot);
         });
       }
     });
