@@ -52,7 +52,7 @@ struct DirectSizes {
   std::int64_t width;                  // of a vector
   std::int64_t vectors;                // of output channels at a time, best
   std::array<std::int64_t, 3> pixels;  // at a time with 1, 2, 3 vectors
-  std::int64_t lanes;                  // of one part of a sum
+  std::int64_t lanes, tap_lanes;       // of one part of a sum: of 1x1, of larger kernels
   std::int64_t band_bytes;             // of src that are worked on at a time
 };
 

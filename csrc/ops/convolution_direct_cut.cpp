@@ -250,7 +250,8 @@ void make_reaches(const Direct& d, Cut& cut) {
 // Channel steps of one part of a sum. Blocks narrower than a vector are written once.
 std::int64_t part_steps_of(const Direct& d) {
   if (d.dst_block < d.sizes().width) return d.ic;
-  return std::max<std::int64_t>(1, d.sizes().lanes / (d.taps() * d.step()));
+  const std::int64_t lanes = d.taps() == 1 ? d.sizes().lanes : d.sizes().tap_lanes;
+  return std::max<std::int64_t>(1, lanes / (d.taps() * d.step()));
 }
 
 }  // namespace
