@@ -297,9 +297,10 @@ class Builder:
         size = self.numbers(2, 3)
         stride = self.rng.choice((1, 2, None))
         ceil = self.rng.random() < 0.2
+        dilation = self.rng.choice((1, 2)) if min(x.shape[2:]) >= 8 else 1
         return self.rng.choice(
             (
-                lambda: self.of_rank("MaxPool")(size, stride, self.rng.choice((0, 1))),
+                lambda: self.of_rank("MaxPool")(size, stride, self.rng.choice((0, 1)), dilation),
                 lambda: self.of_rank("MaxPool")(size, stride, ceil_mode=ceil),
                 lambda: self.of_rank("AvgPool")(size, stride, self.rng.choice((0, 1))),
                 lambda: self.of_rank("AvgPool")(size, stride, 1, ceil, False),

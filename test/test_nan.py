@@ -198,35 +198,3 @@ def test_activations_of_linear_layers_keep_it(name, activation):
         x[1] = value
         assert torch.allclose(optimized(x), model(x), atol=1e-5, equal_nan=True)
     assert f" {name} " in optimized.plan()
-
-
-POOLS = {
-    "2x2": nn.MaxPool2d(2),
-    "3x3": nn.MaxPool2d(3, 2, 1),
-    "same": nn.MaxPool2d((5, 3), 1, (2, 1)),
-    "ceil": nn.MaxPool2d(3, 2, ceil_mode=True),
-    "dilated": nn.MaxPool2d(3, 1, 1, dilation=2),
-    "far": nn.MaxPool2d(2, 3, 1, dilation=4),
-    "3-D": nn.MaxPool3d((1, 3, 2), 2, (0, 1, 1)),
-}
-
-
-@pytest.mark.parametrize("channels", (1, 16, 17))
-@pytest.mark.parametrize("pool", POOLS)
-@torch.no_grad()
-def test_maxima_keep_it(pool, channels):
-    model = POOLS[pool]
-    rank = 3 if pool == "3-D" else 2
-    convolution = (nn.Conv2d, nn.Conv3d)[rank - 2](channels, channels, 1)
-    nn.init.dirac_(convolution.weight)
-    whole = nn.Sequential(convolution, model).eval()
-    x = torch.randn(2, channels, *(4, 9, 11)[-rank:])
-    optimized = blocked(whole, x)
-    assert " maximum " in optimized.plan()
-    for value in (0.0, NAN, INF, -INF):
-        images = [torch.full_like(x, value)]
-        for at in (0, 2, -1):
-            images.append(x.clone())
-            images[-1][(1, 0, *[at] * rank)] = value
-        for image in images:
-            assert torch.allclose(optimized(image), whole(image), atol=1e-5, equal_nan=True)

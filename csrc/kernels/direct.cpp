@@ -19,17 +19,16 @@ namespace {
 // Most pixels of a tile with 1, 2 and 3 vectors: sums, weights and one broadcast fill 32 registers,
 // or 16. More than 14 single vectors would gain nothing, as each needs a broadcast of its own.
 //
-// The lanes of one part, whose weights serve all pixels: 128 KB, which L2 holds, or 12 KB in L1. The
-// taps of a kernel share their src, which leaves L1 room for 24 KB: 3x3 layers take 2 to 7 % less
-// than in parts of one channel block, the more the fewer their pixels are.
+// The lanes of one part, whose weights serve all pixels: 128 KB, which L2 holds, or 12 KB in L1.
+// The taps of a kernel share their src, which leaves L1 room for 24 KB: 3x3 layers take 2 to 7 %
+// less than in parts of one channel block, the more the fewer their pixels are.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 3> kTilePixels{14, 14, 9};
 constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kTapLanes = 1024,
                        kBandBytes = 512 << 10;
 #else
 constexpr std::array<int, 3> kTilePixels{12, 6, 4};
-constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kTapLanes = 256,
-                       kBandBytes = 256 << 10;
+constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kTapLanes = 256, kBandBytes = 256 << 10;
 #endif
 
 // Functions that see the sums are always inlined, and their loops are unrolled: otherwise GCC keeps

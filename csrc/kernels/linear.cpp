@@ -97,9 +97,8 @@ void blocks(const LinearRows& p, std::int64_t begin, std::int64_t end) {
     const Number* weights = static_cast<const Number*>(p.weights) + i * p.weights_stride;
     alignas(64) std::array<float, LinearRows::kMostRows * kBlock> total{};
     for (std::int64_t input = 0; input < part; input += kChain / kStreams) {
-      add_rows<Products, kStreams, kVectors>(p, weights, part, input,
-                                             std::min(part, input + kChain / kStreams),
-                                             total.data());
+      add_rows<Products, kStreams, kVectors>(
+          p, weights, part, input, std::min(part, input + kChain / kStreams), total.data());
     }
     add_rows<Products, 1, kVectors>(p, weights, 0, kStreams * part, p.inputs, total.data());
     finish<Number, kVectors>(p, total.data(), i * kBlock);

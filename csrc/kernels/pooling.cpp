@@ -19,7 +19,7 @@ struct Taps {
 
   Taps(const PoolingWindows& w, std::size_t dim, std::int64_t position)
       : begin(position * w.stride[dim] - w.padding[dim]),
-        end(std::min(begin + w.kernel[dim] * w.dilation[dim], w.in[dim])),
+        end(std::min(begin + (w.kernel[dim] - 1) * w.dilation[dim] + 1, w.in[dim])),
         step(w.dilation[dim]) {
     if (begin < 0) begin += (-begin + step - 1) / step * step;
   }
@@ -47,47 +47,6 @@ struct Rows {
     }
   }
 };
-
-// f(the address of the tap's first lane) for all taps of a window.
-template <typename Number, typename F>
-inline void for_taps(const PoolingWindows& w, const Rows<Number>& rows, const Taps& taps, F&& f) {
-  rows.for_lines(w, [&](const Number* line) {
-    for (std::int64_t x = taps.begin; x < taps.end; x += taps.step) f(line + x * w.lanes);
-  });
-}
-
-// dst [kPixels, lanes], the windows of kPixels pixels one stride apart, of which the first has
-// these taps along w and the others the same from its own first: kPixels maxima that wait for
-// nothing but their own loads. x86's maximum loses NaN, and one that keeps it takes 4 instructions:
-// 0 * src is summed beside it, which is NaN where src is or is infinite, and only then that one
-// runs.
-template <std::int64_t kPixels>
-inline void greatest(const PoolingWindows& w, const Rows<float>& rows, const Taps& taps,
-                     float* dst) {
-  const std::int64_t apart = w.stride[2] * w.lanes;
-  const Vec least(-std::numeric_limits<float>::infinity()), zero(0.f);
-  for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
-    Vec values[kPixels], checks[kPixels];
-    std::fill_n(values, kPixels, least);
-    std::fill_n(checks, kPixels, zero);
-    for_taps(w, rows, taps, [&](const float* src) {
-      for (std::int64_t i = 0; i < kPixels; ++i) {
-        const Vec next = load(src + lane + i * apart, count);
-        values[i] = at::vec::clamp_min(values[i], next);
-        checks[i] = at::vec::fmadd(next, zero, checks[i]);
-      }
-    });
-    if (std::accumulate(checks, checks + kPixels, zero).has_inf_nan()) {
-      std::fill_n(values, kPixels, least);
-      for_taps(w, rows, taps, [&](const float* src) {
-        for (std::int64_t i = 0; i < kPixels; ++i) {
-          values[i] = at::vec::maximum(values[i], load(src + lane + i * apart, count));
-        }
-      });
-    }
-    for (std::int64_t i = 0; i < kPixels; ++i) store(values[i], dst + lane + i * w.lanes, count);
-  });
-}
 
 // Short numbers as integers of the same order, and back.
 struct ByteOrder {
@@ -199,30 +158,29 @@ inline void means(const PoolingWindows& w, const float* line, const Taps& taps, 
   const std::int64_t apart = w.stride[2] * w.lanes, step = taps.step * w.lanes;
   for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
     Vec sums[kPixels];
-    std::fill_n(sums, kPixels, Vec(0.f));
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE { sums[i] = Vec(0.f); });
     const float* end = line + taps.end * w.lanes + lane;
     for (const float* src = line + taps.begin * w.lanes + lane; src < end; src += step) {
-      for (std::int64_t i = 0; i < kPixels; ++i) sums[i] = sums[i] + load(src + i * apart, count);
+      unrolled<kPixels>([&]<int i>()
+                            TORCH_BLOCKED_INLINE { sums[i] += load(src + i * apart, count); });
     }
-    for (std::int64_t i = 0; i < kPixels; ++i) {
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
       store(sums[i] * Vec(scale), dst + lane + i * w.lanes, count);
-    }
+    });
   });
 }
 
 // dst [count] = the sums of `rows`.
 inline void sum_rows(const std::vector<const float*>& rows, std::int64_t count, float* dst) {
-  constexpr std::int64_t kVectors = 4;
+  constexpr int kVectors = 4;
   std::int64_t i = 0;
   for (; i + kVectors * kWidth <= count; i += kVectors * kWidth) {
-    Vec sums[kVectors];
-    std::fill_n(sums, kVectors, Vec(0.f));
+    Vec sums[kVectors]{Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
     for (const float* row : rows) {
-      for (std::int64_t j = 0; j < kVectors; ++j) {
-        sums[j] = sums[j] + Vec::loadu(row + i + j * kWidth);
-      }
+      unrolled<kVectors>([&]<int j>()
+                             TORCH_BLOCKED_INLINE { sums[j] += Vec::loadu(row + i + j * kWidth); });
     }
-    for (std::int64_t j = 0; j < kVectors; ++j) sums[j].store(dst + i + j * kWidth);
+    unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE { sums[j].store(dst + i + j * kWidth); });
   }
   for (; i < count; i += kWidth) {
     const std::int64_t lanes = std::min(kWidth, count - i);
@@ -265,6 +223,12 @@ class Columns {
     outputs_ = std::min(outputs_, w.out[2]);
     values_.resize(static_cast<std::size_t>(((outputs_ - 1) * w.stride[2] + window_) * w.lanes));
   }
+  // Of outputs [first, last): the first pixel of src in their columns, and the end. With a dilation
+  // the first of these outputs may begin further on than others, beyond its taps in the padding.
+  std::int64_t begin(std::int64_t first) const {
+    return std::max<std::int64_t>(0, first * w_.stride[2] - w_.padding[2]);
+  }
+  std::int64_t end(std::int64_t last) const { return Taps(w_, 2, last - 1).end; }
   // f(first, last) for all outputs.
   template <typename F>
   void for_parts(F&& f) const {
@@ -284,8 +248,9 @@ class Columns {
 // one after the other, to `columns`, and of these along w.
 template <typename Order, typename Number = Order::Number>
 void maximum_of_columns(const PoolingWindows& w, const Rows<Number>& rows, std::int64_t first,
-                        std::int64_t last, Number* columns, Number* dst) {
-  const std::int64_t begin = Taps(w, 2, first).begin, end = Taps(w, 2, last - 1).end;
+                        std::int64_t last, Columns<Number>& all, Number* dst) {
+  const std::int64_t begin = all.begin(first), end = all.end(last);
+  Number* columns = all.data();
   const auto of_rows = [&](auto&& take) TORCH_BLOCKED_INLINE {
     rows.for_lines(w,
                    [&](const Number* line) TORCH_BLOCKED_INLINE { take(line + begin * w.lanes); });
@@ -322,9 +287,81 @@ void maximum_shorts(const PoolingWindows& w, std::int64_t begin, std::int64_t en
   for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
     const Rows<Number> rows(w, row);
     columns.for_parts([&](std::int64_t first, std::int64_t last) {
-      maximum_of_columns<Order>(w, rows, first, last, columns.data(), dst + first * w.lanes);
+      maximum_of_columns<Order>(w, rows, first, last, columns, dst + first * w.lanes);
     });
   }
+}
+
+// The greater of each lane. x86's instruction loses NaN, and one that keeps it takes 4.
+struct Greater {
+  static Vec of(const Vec& a, const Vec& b) { return at::vec::clamp_min(a, b); }
+};
+struct GreaterOrNan {
+  static Vec of(const Vec& a, const Vec& b) { return at::vec::maximum(a, b); }
+};
+
+constexpr float kLeast = -std::numeric_limits<float>::infinity();
+
+// dst [count] = the greatest of `rows`; whether all of these are finite: 0 times what is not is
+// NaN.
+template <typename Max>
+bool greatest_of_rows(const std::vector<const float*>& rows, std::int64_t count, float* dst) {
+  constexpr int kVectors = 4;
+  const Vec zero(0.f);
+  Vec checks[kVectors]{zero, zero, zero, zero};
+  std::int64_t i = 0;
+  for (; i + kVectors * kWidth <= count; i += kVectors * kWidth) {
+    Vec values[kVectors]{Vec(kLeast), Vec(kLeast), Vec(kLeast), Vec(kLeast)};
+    for (const float* row : rows) {
+      unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+        const Vec next = Vec::loadu(row + i + j * kWidth);
+        values[j] = Max::of(values[j], next);
+        checks[j] = at::vec::fmadd(next, zero, checks[j]);
+      });
+    }
+    unrolled<kVectors>([&]<int j>()
+                           TORCH_BLOCKED_INLINE { values[j].store(dst + i + j * kWidth); });
+  }
+  for (; i < count; i += kWidth) {
+    const std::int64_t lanes = std::min(kWidth, count - i);
+    Vec value(kLeast);
+    for (const float* row : rows) {
+      const Vec next = load(row + i, lanes);
+      value = Max::of(value, next);
+      checks[0] = at::vec::fmadd(next, zero, checks[0]);
+    }
+    store(value, dst + i, lanes);
+  }
+  return !((checks[0] + checks[1]) + (checks[2] + checks[3])).has_inf_nan();
+}
+
+// dst [kPixels, lanes] = the greatest of windows along w, of pixels one stride apart, of which the
+// first has these taps.
+template <typename Max, std::int64_t kPixels>
+inline void greatest(const PoolingWindows& w, const float* line, const Taps& taps, float* dst) {
+  const std::int64_t apart = w.stride[2] * w.lanes, step = taps.step * w.lanes;
+  for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
+    Vec values[kPixels];
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE { values[i] = Vec(kLeast); });
+    const float* end = line + taps.end * w.lanes + lane;
+    for (const float* src = line + taps.begin * w.lanes + lane; src < end; src += step) {
+      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+        values[i] = Max::of(values[i], load(src + i * apart, count));
+      });
+    }
+    unrolled<kPixels>(
+        [&]<int i>() TORCH_BLOCKED_INLINE { store(values[i], dst + lane + i * w.lanes, count); });
+  });
+}
+
+// Outputs [first, last) of a row, of columns from pixel `left` on.
+template <typename Max>
+void greatest_of_columns(const PoolingWindows& w, std::int64_t first, std::int64_t last,
+                         std::int64_t left, const float* columns, float* dst) {
+  const float* line = columns - left * w.lanes;
+  for_pixels<4>(w, first, last, [&]<std::int64_t kPixels>(std::int64_t pixel) {
+    greatest<Max, kPixels>(w, line, Taps(w, 2, pixel), dst + pixel * w.lanes);
+  });
 }
 
 // Makes bytes of kWidth numbers.
@@ -345,7 +382,7 @@ void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
     const Rows<float> rows(w, row);
     const Divisors divisors(averages, rows, row);
     columns.for_parts([&](std::int64_t first, std::int64_t last) {
-      const std::int64_t left = Taps(w, 2, first).begin, right = Taps(w, 2, last - 1).end;
+      const std::int64_t left = columns.begin(first), right = columns.end(last);
       lines.clear();
       rows.for_lines(w, [&](const float* line) { lines.push_back(line + left * w.lanes); });
       sum_rows(lines, (right - left) * w.lanes, columns.data());
@@ -391,13 +428,25 @@ void maximum_bfloats(const PoolingWindows& w, std::int64_t begin, std::int64_t e
   maximum_shorts<BfloatOrder>(w, begin, end);
 }
 
+// The greatest along d and h first, of columns that lie one behind the other: 3 + 3 for a window of
+// 3x3 at stride 1, not 9.
 void maximum(const PoolingWindows& windows, std::int64_t begin, std::int64_t end) {
   const PoolingWindows w = windows;
+  Columns<float> columns(w);
+  std::vector<const float*> lines;  // src under the columns
   float* dst = static_cast<float*>(w.dst) + begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row, dst += w.out[2] * w.lanes) {
     const Rows<float> rows(w, row);
-    for_pixels<4>(w, 0, w.out[2], [&]<std::int64_t kPixels>(std::int64_t pixel) {
-      greatest<kPixels>(w, rows, Taps(w, 2, pixel), dst + pixel * w.lanes);
+    columns.for_parts([&](std::int64_t first, std::int64_t last) {
+      const std::int64_t left = columns.begin(first), count = (columns.end(last) - left) * w.lanes;
+      lines.clear();
+      rows.for_lines(w, [&](const float* line) { lines.push_back(line + left * w.lanes); });
+      if (greatest_of_rows<Greater>(lines, count, columns.data())) {
+        greatest_of_columns<Greater>(w, first, last, left, columns.data(), dst);
+      } else {
+        greatest_of_rows<GreaterOrNan>(lines, count, columns.data());
+        greatest_of_columns<GreaterOrNan>(w, first, last, left, columns.data(), dst);
+      }
     });
   }
 }
