@@ -238,6 +238,7 @@ const ConvolutionImplementations kImplementations(
       estimate_amx,
       {.sums_in_place = true, .any_format = true, .in_rows = true},
       refuses_amx},
+     {"few_rows", plan_few_rows, estimate_few_rows, {.any_format = true}, refuses_few_rows},
      {"planes", plan_planes, estimate_planes, {.sums_in_place = true}, refuses_planes},
      {"depthwise",
       plan_depthwise,

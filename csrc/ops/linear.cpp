@@ -146,11 +146,6 @@ const char* refuses_onednn(const LinearProblem& p) {
   return p.dtype != at::kFloat ? "computes float32 only" : nullptr;
 }
 
-const char* refuses_few_rows(const LinearProblem& p) {
-  if (p.dtype != at::kFloat) return "computes float32 only";
-  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
-}
-
 // The problem without its epilogue, and that in a pass of its own.
 std::optional<LinearPlan> with_pass(const LinearProblem& p,
                                     std::optional<LinearPlan> (*plan)(const LinearProblem&)) {
@@ -164,18 +159,6 @@ std::optional<LinearPlan> with_pass(const LinearProblem& p,
     finish(epilogue, static_cast<const float*>(b.residual), static_cast<float*>(b.dst), floats);
   };
   return whole;
-}
-
-std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
-  if (refuses_few_rows(p)) return std::nullopt;
-  if (p.epilogue.residual) return with_pass(p, plan_few_rows);
-  const Md packed_md = InnerProduct(p).pd.weights_desc();
-  const auto rows = few_rows(p, packed_md);
-  if (!rows) return std::nullopt;
-  LinearPlan plan = plan_on(packed_md);
-  plan.run = [rows = *rows](const LinearBuffers& buffers) { run_few_rows(rows, buffers); };
-  plan.loops_only = true;
-  return plan;
 }
 
 std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
@@ -213,13 +196,6 @@ double weights_bytes(const LinearProblem& p) {
   return static_cast<double>(p.inputs * p.outputs) * sizeof(float);
 }
 
-// 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
-double estimate_few_rows(const LinearProblem& p) {
-  const std::int64_t most =
-      kernels::kernels().width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;
-  return p.rows > most ? kNever : weights_bytes(p) / kOurBytes;
-}
-
 // Where weights do not count it is about as fast as direct, but threads wait for each other.
 double estimate_onednn(const LinearProblem& p) {
   constexpr double kFlops = 80e3;
@@ -227,9 +203,37 @@ double estimate_onednn(const LinearProblem& p) {
                   2 * static_cast<double>(p.rows * p.inputs * p.outputs) / kFlops);
 }
 
+}  // namespace
+
+const char* refuses_linear_few_rows(const LinearProblem& p) {
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
+}
+
+std::optional<LinearPlan> plan_linear_few_rows(const LinearProblem& p) {
+  if (refuses_linear_few_rows(p)) return std::nullopt;
+  if (p.epilogue.residual) return with_pass(p, plan_linear_few_rows);
+  const Md packed_md = InnerProduct(p).pd.weights_desc();
+  const auto rows = few_rows(p, packed_md);
+  if (!rows) return std::nullopt;
+  LinearPlan plan = plan_on(packed_md);
+  plan.run = [rows = *rows](const LinearBuffers& buffers) { run_few_rows(rows, buffers); };
+  plan.loops_only = true;
+  return plan;
+}
+
+// 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
+double estimate_linear_few_rows(const LinearProblem& p) {
+  const std::int64_t most =
+      kernels::kernels().width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;
+  return p.rows > most ? kNever : weights_bytes(p) / kOurBytes;
+}
+
+namespace {
+
 const Implementations<LinearProblem, LinearPlan> kImplementations(
     "linear",
-    {{"few_rows", plan_few_rows, estimate_few_rows, {}, refuses_few_rows},
+    {{"few_rows", plan_linear_few_rows, estimate_linear_few_rows, {}, refuses_linear_few_rows},
      {"strassen",
       plan_linear_strassen,
       estimate_linear_strassen,

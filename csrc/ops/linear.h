@@ -46,6 +46,10 @@ struct LinearPlan {
   double handicap = 1;
 };
 
+// For few rows, at the pace at which weights are read.
+std::optional<LinearPlan> plan_linear_few_rows(const LinearProblem& problem);
+double estimate_linear_few_rows(const LinearProblem& problem);
+const char* refuses_linear_few_rows(const LinearProblem& problem);
 // By the tiles of direct convolution.
 std::optional<LinearPlan> plan_linear_direct(const LinearProblem& problem);
 double estimate_linear_direct(const LinearProblem& problem);
