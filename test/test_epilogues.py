@@ -26,6 +26,8 @@ ACTIVATIONS = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "mish": F.mish,
 }
 # What becomes of a sum z with the activation f and a residual r.
 EPILOGUES = {

@@ -18,6 +18,8 @@ ACTIVATIONS = {
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu6": F.relu6,
     "leaky_relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "mish": F.mish,
     "hardswish": F.hardswish,
 }
 

@@ -102,6 +102,8 @@ ACTIVATIONS = {
     "sigmoid": torch.sigmoid,  # f(0) is not 0: stays a step of its own
     "gelu": F.gelu,
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "mish": F.mish,
 }
 
 

@@ -138,11 +138,6 @@ Term softplus(const Call& call) {
   return call.to.divide(call.to.apply(Op::softplus, scaled), Term::number(beta));
 }
 
-Term mish(const Call& call) {  // x tanh(log(1 + e^x))
-  const Term x = call.term(0);
-  return call.to.multiply(x, call.to.apply(Op::tanh, call.to.apply(Op::softplus, x)));
-}
-
 Term log_sigmoid(const Call& call) {  // -log(1 + e^-x)
   const Term x = call.to.multiply(call.term(0), Term::number(-1));
   return call.to.multiply(call.to.apply(Op::softplus, x), Term::number(-1));
@@ -264,7 +259,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"selu", "", selu},
     {"gelu", "", gelu},
     {"silu", "", unary<Op::silu>},
-    {"mish", "", mish},
+    {"mish", "", unary<Op::mish>},
     {"softplus", "", softplus},
     {"softsign", "", softsign},
     {"log_sigmoid", "", log_sigmoid},

@@ -191,6 +191,8 @@ std::optional<Activation> find_activation(const Node& node) {
   }
   if (node.name == "aten::hardswish") return Activation{Activated::kHardswish};
   if (node.name == "aten::silu") return Activation{Activated::kSilu};
+  if (node.name == "aten::tanh") return Activation{Activated::kTanh};
+  if (node.name == "aten::mish") return Activation{Activated::kMish};
   if (node.name == "aten::gelu") {
     const bool tanh = a[1].is_constant() && a[1].constant().toStringView() == "tanh";
     return Activation{tanh ? Activated::kGeluTanh : Activated::kGelu};

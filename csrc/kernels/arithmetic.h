@@ -8,10 +8,14 @@
 
 namespace torch_blocked::kernels {
 
-// x / (1 + e^-y) as kernels have it, if they have it faster.
+// What kernels have faster. times_sigmoid: x / (1 + e^-y).
 template <typename V>
 struct Fast {
   static V times_sigmoid(const V& x, const V& y) { return x / (V(1) + y.neg().exp()); }
+  static V tanh(const V& x) { return x.tanh(); }
+  static V mish(const V& x) {  // log(1 + e^20) is large enough for a tanh of 1
+    return x * at::vec::minimum(x, V(20)).exp().log1p().tanh();
+  }
 };
 
 // The value of `op`; who calls it with a constant gets one function. Always inlined: otherwise GCC

@@ -7,7 +7,17 @@ namespace torch_blocked::kernels {
 
 // f of one value; all of them have f(0) = 0, so that the zero tail stays zero.
 struct Activation {
-  enum class Kind : std::int64_t { kNone, kClamp, kLeakyRelu, kHardswish, kSilu, kGelu, kGeluTanh };
+  enum class Kind : std::int64_t {
+    kNone,
+    kClamp,
+    kLeakyRelu,
+    kHardswish,
+    kSilu,
+    kGelu,
+    kGeluTanh,
+    kTanh,
+    kMish
+  };
   Kind kind = Kind::kNone;
   float alpha = 0, beta = 0;  // kClamp: least and greatest; kLeakyRelu: the slope below 0
 };

@@ -13,6 +13,8 @@ struct Fast<CPU_CAPABILITY::Vec> {
   static Vec times_sigmoid(const Vec& x, const Vec& y) {
     return CPU_CAPABILITY::times_sigmoid(x, y);
   }
+  static Vec tanh(const Vec& x) { return CPU_CAPABILITY::tanh(x); }
+  static Vec mish(const Vec& x) { return CPU_CAPABILITY::mish(x); }
 };
 
 namespace CPU_CAPABILITY {

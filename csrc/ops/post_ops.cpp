@@ -29,6 +29,10 @@ void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& acti
       return post_ops.append_eltwise(Algorithm::eltwise_gelu_erf, 0, 0);
     case Kind::kGeluTanh:
       return post_ops.append_eltwise(Algorithm::eltwise_gelu_tanh, 0, 0);
+    case Kind::kTanh:
+      return post_ops.append_eltwise(Algorithm::eltwise_tanh, 0, 0);
+    case Kind::kMish:
+      return post_ops.append_eltwise(Algorithm::eltwise_mish, 0, 0);
   }
 }
 
