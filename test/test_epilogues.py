@@ -67,3 +67,35 @@ def test_epilogue(implementation, activation, epilogue):
         assert implementation in [step.implementation for step in fast.steps()], fast.plan()
         # 3e-7 of SiLU and GELU themselves; Winograd's own rounding.
         assert_exact(net, fast, *tensors, tolerance=16)
+
+
+class Function(nn.Module):
+    """A function behind a layer that changes nothing."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Conv2d(8, 8, 1, bias=False), function
+        nn.init.dirac_(self.layer.weight)
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+# And how far from float64 they may be, relative to each value: Mish is less than 2^-20 at the end.
+FUNCTIONS = {"tanh": (torch.tanh, 4e-7), "mish": (F.mish, 2e-6)}
+
+
+@pytest.mark.parametrize("implementation", ("direct", "onednn_blocked"))
+@pytest.mark.parametrize("function", FUNCTIONS)
+@torch.no_grad()
+def test_small_and_large_values(function, implementation):
+    exact, tolerance = FUNCTIONS[function]
+    sizes = torch.logspace(-30, 1.4, 8 * 40 * 50).view(1, 8, 40, 50)
+    fast = optimized(Function(exact).eval(), (sizes,), implementation)
+    assert f"aten::conv2d + {function}" in fast.plan()
+    assert implementation in [step.implementation for step in fast.steps()]
+    for x in (sizes, -sizes):
+        expected = exact(x.double())
+        assert ((fast(x) - expected) / expected).abs().max() <= tolerance
+    far = torch.full_like(sizes, 1e30)
+    assert torch.equal(fast(far), exact(far)) and torch.equal(fast(-far), exact(-far))

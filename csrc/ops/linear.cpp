@@ -184,7 +184,7 @@ std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
 // A sum runs in a pass of its own, and so does a clamp, which keeps NaN there.
 std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
   if (refuses_onednn(p)) return std::nullopt;
-  const bool alone = !p.epilogue.residual && keeps_nan(p.activation());
+  const bool alone = !p.epilogue.residual && is_as_in_aten(p.activation());
   return alone ? plan_primitive(p) : with_pass(p, plan_primitive);
 }
 

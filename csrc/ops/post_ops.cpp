@@ -36,10 +36,10 @@ void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& acti
   }
 }
 
-bool keeps_nan(const kernels::Activation& activation) {
+bool is_as_in_aten(const kernels::Activation& activation) {
   using Kind = kernels::Activation::Kind;
   const bool relu = activation.kind == Kind::kLeakyRelu && activation.alpha == 0;
-  return !relu && activation.kind != Kind::kClamp;
+  return !relu && activation.kind != Kind::kClamp && activation.kind != Kind::kMish;
 }
 
 void finish(const kernels::Epilogue& epilogue, const float* residual, float* dst,

@@ -11,9 +11,10 @@ namespace torch_blocked {
 // Appends the activation, if it is one.
 void append_activation(dnnl::post_ops& post_ops, const kernels::Activation& activation);
 
-// Whether NaN comes out of that post-op. oneDNN's ReLU and clip take the maximum as x86 does, of
-// which one operand that is NaN gives the other.
-bool keeps_nan(const kernels::Activation& activation);
+// Whether that post-op gives ATen's values. oneDNN's ReLU and clip take the maximum as x86 does, of
+// which one operand that is NaN gives the other; its Mish subtracts nearly equal squares, so that
+// below -16.6, where the value is -1e-6, nothing is left.
+bool is_as_in_aten(const kernels::Activation& activation);
 
 // The epilogue over `count` values of dst, on all threads. The residual may be null, but not dst.
 void finish(const kernels::Epilogue& epilogue, const float* residual, float* dst,
