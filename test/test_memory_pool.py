@@ -62,7 +62,11 @@ def test_parts_of_what_died_are_used_and_joined_again():
     assert sorted(each.data_ptr() for each in parts)[0] == begin
     assert all((part == fill).all() for fill, part in enumerate(parts))
     del parts
-    assert blocked(30).data_ptr() == begin
+    idle = _C.idle_pool_bytes()
+    joined = blocked(30)
+    # Memory of other tests that dies meanwhile may lie just below and is joined, too.
+    assert begin - 30 * MEGABYTE < joined.data_ptr() < begin + 32 * MEGABYTE
+    assert _C.idle_pool_bytes() <= idle - 30 * MEGABYTE
 
 
 def test_small_memory_is_not_pooled():
