@@ -1,4 +1,4 @@
-// torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/capture.py.
+// torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/captured.py.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import capture as captures
-from torch_blocked.capture import VALUE, CaptureError, capture
+from torch_blocked.capture import capture
+from torch_blocked.captured import VALUE, CaptureError
+from torch_blocked.exported import exported
 
 # Arguments that say which library may be used, where torch.export writes false.
 _CUDNN = {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm"}
@@ -70,11 +72,11 @@ def test_a_run_tells_what_export_tells(name):
         model = spec.constructor().eval()
     x = torch.empty(1, *spec.input_dims, device="meta")
     with torch.no_grad():
-        run, exported = captures._recorded(model, (x,), {}), captures._exported(model, (x,), {})
-    assert shape_of(run) == shape_of(exported)
+        run, traced = captures._recorded(model, (x,), {}), exported(model, (x,), {})
+    assert shape_of(run) == shape_of(traced)
     for field in ("input_metas", "out_spec"):
-        assert getattr(run, field) == getattr(exported, field)
-    assert exported.fixed_sizes
+        assert getattr(run, field) == getattr(traced, field)
+    assert traced.fixed_sizes
 
 
 def writes_in_place(self, x):

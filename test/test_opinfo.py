@@ -2,9 +2,12 @@
 
 A few samples of each op, all arguments blocked; opinfo_report.py runs all samples in all modes."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from opinfo import OPS, InPlace, Out, Refused, check
+from opinfo import OPS, InPlace, Kept, Out, Refused, check
 
 pytestmark = pytest.mark.any_isa
 
@@ -12,33 +15,30 @@ pytestmark = pytest.mark.any_isa
 MOST_SAMPLES = 2
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_forward(name):
-    assert not check(OPS[name], "all", backward=False, most_samples=MOST_SAMPLES).wrong
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.supports_autograd])
-def test_backward(name):
-    assert not check(OPS[name], "all", backward=True, most_samples=MOST_SAMPLES).wrong
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_inference_mode(name):
-    """Composite ops come whole there."""
-    with torch.inference_mode():
-        assert not check(OPS[name], "all", backward=False, most_samples=1).wrong
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.inplace_variant])
-def test_in_place(name):
-    assert not check(InPlace(OPS[name]), "all", backward=False, most_samples=MOST_SAMPLES).wrong
+def ways(op: Kept) -> Iterator[tuple[str, Any, bool, int]]:
+    """The ways in which an op is called: what each is, the op, whether backward, of how many
+    samples."""
+    yield "forward", op, False, MOST_SAMPLES
+    if op.supports_autograd:
+        yield "backward", op, True, MOST_SAMPLES
+    if op.op.inplace_variant:
+        yield "in place", InPlace(op), False, MOST_SAMPLES
+    if op.op.supports_out:
+        yield "out", Out(op), False, 1
+        yield "out of other dims", Out(op, (1, 3, 2, 2)), False, 1
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-@pytest.mark.parametrize("dims", (None, (1, 3, 2, 2)), ids=("", "other dims"))
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.supports_out])
-def test_out(name, dims):
-    assert not check(Out(OPS[name], dims), "all", backward=False, most_samples=1).wrong
+@pytest.mark.parametrize("name", OPS)
+def test_every_way(name):
+    op = Kept(OPS[name])
+    wrong = {
+        way: check(each, "all", backward=backward, most_samples=most).wrong
+        for way, each, backward, most in ways(op)
+    }
+    with torch.inference_mode():  # composite ops come whole there
+        wrong["inference mode"] = check(op, "all", backward=False, most_samples=1).wrong
+    assert not any(wrong.values()), wrong
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.error_inputs_func])

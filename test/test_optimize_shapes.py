@@ -9,7 +9,8 @@ import torch
 
 import torch_blocked as tb
 from torch_blocked import _C
-from torch_blocked.capture import VALUE, Capture, Node, capture
+from torch_blocked.capture import capture
+from torch_blocked.captured import VALUE, Capture, Node
 
 BF16 = torch.bfloat16
 

@@ -14,7 +14,7 @@ from random_models import OTHER_SIZES, RandomModel, random_program, smaller
 
 from torch_blocked import _C
 
-MODELS = 300
+MODELS = 200
 
 
 def command(script: str, *arguments: str) -> str:

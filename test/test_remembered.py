@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import _C, remembered
-from torch_blocked.capture import Capture, CaptureError, capture, capture_sizes
+from torch_blocked.capture import capture, capture_sizes
+from torch_blocked.captured import Capture, CaptureError
 from torch_blocked.environment import tuning_file
 
 module = importlib.import_module("torch_blocked.optimize")

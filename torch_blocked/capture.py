@@ -1,9 +1,9 @@
-"""A model's forward as plain data: what csrc/graph builds its graph from, and what a file keeps.
+"""How a model's forward becomes plain data (captured.py).
 
 The forward runs once, and csrc/graph/record.cpp notes the ops that it calls, in-place ones in their
 functional form. That says all unless Python looks at a tensor's values, or memory is written that
-others see; torch.export then traces the model, which takes 0.6 s and 100 MiB of modules on a
-ResNet-50 against 0.05 s.
+others see; torch.export then traces the model (exported.py), which takes 0.6 s and 100 MiB of
+modules on a ResNet-50 against 0.05 s.
 
 What Python asks of sizes during the run is noted with the answers (watched.py). The capture holds
 for all inputs that give the same answers, and for no others: those are captured anew. Symbolic
@@ -13,152 +13,19 @@ padding.
 
 from __future__ import annotations
 
-import io
-import logging
-import operator
-import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, module_paths, structure
+from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, Ran, lifted
+from torch_blocked.exported import exported
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
 from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
-
-# What a list of arguments holds in place of a value of the graph.
-VALUE = "value"
-
-# Ops that may return their input itself, beyond those whose schema says so: a view, or a copy where
-# the strides ask for one; and those that do nothing in evaluation mode.
-_MAY_ALIAS = {
-    "aten::contiguous",
-    "aten::flatten",
-    "aten::ravel",
-    "aten::reshape",
-    "aten::reshape_as",
-    "aten::to",
-    "aten::type_as",
-    "aten::dropout",
-    "aten::feature_dropout",
-    "aten::alpha_dropout",
-}
-
-
-class CaptureError(RuntimeError):
-    """The model cannot be traced; the message says why."""
-
-
-@dataclass
-class Node:
-    """One op. `arguments` has one entry per argument of its schema: a constant, [VALUE, id], or a
-    list of these. `outputs` are the ids of what it returns, lists flattened."""
-
-    name: str
-    overload: str
-    arguments: list
-    outputs: list[int]
-    # Where the model calls it (module_paths.py): the path of the module, and the user's line.
-    module: str = field(default="", compare=False)
-    line: str = field(default="", compare=False)
-
-
-@dataclass
-class Ran:
-    """What a recorded run returned, and what its ops took: less than the forward, which Python is
-    part of, but for what only a first run does."""
-
-    results: Any
-    seconds: float
-
-
-@dataclass
-class Capture:
-    """Values are numbered: inputs, constants (parameters and buffers) and what nodes return."""
-
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    outputs: list = field(default_factory=list)  # [VALUE, id] or constants
-    constants: dict[int, Tensor] = field(default_factory=dict)
-    # Those that are neither parameters nor buffers.
-    lifted: list[int] = field(default_factory=list)
-    # Sizes and types of the inputs that the forward ran with.
-    input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
-    # Those of other inputs, for which a run recorded the same.
-    also: list[list[tuple[list[int], torch.dtype]]] = field(default_factory=list)
-    # Those of results, where nothing else gives them (infer.cpp); they hold for these inputs.
-    metas: dict[int, tuple[list[int], torch.dtype]] = field(default_factory=dict)
-    # What was asked of sizes: value, what (a dim, or as in watched.py), answer.
-    questions: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    # It holds for inputs of these sizes only.
-    fixed_sizes: bool = False
-    # Which outputs are blocked tensors, by place: their channels. The value is the physical tensor.
-    blocked: dict[int, int] = field(default_factory=dict)
-    out_spec: Any = None  # a TreeSpec
-    # What a user should know of it; empty: nothing.
-    notice: str = ""
-    # Whether the forward sets attributes of the model, which who runs it may want to put back.
-    sets_attributes: bool = False
-    # The run that was recorded, for whoever compares with it; no file keeps it.
-    ran: Ran | None = field(default=None, compare=False, repr=False)
-
-    def is_random(self) -> bool:
-        """Whether an op draws numbers: two runs give different results."""
-        return any(
-            torch.Tag.nondeterministic_seeded in getattr(_overload(node), "tags", ())
-            and not _drops_nothing(node)
-            for node in self.nodes
-        )
-
-    def rounds(self) -> bool:
-        """Whether an op rounds to steps that are further apart than floats."""
-        return any(node.name == "aten::round" or "quantize_" in node.name for node in self.nodes)
-
-    def same_as(self, other: Capture) -> bool:
-        """Whether it calls the same ops with the same numbers: parameters and buffers must be the
-        same tensors, constants that the forward makes have the same values."""
-        return (
-            self.nodes == other.nodes
-            and self.outputs == other.outputs
-            and self.blocked == other.blocked
-            and self.out_spec == other.out_spec
-            and self.lifted == other.lifted
-            and self.constants.keys() == other.constants.keys()
-            and all(
-                torch.equal(each, other.constants[value])
-                if value in self.lifted
-                else _place(each) == _place(other.constants[value])
-                for value, each in self.constants.items()
-            )
-        )
-
-
-def _place(tensor: Tensor) -> tuple:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _overload(node: Node):
-    namespace, _, name = node.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    return getattr(packet, node.overload or "default", None)
-
-
-def _drops_nothing(node: Node) -> bool:
-    """Whether an op that may draw numbers does not, because it is told to drop nothing."""
-    names = [each.name for each in _overload(node)._schema.arguments]
-    given = dict(zip(names, node.arguments, strict=False))
-    off = given.get("train", given.get("training")) is False
-    return off or given.get("dropout_p") == 0
-
 
 # Ops that see how memory lies, which is not the same in a plan.
 _SEE_MEMORY = {"aten::as_strided", "aten::set_", "aten::resize_"}
@@ -176,7 +43,7 @@ def capture(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            captured = _recorded(model, args, kwargs) or _exported(model, args, kwargs)
+            captured = _recorded(model, args, kwargs) or exported(model, args, kwargs)
         except CaptureError:
             raise
         except Exception as error:  # torch.export raises many kinds
@@ -222,11 +89,6 @@ def _are_plain(args: tuple, kwargs: dict) -> bool:
     return all(
         type(each) in (Tensor, nn.Parameter) and each.layout == torch.strided for each in leaves
     )
-
-
-def _lifted(model: nn.Module, constants: dict[int, Tensor]) -> list[int]:
-    own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
-    return [value for value, each in constants.items() if each.data_ptr() not in own]
 
 
 def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
@@ -322,7 +184,7 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         inputs=list(range(len(leaves))),
         outputs=outputs,
         constants=constants,
-        lifted=_lifted(model, constants),
+        lifted=lifted(model, constants),
         input_metas=metas,
         metas=recorder.metas(),
         questions=sorted(set((value, what, tuple(a)) for value, what, a in recorder.questions())),
@@ -336,14 +198,10 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-# What a forward may return beside tensors: the same for all inputs that give the same answers.
-_CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
-
-
 def _output(result, recorder):
     if isinstance(result, Tensor):
         return [VALUE, recorder.value_of(result)]
-    if not isinstance(result, (*_CONSTANTS, torch.Size, slice, range)):
+    if not isinstance(result, (*CONSTANTS, torch.Size, slice, range)):
         raise CaptureError(f"the forward returns a {type(result).__name__}")
     return result
 
@@ -353,340 +211,3 @@ def _other_values(value: Tensor) -> Tensor:
     if value.is_floating_point():
         return 0.75 * value.flip(list(range(value.dim())))
     return value.flatten()[:1].expand(value.numel()).view(value.shape)
-
-
-class _Results:
-    """What a forward returned: its structure, and the places and channels of blocked tensors."""
-
-    def __init__(self) -> None:
-        self.spec: pytree.TreeSpec | None = None
-        self.blocked: dict[int, int] = {}
-
-
-class _WithPhysicalResults(nn.Module):
-    """A model whose blocked results come as their physical tensors, which is what torch.export can
-    return. `told` says what they were; torch.export puts other attributes back."""
-
-    def __init__(self, model: nn.Module, told: _Results) -> None:
-        super().__init__()
-        self.model, self.told = model, told
-        self.training = False  # eval() would reach the model's own modules
-
-    def forward(self, *args, **kwargs):
-        results, self.told.spec = structure.flatten(self.model(*args, **kwargs))
-        for i, each in enumerate(results):
-            if isinstance(each, BlockedTensor):
-                self.told.blocked[i], results[i] = each._channels, each._physical
-            elif not isinstance(each, (Tensor, *_CONSTANTS)):
-                raise CaptureError(f"the forward returns a {type(each).__name__}")
-        return results
-
-
-class _NoItemsOfBlocked(TorchFunctionMode):
-    """Refuses `y[...] = value` of a blocked tensor, of which torch.export notes nothing."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is Tensor.__setitem__ and isinstance(args[0], BlockedTensor):
-            raise CaptureError("it writes into a view of a blocked tensor")
-        return func(*args, **(kwargs or {}))
-
-
-# Whoever redirects what all threads print to has to be alone.
-_one_at_a_time = threading.RLock()
-
-
-@contextmanager
-def _without_its_graph() -> Iterator[None]:
-    """Keeps what torch.export has traced before it failed off the terminal, and a warning that no
-    line is known; the caller gets the reason, and passes it on. All else that is printed meanwhile
-    comes out afterwards."""
-    printed, log = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    graph = ""
-    log.addFilter(_known_line)
-    try:
-        with _one_at_a_time, redirect_stderr(printed):
-            yield
-    except Exception as error:
-        if hasattr(error, "partial_fx_graph"):
-            graph = f"{error.partial_fx_graph}\n"
-        raise
-    finally:
-        log.removeFilter(_known_line)
-        sys.stderr.write(printed.getvalue().replace(graph, ""))
-
-
-def _known_line(record: logging.LogRecord) -> bool:
-    return not record.msg.startswith("Unable to find user code")
-
-
-def _exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
-    """The capture by torch.export, for these sizes."""
-    state = State(model)
-    told = _Results()
-    wrapped = _WithPhysicalResults(model, told)
-    try:
-        with _NoItemsOfBlocked(), _without_its_graph():
-            program = torch.export.export(wrapped, args, kwargs, strict=False)
-        if any(_written(node) for node in program.graph.nodes):
-            _CheckedViews(program).run_on(args, kwargs)
-    finally:
-        state.restore()
-    if _breaks_a_tie(program.graph):
-        raise CaptureError("it writes into a view of a blocked tensor, or into what one shows")
-    if not _substitutable(program.graph):
-        program = program.run_decompositions({})
-    captured = _lower(program)
-    for each in captured.nodes:  # seen from `wrapped`
-        each.module = each.module.removeprefix("model").removeprefix(".")
-    captured.fixed_sizes = True
-    captured.blocked, captured.out_spec = told.blocked, told.spec
-    captured.lifted = _lifted(model, captured.constants)
-    return captured
-
-
-def _schema(node: fx.Node) -> torch.FunctionSchema | None:
-    return getattr(node.target, "_schema", None) if node.op == "call_function" else None
-
-
-def _mutated(node: fx.Node) -> fx.Node | None:
-    """The value that an in-place op writes."""
-    schema = _schema(node)
-    if schema is None or not schema.is_mutable:
-        return None
-    return node.args[0]
-
-
-def _views(node: fx.Node) -> bool:
-    schema = _schema(node)
-    if schema is None:
-        return node.target is operator.getitem
-    return schema.name in _MAY_ALIAS or any(
-        each.alias_info is not None and not each.alias_info.is_write for each in schema.returns
-    )
-
-
-# The ops that make the copy of a view that cannot share the memory of a blocked tensor (shadow.py).
-# A copy and its base follow each other in eager only: a trace does not see these writes.
-_COPIES = {"torch_blocked::slice_channels", "torch_blocked::to_dense"}
-
-
-def _breaks_a_tie(graph: fx.Graph) -> bool:
-    """Whether a copy is written, or its base is and the copy is used after that."""
-    memory: dict[fx.Node, fx.Node] = {}  # for each node the first one that shows its memory
-    bases: dict[fx.Node, fx.Node] = {}  # of copies; both as the first nodes of their memory
-    stale: set[fx.Node] = set()
-    for node in graph.nodes:
-        if any(memory[each] in stale for each in node.all_input_nodes):
-            return True
-        sources = [each for each in node.args[:1] if isinstance(each, fx.Node)]
-        shares = sources and (_views(node) or _mutated(node))
-        memory[node] = memory[sources[0]] if shares else node
-        if sources and (schema := _schema(node)) is not None and schema.name in _COPIES:
-            bases[node] = memory[sources[0]]
-        written = [memory[each] for each in _written(node)]
-        if any(each in bases for each in written):
-            return True
-        for copy, base in bases.items():  # from the first on: one may be a copy of another
-            if base in written or base in stale:
-                stale.add(copy)
-    return False
-
-
-class _CheckedViews(fx.Interpreter):
-    """Runs an exported program on real tensors, and raises CaptureError where ATen gives a view and
-    the trace has seen a copy, or the other way: who writes there reaches other values. The strides
-    of torch's fake tensors are not always those of ATen's, as at a batch of one, and the results of
-    unsafe_chunk are called no views."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        super().__init__(program.module(check_guards=False))
-
-    def run_on(self, args: tuple, kwargs: dict) -> None:
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-        self.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
-
-    def run_node(self, node: fx.Node):
-        result = super().run_node(node)
-        schema = _schema(node)
-        if schema is None or schema.is_mutable or (_views(node) and schema.name not in _MAY_ALIAS):
-            return result
-        shares = _share(result, [self.env[each] for each in node.all_input_nodes])
-        if shares != (schema.name in _MAY_ALIAS and _share(*_traced(node))):
-            raise CaptureError(f"{schema.name} gives a view or a copy, as strides are")
-        return result
-
-
-def _share(results: Any, sources: Any) -> bool:
-    """Whether a tensor of the one is in memory of the other."""
-    made, given = (
-        [each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor)]
-        for tree in (results, sources)
-    )
-    return any(torch._C._is_alias_of(a, b) for a in made for b in given)
-
-
-def _traced(node: fx.Node) -> tuple[Any, Any]:
-    """The result of an op and its sources, of the strides that the trace has seen."""
-    return _on_fakes(node.target, node), [each.meta["val"] for each in node.all_input_nodes]
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """The values that an op writes, in whatever argument."""
-    schema = _schema(node)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
-    given |= node.kwargs
-    written = [each.name for each in schema.arguments if each.is_write]
-    leaves = pytree.tree_leaves([given.get(name) for name in written])
-    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
-
-
-def _substitutable(graph: fx.Graph) -> bool:
-    """Whether every in-place op can be replaced by its result in what follows: nothing else sees
-    the memory that it writes."""
-    for node in graph.nodes:
-        target = _mutated(node)
-        if target is None:
-            continue
-        functional = _functional(node)
-        if functional is None or target.op != "call_function" or _views(target):
-            return False
-        if _on_fakes(functional, node).dtype != node.meta["val"].dtype:
-            return False
-        if any(_views(user) for user in target.users if user is not node):
-            return False
-    return True
-
-
-def _on_fakes(op, node: fx.Node) -> Tensor:
-    """The result of `op` for the arguments of `node`, without values: x.gt(0) is a bool, where
-    x.gt_(0) keeps the type of x."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    with node.meta["val"].fake_mode:
-        return op(*args, **kwargs)
-
-
-def _functional(node: fx.Node):
-    """The op overload that returns what an in-place one writes, which need not have its name:
-    pow_.Scalar is pow.Tensor_Scalar."""
-    in_place = node.target
-    name = in_place.overloadpacket.__name__
-    functional = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    own = in_place._overloadname
-    for overload in (own, f"Tensor_{own}", "Tensor", "default"):
-        found = getattr(functional, overload, None)
-        if found is not None and _types(found) == _types(in_place):
-            return found
-    return None
-
-
-def _types(overload) -> list[str]:
-    return [str(each.type) for each in overload._schema.arguments]
-
-
-# As c10::MemoryFormat numbers them; the objects themselves cannot be saved.
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-
-
-class _Lowering:
-    """Numbers the values of an exported program and writes its nodes down."""
-
-    def __init__(self) -> None:
-        self.result = Capture()
-        self.values: dict[fx.Node, list[int]] = {}
-        self.count = 0
-
-    def new_value(self) -> int:
-        self.count += 1
-        return self.count - 1
-
-    def constant(self, tensor: Tensor) -> int:
-        value = self.new_value()
-        self.result.constants[value] = tensor.detach()
-        return value
-
-    def argument(self, value):
-        if isinstance(value, fx.Node):
-            ids = self.values[value]
-            return [VALUE, ids[0]] if len(ids) == 1 else [[VALUE, each] for each in ids]
-        if isinstance(value, (list, tuple)):
-            return [self.argument(each) for each in value]
-        if isinstance(value, Tensor):
-            return [VALUE, self.constant(value)]
-        if isinstance(value, torch.memory_format):
-            return _MEMORY_FORMATS[value]
-        if not isinstance(value, (*_CONSTANTS, torch.layout)):
-            raise CaptureError(f"an argument is a {type(value).__name__}")
-        return value
-
-    def call(self, node: fx.Node) -> None:
-        if node.target is operator.getitem:
-            self.values[node] = [self.values[node.args[0]][node.args[1]]]
-            return
-        target = node.target
-        schema = _schema(node)
-        if schema is None:
-            raise CaptureError(f"{target} is no operator of ATen")
-        written = _mutated(node)
-        if written is not None:
-            target = _functional(node)
-        if not schema.returns:
-            return  # asserts what held for these inputs
-        given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
-        given |= node.kwargs
-        arguments = [
-            self.argument(given[each.name] if each.name in given else each.default_value)
-            for each in schema.arguments
-        ]
-        self.emit(
-            schema.name if written is None else target._schema.name,
-            target._schema.overload_name,
-            arguments,
-            node,
-        )
-        if written is not None:
-            self.values[written] = self.values[node]
-
-    def emit(self, name: str, overload: str, arguments: list, node: fx.Node) -> None:
-        example = node.meta.get("val")
-        many = isinstance(example, (list, tuple))
-        outputs = [self.new_value() for _ in (example if many else [example])]
-        module = module_paths.of_node(node.meta.get("nn_module_stack"))
-        line = module_paths.line_of_node(node.meta.get("stack_trace"))
-        self.result.nodes.append(Node(name, overload, arguments, outputs, module, line))
-        self.values[node] = outputs
-
-
-def _lower(program: torch.export.ExportedProgram) -> Capture:
-    lowering = _Lowering()
-    result = lowering.result
-    signature = program.graph_signature
-    names = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        raise CaptureError("the model writes into its buffers or inputs")
-    state = {**program.constants, **dict(program.named_buffers()), **program.state_dict}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            lowering.values[node] = [lowering.constant(state[names[node.name]])]
-        elif node.op == "placeholder":
-            value = lowering.new_value()
-            lowering.values[node] = [value]
-            example = node.meta.get("val")
-            if isinstance(example, Tensor):
-                result.inputs.append(value)
-                result.input_metas.append((list(example.shape), example.dtype))
-        elif node.op == "call_function":
-            lowering.call(node)
-        elif node.op == "output":
-            result.outputs = [lowering.argument(each) for each in node.args[0]]
-    return result

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked import _C, module_paths, structure
-from torch_blocked.capture import CaptureError
+from torch_blocked.captured import CaptureError
 from torch_blocked.optimized_module import (
     OptimizedModule,
     Tune,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
-from torch_blocked.capture import CaptureError, Ran
+from torch_blocked.captured import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import (
     OptimizedModule,

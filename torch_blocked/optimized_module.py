@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, progress, remembered, structure
-from torch_blocked.capture import VALUE, Capture, CaptureError, Node, Ran, capture, capture_sizes
+from torch_blocked.capture import capture, capture_sizes
+from torch_blocked.captured import VALUE, Capture, CaptureError, Node, Ran
 from torch_blocked.environment import cpu_name, measured_with, tuning_file
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import unchanged

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
-from torch_blocked.capture import Capture
+from torch_blocked.captured import Capture
 from torch_blocked.environment import ISA_LIMITS, tuning_file
 
 

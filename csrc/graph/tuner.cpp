@@ -30,9 +30,9 @@ constexpr double kAgree = 1.04;
 // An implementation this much slower than the leader, twice, is out.
 constexpr double kBeaten = 1.15;
 // Rounds until all that are left agree with themselves, or the fastest does and the others are not
-// slower by more than kAgree, or this much time has gone. One that has no rival, or none left, is timed for its price only. The first round generates code and finds
-// nothing in the caches, so it seldom agrees with another; but what is slow in it and in the next
-// is out.
+// slower by more than kAgree, or this much time has gone. One that has no rival, or none left, is
+// timed for its price only. The first round generates code and finds nothing in the caches, so it
+// seldom agrees with another; but what is slow in it and in the next is out.
 constexpr int kLeastRounds = 4, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.

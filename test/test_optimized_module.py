@@ -1,0 +1,187 @@
+"""What an optimized module does beyond one call: other sizes, threads, files, and who runs, it or
+the model."""
+
+import importlib
+import threading
+import time
+import weakref
+
+import bench_models as models
+import pytest
+import torch
+from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
+from torch import nn
+
+import torch_blocked as tb
+from torch_blocked.optimize import _is_slower
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+
+def test_sizes_change_without_another_capture():
+    model = models.build_model("resnet18")[0].eval()
+    optimized = blocked(model, torch.randn(1, 3, 32, 32))
+    for dims in [(2, 3, 32, 32), (1, 3, 33, 47)]:
+        assert_exact(model, optimized, torch.randn(dims), tolerance=8)
+    assert len(optimized._forms) == 1
+    with pytest.raises(RuntimeError, match="to have 3 channels, but got 4"):  # the model's words
+        optimized(torch.randn(1, 4, 32, 32))
+
+
+class ReadsSizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.convolution(x)
+        return y.view(x.shape[0], -1) if x.shape[2] > 5 else y.flatten(1) * 2
+
+
+def test_a_model_that_reads_sizes_is_captured_again():
+    model = ReadsSizes().eval()
+    optimized = blocked(model, torch.randn(2, 4, 8, 8))
+    for dims in [(2, 4, 8, 8), (3, 4, 5, 5), (1, 4, 9, 9)]:
+        assert_exact(model, optimized, torch.randn(dims))
+
+
+def test_no_plan_is_kept_for_every_size():
+    model = nn.Conv2d(3, 8, 3).eval()
+    optimized = blocked(model, torch.randn(1, 3, 8, 8))
+    for size in range(8, 48):
+        optimized(torch.randn(1, 3, size, 8))
+    x = torch.randn(1, 3, 8, 8)
+    assert_exact(model, optimized, x)
+
+
+def test_threads_share_one_module():
+    model = models.build_model("resnet18")[0].eval()
+    inputs = [torch.randn(1, 3, 32, 32) for _ in range(6)]
+    optimized = blocked(model, inputs[0])
+    expected = [optimized(x) for x in inputs]
+    results = [None] * len(inputs)
+
+    def run(i):
+        for _ in range(5):
+            results[i] = optimized(inputs[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_results_are_the_callers_own():
+    model = nn.Conv2d(3, 16, 3).eval()
+    x = torch.randn(1, 3, 8, 8)
+    optimized = blocked(model, x)
+    first = optimized(x)
+    kept = first.clone()
+    optimized(torch.randn(1, 3, 8, 8))
+    assert torch.equal(first, kept)
+    identity = blocked(nn.Identity().eval(), x)
+    assert torch.equal(identity(x), x)
+
+
+def test_save_and_load(tmp_path):
+    model = models.build_model("resnet18")[0].eval()
+    x = torch.randn(1, 3, 32, 32)
+    optimized = blocked(model, x)
+    optimized.save(tmp_path / "model.pt")
+    loaded = tb.load(tmp_path / "model.pt")
+    assert torch.equal(loaded(x), optimized(x))
+    y = torch.randn(2, 3, 40, 40)
+    assert torch.equal(loaded(y), optimized(y))
+    with pytest.raises(ValueError, match=r"like those of before .*got float32 \[1, 4, 32, 32\]"):
+        loaded(torch.randn(1, 4, 32, 32))
+
+
+def test_release(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(36, 5)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    optimized = blocked(model, x)
+    expected = optimized(x)
+    weight = weakref.ref(model[0].weight)
+    optimized.release()
+    del model
+    assert weight() is None
+    assert torch.equal(optimized(x), expected)
+    with pytest.raises(ValueError, match="like those of before"):
+        optimized(torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="save it before"):
+        optimized.save(tmp_path / "model.pt")
+    optimized.choice = "dense"
+    with pytest.raises(ValueError, match="nothing to release"):
+        optimized.release()
+
+
+def test_load_refuses_other_files(tmp_path):
+    path = tmp_path / "other.pt"
+    path.write_bytes(b"no model")
+    with pytest.raises(ValueError, match="expected a file written by save"):
+        tb.load(path)
+    torch.save({"weights": torch.ones(3)}, path)
+    with pytest.raises(ValueError, match="expected a file written by save"):
+        tb.load(path)
+    with pytest.raises(FileNotFoundError):
+        tb.load(tmp_path / "missing.pt")
+
+
+def test_refusals():
+    model = nn.Conv2d(3, 8, 3)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        tb.optimize(model, torch.randn(1, 3, 8, 8))
+    with pytest.raises(NotImplementedError, match="float32 or bfloat16"):
+        tb.optimize(model.eval(), torch.randn(1, 3, 8, 8), dtype=torch.float16)
+    with pytest.raises(TypeError, match="arguments, got list"):
+        tb.optimize(model, [torch.randn(1, 3, 8, 8)])
+    with pytest.raises(RuntimeError, match=r"^Given groups=1, weight of size"):
+        tb.optimize(model, torch.randn(1, 4, 8, 8))
+    optimized = blocked(model, torch.randn(1, 3, 8, 8))
+    with pytest.raises(NotImplementedError, match="train the model"):
+        optimized.train()
+
+
+class Sleeper(nn.Module):
+    def forward(self, x):
+        time.sleep(0.005)
+        return x
+
+
+def test_the_faster_of_two_is_found():
+    x = (torch.zeros(1),)
+    assert _is_slower(Sleeper(), nn.Identity(), x)
+    assert not _is_slower(nn.Identity(), Sleeper(), x)
+
+
+def test_the_run_that_is_recorded_is_what_results_are_compared_with():
+    """It is the model's first, and costs as long as all others."""
+
+    class Counted(nn.Module):
+        runs = 0
+
+        def forward(self, x):
+            Counted.runs += 1
+            return self.conv(x).relu(), (x + 1,)
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+
+    optimized = tb.optimize(Counted().eval(), torch.randn(1, 3, 9, 9), tune=False)
+    assert optimized.choice == "blocked"
+    assert Counted.runs == 2  # one of them at other sizes
+    assert optimized._ran is None  # it holds results
+
+
+def test_what_differs_from_the_recorded_run_is_found(monkeypatch):
+    optimizing, capturing = (
+        importlib.import_module(f"torch_blocked.{n}") for n in ("optimize", "capture")
+    )
+    monkeypatch.setattr(optimizing, "others_like", lambda example: [])
+    monkeypatch.setattr(capturing, "_copied", lambda each: each.detach() + 1)
+    with pytest.warns(UserWarning, match="differed from the model"):
+        optimized = tb.optimize(nn.Conv2d(3, 16, 3).eval(), torch.randn(1, 3, 9, 9), tune=False)
+    assert optimized.choice == "model"
