@@ -29,10 +29,10 @@ using Clock = std::chrono::steady_clock;
 constexpr double kAgree = 1.04;
 // An implementation this much slower than the leader, twice, is out.
 constexpr double kBeaten = 1.15;
-// Rounds until all that are left agree with themselves, or the fastest does and the others are not
-// slower by more than kAgree, or this much time has gone. One that has no rival, or none left, is
-// timed for its price only. The first round generates code and finds nothing in the caches, so it
-// seldom agrees with another; but what is slow in it and in the next is out.
+// Rounds until all that are left agree with themselves, or this much time has gone. One that has no
+// rival, or none left, is timed for its price only. The first round generates code and finds
+// nothing in the caches, so it seldom agrees with another; but what is slow in it and in the next
+// is out.
 constexpr int kLeastRounds = 4, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
 // A run that takes this long tells enough; huge images would be timed for minutes.
@@ -137,10 +137,6 @@ struct Contender {
   bool agrees(int least_rounds) const {
     return best > kLong || (rounds >= least_rounds && second <= kAgree * best);
   }
-  // Whether either may run: nothing that more rounds could tell matters.
-  bool is_as_fast_as(const Contender& leader, int least_rounds) const {
-    return rounds >= least_rounds && leader.agrees(least_rounds) && best <= kAgree * leader.best;
-  }
   bool is_beaten_by(const Contender& other) const {
     return rounds > 1 && best > kBeaten * other.second;
   }
@@ -158,10 +154,8 @@ const Contender* fastest_of(std::vector<Contender>& contenders) {
     const auto has_run = [](const Contender* each) { return each->rounds > 0; };
     const int least_rounds = left.size() > 1 ? kLeastRounds : kLeastAlone;
     if (spent > kTime && std::ranges::all_of(left, has_run)) return true;
-    const Contender& leader = **std::ranges::min_element(left, {}, &Contender::best);
-    return spent > kPatience || std::ranges::all_of(left, [&](const Contender* each) {
-             return each->agrees(least_rounds) || each->is_as_fast_as(leader, least_rounds);
-           });
+    return spent > kPatience ||
+           std::ranges::all_of(left, [&](const auto* each) { return each->agrees(least_rounds); });
   };
   do {
     for (Contender* each : left) each->run_once();
