@@ -78,22 +78,20 @@ def can_block(x: object) -> bool:
     )
 
 
-def converted(value, convert: Convert, requires_grad: bool = True):
-    """A copy of the arguments with what `convert` makes of those that can be blocked; without
-    gradients if none are asked for."""
+def converted(value, convert: Convert):
+    """A copy of the arguments with what `convert` makes of those that can be blocked."""
     position = -1
 
     def leaf(x):
         nonlocal position
         if not isinstance(x, Tensor):
             return x
-        own = x.requires_grad and requires_grad
         if not can_block(x):
-            return x.detach().clone().requires_grad_(own)
+            return x.detach().clone().requires_grad_(x.requires_grad)
         position += 1
         with torch.no_grad():
             y = convert(position, x.detach().clone())
-        return y.requires_grad_(own)
+        return y.requires_grad_(x.requires_grad)
 
     return pytree.tree_map(leaf, value)
 
@@ -162,11 +160,11 @@ def check(op, mode: str, backward: bool, most_samples: int | None = None) -> Out
             if most_samples is not None and index >= most_samples:
                 break
             arguments = (sample.input, sample.args, sample.kwargs)
-            expected = run(op, converted(arguments, lambda _, x: x, backward), backward)
+            expected = run(op, converted(arguments, lambda _, x: x), backward)
             if backward and (expected is None or isinstance(expected, Exception)):
                 continue
             with torch_blocked.profile() as p:
-                actual = run(op, converted(copy.copy(arguments), MODES[mode], backward), backward)
+                actual = run(op, converted(copy.copy(arguments), MODES[mode]), backward)
             outcome.samples += 1
             outcome.fallbacks += p.fallbacks > 0
             if op.name in NOT_COMPARED and not isinstance(actual, Exception):
@@ -181,16 +179,18 @@ def check(op, mode: str, backward: bool, most_samples: int | None = None) -> Out
 
 
 class Kept:
-    """An op whose samples are made once, with gradients where it has any: making them takes longer
-    than running a few."""
+    """An op whose samples are made once, with gradients and without: making them takes longer than
+    running a few."""
 
     def __init__(self, op):
         self.op, self.name = op, op.name
-        self.supports_autograd = op.supports_autograd
-        self._samples = list(op.sample_inputs("cpu", torch.float32, op.supports_autograd))
+        self._samples = {}
 
-    def sample_inputs(self, *_args, **_kwargs):
-        return (copy.copy(sample) for sample in self._samples)
+    def sample_inputs(self, device, dtype, requires_grad=False):
+        if requires_grad not in self._samples:
+            samples = self.op.sample_inputs(device, dtype, requires_grad=requires_grad)
+            self._samples[requires_grad] = list(samples)
+        return (copy.copy(sample) for sample in self._samples[requires_grad])
 
     def inplace_variant(self, *args, **kwargs):
         return self.op.inplace_variant(*args, **kwargs)
@@ -224,8 +224,7 @@ class Out:
 
     def sample_inputs(self, *args, **kwargs):
         for sample in self.op.sample_inputs(*args, **kwargs):
-            with torch.no_grad():
-                result = self.op(sample.input, *sample.args, **sample.kwargs)
+            result = self.op(sample.input, *sample.args, **sample.kwargs)
             if isinstance(result, Tensor):
                 out = torch.zeros(self.dims or result.shape, dtype=result.dtype)
                 if can_block(out):

@@ -64,7 +64,7 @@ def test_parts_of_what_died_are_used_and_joined_again():
     del parts
     idle = _C.idle_pool_bytes()
     joined = blocked(30)
-    # Memory of other tests that dies meanwhile may lie just below and is joined, too.
+    # Idle memory that lies just below is joined, too.
     assert begin - 30 * MEGABYTE < joined.data_ptr() < begin + 32 * MEGABYTE
     assert _C.idle_pool_bytes() <= idle - 30 * MEGABYTE
 

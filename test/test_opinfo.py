@@ -19,7 +19,7 @@ def ways(op: Kept) -> Iterator[tuple[str, Any, bool, int]]:
     """The ways in which an op is called: what each is, the op, whether backward, of how many
     samples."""
     yield "forward", op, False, MOST_SAMPLES
-    if op.supports_autograd:
+    if op.op.supports_autograd:
         yield "backward", op, True, MOST_SAMPLES
     if op.op.inplace_variant:
         yield "in place", InPlace(op), False, MOST_SAMPLES

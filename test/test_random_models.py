@@ -14,7 +14,7 @@ from random_models import OTHER_SIZES, RandomModel, random_program, smaller
 
 from torch_blocked import _C
 
-MODELS = 200
+MODELS = 300
 
 
 def command(script: str, *arguments: str) -> str:
