@@ -28,27 +28,23 @@ def test_full_tuning_times_more():
     assert any(" nchw-nchw " in each for each in full)
 
 
-def test_a_time_that_others_contradict_is_taken_again():
-    """As one that another process disturbed, of a layer whose kernel in blocks takes half the time
-    of those in channels-last."""
-    model, x = nn.Conv2d(64, 64, 3, padding=1, bias=False).eval(), torch.randn(1, 64, 40, 40)
-    model = nn.Sequential(model, nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, bias=False)).eval()
+def test_formats_are_timed_in_one_measure():
+    """Blocks were timed while another process disturbed, by a factor of 100, and are the faster
+    kernel all the same: what runs beside them now is as slow, in their measure."""
+    layers = (nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(2))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 64, 40, 40)
     blocked(model, x, tune=True)
     file = tuning_file()
-    times = {}
-    for line in file.read_text().splitlines():
-        problem, implementation, microseconds = line.split("\t")
-        in_blocks = "c-nChw" in problem
-        times[problem] = (implementation, float(microseconds) * (100 if in_blocks else 1))
-    file.write_text("".join(f"{name}\t{i}\t{us}\n" for name, (i, us) in times.items()))
+    lines = [line.split("\t") for line in file.read_text().splitlines()]
+    of_blocks = {
+        problem: (kernel, float(time)) for problem, kernel, time in lines if "-nChw" in problem
+    }
+    file.write_text(
+        "".join(f"{p}\t{kernel}\t{100 * us}\n" for p, (kernel, us) in of_blocks.items())
+    )
     plan = blocked(model, x, tune=True)
-    lines = file.read_text().splitlines()[len(times) :]
-    again = {line.split("\t")[0]: float(line.split("\t")[2]) for line in lines}
-    disturbed = [name for name in times if "c-nChw" in name and "[64, 64, 3, 3]" in name]
-    assert disturbed and all(again[name] < times[name][1] for name in disturbed)
-    assert sum("nChw" in str(step.output) for step in plan.steps()) >= 2, plan.plan()
-    # Once: whatever contradicts bounds on this machine does so for each plan.
-    assert all(f"{name} again" in again for name in disturbed)
-    text = file.read_text()
-    blocked(model, x, tune=True)
-    assert file.read_text() == text
+    layers = [step for step in plan.steps() if "conv" in step.op]
+    assert len(layers) == 2 and all("nChw" in str(step.output) for step in layers), plan.plan()
+    times = dict(line.split("\t")[::2] for line in file.read_text().splitlines())
+    others = [float(us) for problem, us in times.items() if " nhwc-nhwc" in problem]
+    assert others and all(us > 30 * min(us for _, us in of_blocks.values()) for us in others)

@@ -223,10 +223,6 @@ void Planner::improve(const Move& move, double whole) {
     const double after = promises ? cost(move.nodes) : kImpossible;
     put_back();
     if (!is_gain(before, after, whole)) continue;
-    // What it is compared with may have been timed again since, because the times contradict each
-    // other.
-    before = cost(move.nodes);
-    if (!is_gain(before, after, whole)) continue;
     before = after;
     std::ranges::fill(kept, other);
     put_back();

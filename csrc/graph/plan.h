@@ -58,6 +58,14 @@ struct Contest {
   std::function<const char*(const char* preferred)> estimated;
   // Nothing if the implementation is not for this problem. `known`: another has been timed.
   std::function<std::optional<Entry>(const char* implementation, bool known)> entry;
+  // What times are told in the measure of; null: the clock's. The same layer in another format,
+  // say, as it was timed in a contest of its own: a machine may be half as fast one second and not
+  // the next, but those that run in turn find the same machine.
+  struct Reference {
+    Entry entry;
+    double microseconds;
+  };
+  std::function<std::optional<Reference>()> reference = {};
 };
 
 // What is timed: nothing, what estimates and bounds leave open, or all that could run.
@@ -83,9 +91,6 @@ class Tuner {
   Tuner without_timing() const;
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
-  // The same once it was timed anew, by any process: the lesser time counts. For a time that
-  // another contradicts.
-  std::optional<Choice> again(const Contest& contest);
   // All implementations that take the problem, timed now; empty where nothing is to be run.
   const std::vector<Choice>& all(const Contest& contest);
   bool enabled() const { return timing_ != Timing::kNothing; }
@@ -112,7 +117,6 @@ class Tuner {
   Known given_, known_;
   std::map<std::string, std::string> of_layers_;  // implementations, by Contest::layer
   std::map<std::string, std::vector<Choice>> compared_;
-  std::set<std::string> repeated_;  // problems, by key, that were timed again
   std::function<void(const std::string&)> told_;
   bool has_told_ = false;
 };

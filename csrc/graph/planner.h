@@ -46,11 +46,6 @@ class Planner {
     if (const T* known = made<T>(key)) return *known;
     return *std::any_cast<T>(&made_once_.emplace(key, T(make())).first->second);
   }
-  // In place of what once() has for a key.
-  template <typename T>
-  void replace(const Key& key, T made) {
-    made_once_[key] = std::move(made);
-  }
   // What once() has for a key; null if it was not called.
   template <typename T>
   const T* made(const Key& key) const {

@@ -143,26 +143,35 @@ struct Contender {
   double microseconds() const { return (rounds > 0 ? best : disturbed).count(); }
 };
 
-// Runs all in turn until the fastest is known; null if there are none.
-const Contender* fastest_of(std::vector<Contender>& contenders) {
+// Runs all in turn, the reference after them, until the fastest is known; null if there are none.
+const Contender* fastest_of(std::vector<Contender>& contenders, Contender* reference) {
   if (contenders.empty()) return nullptr;
   std::vector<Contender*> left;
   for (Contender& each : contenders) left.push_back(&each);
+  std::vector<Contender*> running = left;
+  if (reference) running.push_back(reference);
   const auto begin = Clock::now();
   const auto settled = [&] {
     const auto spent = Clock::now() - begin;
     const auto has_run = [](const Contender* each) { return each->rounds > 0; };
-    const int least_rounds = left.size() > 1 ? kLeastRounds : kLeastAlone;
-    if (spent > kTime && std::ranges::all_of(left, has_run)) return true;
-    return spent > kPatience ||
-           std::ranges::all_of(left, [&](const auto* each) { return each->agrees(least_rounds); });
+    const int least_rounds = running.size() > 1 ? kLeastRounds : kLeastAlone;
+    const auto agrees = [&](const Contender* each) { return each->agrees(least_rounds); };
+    if (spent > kTime && std::ranges::all_of(running, has_run)) return true;
+    return spent > kPatience || std::ranges::all_of(running, agrees);
   };
   do {
-    for (Contender* each : left) each->run_once();
+    for (Contender* each : running) each->run_once();
     const Contender& leader = **std::ranges::min_element(left, {}, &Contender::second);
-    std::erase_if(left, [&](const Contender* each) { return each->is_beaten_by(leader); });
+    const auto is_beaten = [&](const Contender* each) { return each->is_beaten_by(leader); };
+    std::erase_if(left, is_beaten);
+    std::erase_if(running, [&](const auto* each) { return each != reference && is_beaten(each); });
   } while (!settled());
   return *std::ranges::min_element(left, {}, &Contender::microseconds);
+}
+
+Contender contender(const char* name, Contest::Entry entry) {
+  const bool tells_work = threads() == 1 || entry.loops_only;
+  return {name, std::move(entry), tells_work};
 }
 
 // Adds those of the names that take the problem, ready to run.
@@ -171,8 +180,7 @@ void add_contenders(std::vector<Contender>& contenders, const Contest& contest,
   for (const char* implementation : names) {
     auto entry = contest.entry(implementation, !contenders.empty());
     if (!entry) continue;
-    const bool tells_work = threads() == 1 || entry->loops_only;
-    contenders.push_back({implementation, *std::move(entry), tells_work});
+    contenders.push_back(contender(implementation, *std::move(entry)));
   }
 }
 
@@ -273,19 +281,6 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   return known_[name] = estimated ? std::optional(Choice{estimated, 0}) : std::nullopt;
 }
 
-// Once for a problem, whatever it tells: two kernels may contradict what bounds say of them, and
-// then they do so in each plan. A U-Net on a CPU with AMX timed one layer six times.
-std::optional<Tuner::Choice> Tuner::again(const Contest& contest) {
-  const auto before = best(contest);
-  if (!enabled() || !before) return before;
-  const std::string name = key_of(contest), repeated = name + " again";
-  if (!repeated_.insert(name).second || Measurements::find(path_, repeated)) return before;
-  const auto now = measured(contest);
-  if (now && now->lasts) append(repeated, now->choice);
-  const bool is_less = now && now->choice.microseconds < before->microseconds;
-  return is_less ? keep(contest, now) : before;
-}
-
 std::optional<Tuner::Choice> Tuner::keep(const Contest& contest,
                                          const std::optional<Measured>& measured) {
   const std::string name = key_of(contest);
@@ -306,15 +301,22 @@ std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {
   tell(contest.words);
   std::vector<Contender> contenders;
   add_contenders(contenders, contest, contest.implementations);
-  const Contender* best = fastest_of(contenders);
+  std::optional<Contest::Reference> known;
+  if (contest.reference) known = contest.reference();
+  std::optional<Contender> reference;
+  if (known) reference = contender("reference", known->entry);
+  Contender* beside = reference ? &*reference : nullptr;
+  const Contender* best = fastest_of(contenders, beside);
   if (!contest.others.empty() && !(best && best->microseconds() < contest.expected)) {
     if (best) contenders = {*best};
     add_contenders(contenders, contest, contest.others);
-    best = fastest_of(contenders);
+    best = fastest_of(contenders, beside);
   }
   if (!best) return std::nullopt;
+  const double measure = beside ? known->microseconds / beside->microseconds() : 1;
   // A busy machine's word is good for today only.
-  return Measured{{best->implementation, best->microseconds()}, best->rounds > 0};
+  const bool lasts = best->rounds > 0 && (!beside || beside->rounds > 0);
+  return Measured{{best->implementation, measure * best->microseconds()}, lasts};
 }
 
 const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {

@@ -159,9 +159,20 @@ struct Choice {
 // A plain src of more channels is reordered to the format of dst.
 constexpr std::int64_t kFewChannels = 4;
 
+const Choice& chosen(Planner& planner, const Node& node, Format format);
+
+// What is timed after blocks is timed beside them: on a machine that others use, kernels in
+// channels-last had the luck of a better moment, and took the layer.
+std::optional<Beside> beside_blocks(const Choice& of_blocks) {
+  if (of_blocks.implementation.empty()) return std::nullopt;
+  return Beside{of_blocks.problem, {of_blocks.implementation, of_blocks.microseconds}};
+}
+
 // The best way to a convolution's dst in `format`; src may be reordered for it.
 Choice timed(Planner& planner, const Node& node, Format format) {
-  Choice best;
+  Choice best, of_blocks;
+  const bool has_blocks = planner.tuner().enabled() && format != planner.blocked();
+  if (has_blocks) of_blocks = chosen(planner, node, planner.blocked());
   const Value src = node.read(0);
   for (const Format src_format : {format, kPlain}) {
     ConvolutionProblem problem = problem_of(node, planner.metas());
@@ -171,7 +182,8 @@ Choice timed(Planner& planner, const Node& node, Format format) {
     if (src_format == kPlain && format != kPlain && problem.src_dims[1] > kFewChannels) continue;
     problem.src_format = src_format;
     problem.dst_format = format;
-    const auto choice = fastest(planner.tuner(), problem);
+    const auto choice =
+        fastest(planner.tuner(), problem, beside_blocks(has_blocks ? of_blocks : best));
     if (!choice) continue;
     const double total =
         choice->microseconds + planner.reorder_cost(src, planner.home(src), src_format);
@@ -179,8 +191,6 @@ Choice timed(Planner& planner, const Node& node, Format format) {
   }
   return best;
 }
-
-const Choice& chosen(Planner& planner, const Node& node, Format format);
 
 // Whether nothing in `format` can be worth its while, even if it ran at the peak: blocked, with
 // reorders of src and dst, is faster. Only blocked formats have Winograd's kernels; to time the
@@ -224,32 +234,9 @@ double least_beside(const ConvolutionProblem& p, double known, Format of_blocks)
   return std::max(saved * std::min(of_src, used(p.dst_dims[1])) * known, least_microseconds(p));
 }
 
-// A format that saves more than any has so far is not believed: the blocked one is timed again. One
-// of 24 plans of a ResNet-18 that were made beside another process took channels-last for 512
-// channels on 7x7, where Winograd takes two thirds of the time, since its times were disturbed.
-void doubt(Planner& planner, const Node& node, const Choice& other) {
-  if (!planner.tuner().enabled() || !is_known(other.problem)) return;
-  const Planner::Key key{&node, planner.blocked(), planner.home(node.read(0))};
-  Choice own = chosen(planner, node, planner.blocked());
-  if (own.implementation.empty() || own.microseconds == kImpossible) return;
-  if (other.microseconds >= least_beside(other.problem, own.microseconds, planner.blocked())) {
-    return;
-  }
-  const auto again = fastest_again(planner.tuner(), own.problem);
-  if (!again || !(again->microseconds < own.microseconds)) return;
-  own.total -= own.microseconds - again->microseconds;
-  own.microseconds = again->microseconds;
-  own.implementation = again->implementation;
-  planner.replace(key, std::move(own));
-}
-
 // One that is hopeless has no implementation until it is wanted all the same.
 Choice choose(Planner& planner, const Node& node, Format format) {
-  if (!is_hopeless(planner, node, format)) {
-    Choice best = timed(planner, node, format);
-    if (format != planner.blocked() && best.microseconds != kImpossible) doubt(planner, node, best);
-    return best;
-  }
+  if (!is_hopeless(planner, node, format)) return timed(planner, node, format);
   Choice least{problem_of(node, planner.metas()), ""};
   least.microseconds = least_microseconds(least.problem);
   least.total =

@@ -145,14 +145,19 @@ Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
 
 }  // namespace
 
-std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem) {
-  std::optional<Probe> probe;
-  return tuner.best(open_contest(tuner, problem, probe));
-}
-
-std::optional<Tuner::Choice> fastest_again(Tuner& tuner, const ConvolutionProblem& problem) {
-  std::optional<Probe> probe;
-  return tuner.again(open_contest(tuner, problem, probe));
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem,
+                                     const std::optional<Beside>& beside) {
+  std::optional<Probe> probe, other;
+  Contest contest = open_contest(tuner, problem, probe);
+  if (beside && beside->choice.microseconds > 0) {
+    contest.reference = [&]() -> std::optional<Contest::Reference> {
+      const auto& [implementation, microseconds] = beside->choice;
+      auto entry = entry_of(beside->problem, other, implementation.c_str(), false);
+      if (!entry) return std::nullopt;
+      return Contest::Reference{*std::move(entry), microseconds};
+    };
+  }
+  return tuner.best(contest);
 }
 
 std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem) {

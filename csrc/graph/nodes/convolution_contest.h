@@ -12,10 +12,16 @@ double least_microseconds(const ConvolutionProblem& problem);
 // Whether bounds hold for it.
 bool is_known(const ConvolutionProblem& problem);
 
-// Nothing if none takes the problem. The problem names the formats of src and dst.
-std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem);
-// Timed anew where it was timed before; the lesser of both times.
-std::optional<Tuner::Choice> fastest_again(Tuner& tuner, const ConvolutionProblem& problem);
+// The same layer in other formats, and what was found for it.
+struct Beside {
+  const ConvolutionProblem& problem;
+  Tuner::Choice choice;
+};
+
+// Nothing if none takes the problem. The problem names the formats of src and dst. What is timed
+// beside others is told in the measure of their time.
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem,
+                                     const std::optional<Beside>& beside = std::nullopt);
 // All that take the problem, timed.
 std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem);
 
