@@ -291,15 +291,14 @@ def test_sums_and_activations_after_winograd_in_bfloat16(implementation, tmp_pat
     model, x = Residual().eval(), torch.randn(2, 19, 14, 15)
     if is_refused(model, x):
         return
-    torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune="full")
+    torch_blocked.optimize(model, x, dtype=torch.bfloat16)
     file = Path(tuning_file())
     lines = [line.split("\t") for line in file.read_text().splitlines()]
     blocks = [line for line in lines if "c-nChw" in line[0]]
     assert len(blocks) == 2
-    for line in blocks:
-        line[1:] = implementation, "0.1"
-    file.write_text("".join("\t".join(line) + "\n" for line in lines))
-    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune="full")
+    file.write_text("".join(f"{problem}\t{implementation}\t0.1\n" for problem, _, _ in blocks))
+    # Other formats would be timed beside these, in their measure, and save the reorders.
+    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False)
     optimized.choice = "blocked"
     assert optimized.plan().count(implementation) == 2
     torch.testing.assert_close(optimized(x).float(), model(x), rtol=2e-2, atol=2e-2)

@@ -148,23 +148,23 @@ const Contender* fastest_of(std::vector<Contender>& contenders, Contender* refer
   if (contenders.empty()) return nullptr;
   std::vector<Contender*> left;
   for (Contender& each : contenders) left.push_back(&each);
-  std::vector<Contender*> running = left;
-  if (reference) running.push_back(reference);
+  const auto all = [&](const auto& holds) {
+    return std::ranges::all_of(left, holds) && (!reference || holds(reference));
+  };
   const auto begin = Clock::now();
   const auto settled = [&] {
     const auto spent = Clock::now() - begin;
     const auto has_run = [](const Contender* each) { return each->rounds > 0; };
-    const int least_rounds = running.size() > 1 ? kLeastRounds : kLeastAlone;
+    const int least_rounds = left.size() > 1 || reference ? kLeastRounds : kLeastAlone;
     const auto agrees = [&](const Contender* each) { return each->agrees(least_rounds); };
-    if (spent > kTime && std::ranges::all_of(running, has_run)) return true;
-    return spent > kPatience || std::ranges::all_of(running, agrees);
+    if (spent > kTime && all(has_run)) return true;
+    return spent > kPatience || all(agrees);
   };
   do {
-    for (Contender* each : running) each->run_once();
+    for (Contender* each : left) each->run_once();
+    if (reference) reference->run_once();
     const Contender& leader = **std::ranges::min_element(left, {}, &Contender::second);
-    const auto is_beaten = [&](const Contender* each) { return each->is_beaten_by(leader); };
-    std::erase_if(left, is_beaten);
-    std::erase_if(running, [&](const auto* each) { return each != reference && is_beaten(each); });
+    std::erase_if(left, [&](const Contender* each) { return each->is_beaten_by(leader); });
   } while (!settled());
   return *std::ranges::min_element(left, {}, &Contender::microseconds);
 }
