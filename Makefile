@@ -22,10 +22,11 @@ help:
 	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
 
 # Alone and first, so that nothing later brings another torch.
+# Nothing is compiled before it is imported: most of torch and of the tools never is.
 $(VENV)/torch-installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torch_blocked: expected Python 3.11 or newer, got %d.%d; run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install "torch==2.13.*"
+	$(PIP) install --no-compile "torch==2.13.*"
 	touch $@
 
 # The first build happens in here: pip runs setup.py, which runs CMake.
@@ -36,7 +37,7 @@ build/installed: pyproject.toml setup.py $(VENV)/torch-installed
 
 # What the demo can do without.
 build/dev-installed: build/installed
-	$(BIN)/python -c '$(DEV_REQUIRES)' | $(PIP) install -r /dev/stdin
+	$(BIN)/python -c '$(DEV_REQUIRES)' | $(PIP) install --no-compile -r /dev/stdin
 	touch $@
 
 # Later builds are CMake's alone; it knows what changed.

@@ -23,6 +23,27 @@ if ISA != "amx":
     collect_ignore.append("test_amx.py")
 
 
+# Whose single tests take longest, in processes of their own: they come first, for at the end the
+# other cores would wait for them.
+LONG = {
+    "test_random_models.py",
+    "test_random_inputs.py",
+    "test_random_int8.py",
+    "test_readme.py",
+    "test_cpp.py",
+    "test_docs.py",
+    "test_examples.py",
+    "test_bench.py",
+    "test_bench_train.py",
+    "test_peers.py",
+    "test_packaging.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(autouse=True)
 def seed(request):
     """The numbers that a test draws are its own, in any order of tests: a bound of a few roundings

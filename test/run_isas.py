@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     for isa, limits, selection in runs:
         settings = " ".join(f"{name}={value}" for name, value in limits.items())
         print(f"--- {isa} {settings}".rstrip(), flush=True)
-        side_by_side = ["-n", "auto", "--maxprocesses", "4"]
+        side_by_side = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
         command = [sys.executable, "-m", "pytest", *side_by_side, *selection, *arguments]
         if subprocess.run(command, cwd=ROOT, env=os.environ | WAITING | limits).returncode:
             failed.append(isa)

@@ -22,6 +22,8 @@ from torch_blocked.bench import inference, models, time_bars
 from torch_blocked.bench.measure import Timing, time_interleaved
 from torch_blocked.text_table import columns, markdown
 
+pytestmark = pytest.mark.any_isa
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
 CHOICE = f"{', '.join(MODELS)} or module:factory"

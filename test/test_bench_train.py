@@ -74,8 +74,11 @@ def test_numbers_are_targets_of_mean_squared_error():
     assert [result.mode for result in results] == ["ncw", blocked_tags(3)[0]]
 
 
-@pytest.mark.parametrize("wrong", (1.5, float("nan")), ids=("gradient", "nan"))
-@pytest.mark.parametrize("training, mode, reference", [(3, "nhwc", "float64"), (6, "nhwc", "nchw")])
+@pytest.mark.parametrize(
+    "wrong, training, mode, reference",
+    [(1.5, 3, "nhwc", "float64"), (float("nan"), 6, "nhwc", "nchw")],
+    ids=("gradient", "nan"),
+)
 def test_wrong_gradients_fail_before_they_are_timed(
     monkeypatch, capsys, wrong, training, mode, reference
 ):

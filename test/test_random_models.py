@@ -14,7 +14,7 @@ from random_models import OTHER_SIZES, RandomModel, random_program, smaller
 
 from torch_blocked import _C
 
-MODELS = 300
+MODELS = 40
 
 
 def command(script: str, *arguments: str) -> str:
@@ -31,8 +31,8 @@ def command(script: str, *arguments: str) -> str:
 
 
 def test_models():
-    """Half of them on each instruction set are others, so that the suite meets more models."""
-    seed = 1 + MODELS // 2 * ("amx", "avx512", "avx2", "default").index(_C.isa())
+    """Others on each instruction set, so that the suite meets more models."""
+    seed = 1 + 150 * ("amx", "avx512", "avx2", "default").index(_C.isa())
     command("fuzz_models.py", "--models", str(MODELS), "--seed", str(seed), "--compile-every", "16")
 
 

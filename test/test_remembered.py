@@ -17,6 +17,8 @@ from torch_blocked.capture import capture, capture_sizes
 from torch_blocked.captured import Capture, CaptureError
 from torch_blocked.environment import tuning_file
 
+pytestmark = pytest.mark.any_isa
+
 module = importlib.import_module("torch_blocked.optimize")
 optimized_module = importlib.import_module("torch_blocked.optimized_module")
 

@@ -162,6 +162,7 @@ def test_linear(rows, inputs, outputs, activation, tmp_path, monkeypatch):
     check_optimized(model, torch.randn(rows, inputs), "linear", layers=1)
 
 
+@pytest.mark.any_isa
 def test_the_switch():
     """TORCH_BLOCKED_WINOGRAD=0 turns off all that makes fewer products, where times decide, too."""
     program = (

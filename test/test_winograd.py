@@ -345,6 +345,7 @@ def test_choice_of_groups(problem, implementation):
         assert taken == beside_amx.get(problem, implementation)
 
 
+@pytest.mark.any_isa
 def test_one_switch_turns_it_off():
     program = (
         "import torch, torch_blocked\n"

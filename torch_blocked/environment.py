@@ -1,5 +1,6 @@
 """What torch_blocked runs on: checked at import, and told by `env()`."""
 
+import functools
 import hashlib
 import importlib
 import os
@@ -101,6 +102,7 @@ def env() -> dict[str, Any]:
     }
 
 
+@functools.cache  # a fifth of `optimize` for a small model whose times are known
 def package_version() -> str:
     """Of torch_blocked, "not installed" if it is used from a checkout's folder."""
     try:

@@ -42,9 +42,12 @@ class LanesOfPixels {
 // the sizes of the phases that a transposed convolution of stride 2 has. The last one takes any.
 template <typename Source>
 constexpr std::array kKernels{
+#if !defined(CPU_CAPABILITY_DEFAULT)  // which has no registers for the taps
     grouped_kernel<Source, 3, 1>(), grouped_kernel<Source, 5, 1>(), grouped_kernel<Source, 7, 1>(),
     grouped_kernel<Source, 3, 2>(), grouped_kernel<Source, 5, 2>(), grouped_kernel<Source, 7, 2>(),
-    grouped_kernel<Source, 2, 1>(), grouped_kernel<Source, 4, 1>(), grouped_kernel<Source, 0, 0>(),
+    grouped_kernel<Source, 2, 1>(), grouped_kernel<Source, 4, 1>(),
+#endif
+    grouped_kernel<Source, 0, 0>(),
 };
 
 }  // namespace

@@ -27,7 +27,11 @@ constexpr std::array<int, 3> kTilePixels{14, 14, 9};
 constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kTapLanes = 1024,
                        kBandBytes = 512 << 10;
 #else
+#if defined(CPU_CAPABILITY_AVX2)
 constexpr std::array<int, 3> kTilePixels{12, 6, 4};
+#else
+constexpr std::array<int, 3> kTilePixels{2, 2, 2};  // small rather than fast, as in dots.cpp
+#endif
 constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kTapLanes = 256, kBandBytes = 256 << 10;
 #endif
 

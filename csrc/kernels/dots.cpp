@@ -14,11 +14,14 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
 // Most pixels of a tile with 1, 2 and 4 vectors; registers as in direct.cpp. Four vectors are for
-// few pixels, whose sums alone would wait for each other.
+// few pixels, whose sums alone would wait for each other. Without AVX2 a vector is no register, so
+// tiles are small rather than fast: the larger ones took a twentieth of the whole build.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
-#else
+#elif defined(CPU_CAPABILITY_AVX2)
 constexpr std::array<int, 5> kTilePixels{0, 10, 5, 0, 2};
+#else
+constexpr std::array<int, 5> kTilePixels{0, 2, 2, 0, 2};
 #endif
 
 constexpr std::int64_t kBits = 4;  // bytes of a group
@@ -195,29 +198,25 @@ template <typename Dot, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline void row_tiles(const DotTiles& t, std::int64_t pixel,
                                            std::int64_t count, bool has_quads) {
   using Number = NumberOf<typename Dot::Sum>;
-  const auto for_tiles = [&](auto&& end) TORCH_BLOCKED_INLINE {
-    for (; count > 0; --count, pixel += kPixels) {
-      end(multiply<Dot, kPixels, kVectors>(t, t.src + pixel * t.src_step));
+  for (; count > 0; --count, pixel += kPixels) {
+    const auto sums = multiply<Dot, kPixels, kVectors>(t, t.src + pixel * t.src_step);
+    if constexpr (std::is_same_v<Number, std::uint8_t> && kPixels >= 4) {
+      if (has_quads) {
+        store_tile<true>(t, pixel, sums);
+        continue;
+      }
     }
-  };
-  if constexpr (std::is_same_v<Number, std::uint8_t> && kPixels >= 4) {
-    if (has_quads) {
-      return for_tiles([&](const auto& sums)
-                           TORCH_BLOCKED_INLINE { store_tile<true>(t, pixel, sums); });
+    if (!t.end) {
+      store_tile<false>(t, pixel, sums);
+      continue;
     }
-  }
-  if (!t.end) {
-    return for_tiles([&](const auto& sums)
-                         TORCH_BLOCKED_INLINE { store_tile<false>(t, pixel, sums); });
-  }
-  for_tiles([&](const auto& sums) TORCH_BLOCKED_INLINE {
     alignas(64) float values[kPixels * kVectors * kWidth];
     unrolled<kPixels * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
       scaled(t.channels[n % kVectors], typename Dot::Sum(sums.values[n]))
           .store(values + n * kWidth);
     });
     finish_values<Number>(t, pixel, kPixels, values);
-  });
+  }
 }
 
 template <typename Dot, int kPixels, int kVectors>

@@ -145,6 +145,7 @@ void any_rows(const DotDepthwise& d) {
 
 template <typename Dot>
 void depthwise(const DotDepthwise& d) {
+#if !defined(CPU_CAPABILITY_DEFAULT)  // whose registers hold no columns of pixels
   const auto is = [&](std::int64_t kernel, std::int64_t stride) {
     return d.kernel == std::array{kernel, kernel} && d.stride == std::array{stride, stride};
   };
@@ -153,6 +154,7 @@ void depthwise(const DotDepthwise& d) {
   if (is(5, 1)) return all_rows<Dot, 5, 1>(d);
   if (is(5, 2)) return all_rows<Dot, 5, 2>(d);
   if (is(7, 1)) return all_rows<Dot, 7, 1>(d);
+#endif
   any_rows<Dot>(d);
 }
 
