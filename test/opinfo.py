@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 import torch_blocked
 from torch_blocked.tensor import BlockedTensor, format_name, tail_is_zero
 
-# The database looks for the unittest.TestCase that asks for samples, by formatting the whole stack:
-# two thirds of the time of an op, in pytest's deep ones.
+# The database looks for the unittest.TestCase that asks for samples, by reading the whole stack,
+# source lines included: in pytest's deep ones most of the time of an op.
 common_utils.extract_test_fn = core.extract_test_fn = lambda: None
 
 Convert = Callable[[int, Tensor], Tensor]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
+from torch_blocked.verify import others_like
 
 
 @pytest.fixture(autouse=True)
@@ -286,3 +287,11 @@ def test_taps_that_see_padding_only_are_left_out(
     for n, extra in ((1, 0), (3, 17)):  # other sizes see other taps
         y = torch.randn(n, 16, size[0] + extra, size[1] + extra)
         assert_exact(conv, optimized, y)
+
+
+@pytest.mark.any_isa
+def test_small_images_are_compared_at_twice_their_size():
+    """And at 32 pixels more if the model refuses that; large ones are made smaller."""
+    sizes = [tuple(x.shape) for x in others_like(torch.zeros(1, 3, 4, 6))]
+    assert sizes[:2] == [(2, 3, 8, 12), (2, 3, 36, 38)]
+    assert others_like(torch.zeros(1, 3, 16, 224))[0].shape == (2, 3, 8, 56)

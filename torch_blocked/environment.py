@@ -102,7 +102,7 @@ def env() -> dict[str, Any]:
     }
 
 
-@functools.cache  # a fifth of `optimize` for a small model whose times are known
+@functools.cache  # which parses a file, and is part of the name of the tuning file
 def package_version() -> str:
     """Of torch_blocked, "not installed" if it is used from a checkout's folder."""
     try:

@@ -105,9 +105,9 @@ def _infinite(value: Tensor) -> Tensor:
 def others_like(value: Any) -> list[Any]:
     """Tensors of other sizes, with values of these repeated: one more in the batch, and images of a
     quarter of the size, small ones of twice, or, where a model does not take those, of half or of
-    one that is 64 less or 32 more. (32 more at first would make 50 000 voxels of 4 x 5 x 6, which
-    took 17 times as long.) Names and numbers stay, as do the fourth and more dims of an image,
-    whose product with the others would be huge."""
+    one that is 64 less or 32 more. (32 more at first would make 50 000 voxels of 4 x 5 x 6.)
+    Names and numbers stay, as do the fourth and more dims of an image, whose product with the
+    others would be huge."""
     return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
 
 

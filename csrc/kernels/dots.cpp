@@ -15,7 +15,7 @@ namespace {
 
 // Most pixels of a tile with 1, 2 and 4 vectors; registers as in direct.cpp. Four vectors are for
 // few pixels, whose sums alone would wait for each other. Without AVX2 a vector is no register, so
-// tiles are small rather than fast: the larger ones took a twentieth of the whole build.
+// tiles are small rather than fast.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
 #elif defined(CPU_CAPABILITY_AVX2)
