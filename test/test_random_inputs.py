@@ -6,7 +6,7 @@ from test_random_models import command
 
 @pytest.mark.any_isa
 def test_inputs():
-    """Every dtype, layout, subclass, rank and caller, over an optimized random model; `make fuzz`
-    runs more of them, and those that are loaded or compiled."""
-    arguments = ("--models", "1", "--seed", "1", "--forms", "optimized", "--jobs", "1")
+    """Every dtype, layout, subclass, rank and caller, over the optimized form of a random model, of
+    few layers; `make fuzz` runs any, and those that are loaded or compiled."""
+    arguments = ("--models", "1", "--seed", "26", "--forms", "optimized", "--jobs", "1")
     command("random_inputs.py", *arguments)

@@ -14,7 +14,7 @@ from random_models import OTHER_SIZES, RandomModel, random_program, smaller
 
 from torch_blocked import _C
 
-MODELS = 40
+MODELS = 16
 
 
 def command(script: str, *arguments: str) -> str:

@@ -232,7 +232,7 @@ def test_sizes_only_computes_nothing():
 def test_random_models():
     """A run for the sizes alone notes what a whole run does, or says that it cannot tell."""
     told = 0
-    for seed in range(120):
+    for seed in range(40):
         random = RandomModel(seed)
         try:
             whole = capture(random.model, random.example)
@@ -246,7 +246,7 @@ def test_random_models():
             if field.name not in ("constants", "ran", "metas"):
                 assert getattr(sizes, field.name) == getattr(whole, field.name), (seed, field.name)
         assert sizes.same_as(whole), seed
-    assert told > 60
+    assert told > 20
 
 
 @pytest.mark.parametrize(

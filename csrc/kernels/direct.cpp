@@ -41,8 +41,8 @@ constexpr std::int64_t kBestVectors = 3, kPartLanes = 128, kTapLanes = 256, kBan
 // f(pixel, vector) for all sums of a tile.
 template <int kPixels, int kVectors, typename F>
 TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
-  unrolled<kPixels * kVectors>([&]<int i>()
-                                   TORCH_BLOCKED_INLINE { f(i / kVectors, i % kVectors); });
+  TORCH_BLOCKED_UNROLL
+  for (int i = 0; i < kPixels * kVectors; ++i) f(i / kVectors, i % kVectors);
 }
 
 // Whether the activation is cheap enough to be compiled into every instance of tiles(), where it is
@@ -142,9 +142,10 @@ TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float*
       prefetch_share<kLanes>(ahead, ahead_step);
       ahead += kLanes * ahead_step;
       next += kLanes * step;
-      unrolled<kLanes>([&]<int lane>() TORCH_BLOCKED_INLINE {
+      TORCH_BLOCKED_UNROLL
+      for (int lane = 0; lane < kLanes; ++lane) {
         add_lane<Floats, kPixels, kVectors>(src + lane, step, weights + lane * kRow, sums.values);
-      });
+      }
       weights += kLanes * kRow;
     }
   }
@@ -156,9 +157,10 @@ template <int kStep, int kLanes, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline FloatSums<kPixels, kVectors> multiply(const DirectTiles& t,
                                                                   const float* first, Walk& walk) {
   Vec start[kVectors];
-  unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+  TORCH_BLOCKED_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
     start[j] = t.first && t.bias ? Vec::loadu(t.bias + j * kWidth, lanes_of(t, j)) : Vec(0.f);
-  });
+  }
   FloatSums<kPixels, kVectors> sums(start);
   add_segments<kStep, kLanes>(t, first, walk, sums);
   return sums;
@@ -177,8 +179,8 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
   // 0 weights times an infinite src is not 0.
   if (t.channels < kVectors * kWidth) {
     Vec lanes[kVectors];
-    unrolled<kVectors>([&]<int j>()
-                           TORCH_BLOCKED_INLINE { lanes[j] = lanes_mask(lanes_of(t, j)); });
+    TORCH_BLOCKED_UNROLL
+    for (int j = 0; j < kVectors; ++j) lanes[j] = lanes_mask(lanes_of(t, j));
     for_sums<kPixels, kVectors>([&](int i, int j)
                                     TORCH_BLOCKED_INLINE { sums(i, j) = sums(i, j) & lanes[j]; });
   }

@@ -105,18 +105,21 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
     const std::uint8_t* src = begin;
     for (const std::uint8_t* src_end = src + segment->groups * kBits; src < src_end; src += kBits) {
       Index w[kVectors];
-      unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+      TORCH_BLOCKED_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
         w[j] = Index::loadu(weights + j * kVector);
         __builtin_prefetch(weights + j * kVector + kAhead);
-      });
-      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+      }
+      TORCH_BLOCKED_UNROLL
+      for (int i = 0; i < kPixels; ++i) {
         const std::int64_t at = i < kHalf ? i * t.src_step : second + (i - kHalf) * t.src_step;
         const Index x = bits.lanes(src + at, src - begin);
-        unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+        TORCH_BLOCKED_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
           auto& sum = sums.values[i * kVectors + j];
           sum = Dot::dot(sum, x, w[j]);
-        });
-      });
+        }
+      }
       weights += kVectors * kVector;
     }
   }
@@ -140,27 +143,26 @@ TORCH_BLOCKED_INLINE inline void store_finished(const DotTiles& t, std::int64_t 
   using Number = NumberOf<typename Dot::Sum>;
   constexpr int kInQuads = kQuads ? kPixels / 4 * 4 : 0;
   auto* dst = static_cast<Number*>(t.dst);
-  const auto value = [&]<int i, int j>() TORCH_BLOCKED_INLINE {
+  const auto value = [&](int i, int j) TORCH_BLOCKED_INLINE {
     return finished(scaled(t.channels[j], typename Dot::Sum(sums.values[i * kVectors + j])),
                     t.dst_offsets[j] + (pixel + i) * t.dst_step);
   };
   if constexpr (kInQuads > 0) {
-    unrolled<kInQuads / 4 * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
-      constexpr int i = n / kVectors * 4, j = n % kVectors;
-      store_quad(nearest(value.template operator()<i, j>()),
-                 nearest(value.template operator()<i + 1, j>()),
-                 nearest(value.template operator()<i + 2, j>()),
-                 nearest(value.template operator()<i + 3, j>()),
-                 Index::loadu(t.channels[j].least_bytes.data()),
+    TORCH_BLOCKED_UNROLL
+    for (int n = 0; n < kInQuads / 4 * kVectors; ++n) {
+      const int i = n / kVectors * 4, j = n % kVectors;
+      store_quad(nearest(value(i, j)), nearest(value(i + 1, j)), nearest(value(i + 2, j)),
+                 nearest(value(i + 3, j)), Index::loadu(t.channels[j].least_bytes.data()),
                  Index::loadu(t.channels[j].most_bytes.data()),
                  dst + t.dst_offsets[j] + (pixel + i) * kWidth);
-    });
+    }
   }
-  unrolled<(kPixels - kInQuads) * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
-    constexpr int i = kInQuads + n / kVectors, j = n % kVectors;
-    store_numbers(bounded(t.channels[j], value.template operator()<i, j>()),
+  TORCH_BLOCKED_UNROLL
+  for (int n = 0; n < (kPixels - kInQuads) * kVectors; ++n) {
+    const int i = kInQuads + n / kVectors, j = n % kVectors;
+    store_numbers(bounded(t.channels[j], value(i, j)),
                   dst + t.dst_offsets[j] + (pixel + i) * t.dst_step);
-  });
+  }
 }
 
 template <bool kQuads, typename Dot, int kPixels, int kVectors>
@@ -211,10 +213,11 @@ TORCH_BLOCKED_INLINE inline void row_tiles(const DotTiles& t, std::int64_t pixel
       continue;
     }
     alignas(64) float values[kPixels * kVectors * kWidth];
-    unrolled<kPixels * kVectors>([&]<int n>() TORCH_BLOCKED_INLINE {
+    TORCH_BLOCKED_UNROLL
+    for (int n = 0; n < kPixels * kVectors; ++n) {
       scaled(t.channels[n % kVectors], typename Dot::Sum(sums.values[n]))
           .store(values + n * kWidth);
-    });
+    }
     finish_values<Number>(t, pixel, kPixels, values);
   }
 }

@@ -51,17 +51,20 @@ TORCH_BLOCKED_INLINE inline void add_columns(const DotDepthwise& d, const std::u
                                              const WeightsOfColumns<kColumns, kWeights>& w,
                                              Index (*sums)[kRows]) {
   constexpr int kParts = kWeights / kKernel;
-  unrolled<(kRows - 1) * kStride + kKernel>([&]<int r>() TORCH_BLOCKED_INLINE {
-    unrolled<kParts>([&]<int q>() TORCH_BLOCKED_INLINE {
+  TORCH_BLOCKED_UNROLL
+  for (int r = 0; r < (kRows - 1) * kStride + kKernel; ++r) {
+    TORCH_BLOCKED_UNROLL
+    for (int q = 0; q < kParts; ++q) {
       const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
-      unrolled<kColumns * kRows>([&]<int i>() TORCH_BLOCKED_INLINE {
-        constexpr int column = i / kRows, o = i % kRows, tap = r - o * kStride;
-        if constexpr (tap >= 0 && tap < kKernel) {
+      TORCH_BLOCKED_UNROLL
+      for (int i = 0; i < kColumns * kRows; ++i) {
+        const int column = i / kRows, o = i % kRows, tap = r - o * kStride;
+        if (tap >= 0 && tap < kKernel) {
           sums[column][o] = Dot::dot(sums[column][o], pixels, w[column][tap * kParts + q]);
         }
-      });
-    });
-  });
+      }
+    }
+  }
 }
 
 // kRows output rows from `row` on. Bytes are stored of four columns at a time, as in dots.cpp.
@@ -70,10 +73,11 @@ void rows(const DotDepthwise& d, std::int64_t row) {
   constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels, kWeights = kKernel * kParts;
   constexpr int kTogether = kColumns<Dot, kKernel, kStride>;
   WeightsOfColumns<kTogether, kWeights> w;
-  unrolled<kWeights>([&]<int i>() TORCH_BLOCKED_INLINE {
+  TORCH_BLOCKED_UNROLL
+  for (int i = 0; i < kWeights; ++i) {
     w[0][i] = Index::loadu(d.weights + i * kVector);
     if constexpr (kTogether > 1) w[1][i] = w[0][i] << Index(8);
-  });
+  }
   const DotChannels& c = *d.channels;
   const Index start = Index::loadu(c.start.data());
   const std::uint8_t* src = d.src + row * kStride * d.src_row;
@@ -81,31 +85,33 @@ void rows(const DotDepthwise& d, std::int64_t row) {
   std::int64_t x = 0;
   for (; !d.end && c.is_small && x + 4 <= d.columns; x += 4) {
     Index values[4][kRows];
-    unrolled<4 / kTogether>([&]<int i>() TORCH_BLOCKED_INLINE {
-      constexpr int first = i * kTogether;
-      unrolled<kTogether * kRows>(
-          [&]<int n>() TORCH_BLOCKED_INLINE { values[first + n / kRows][n % kRows] = start; });
+    TORCH_BLOCKED_UNROLL
+    for (int first = 0; first < 4; first += kTogether) {
+      TORCH_BLOCKED_UNROLL
+      for (int n = 0; n < kTogether * kRows; ++n) values[first + n / kRows][n % kRows] = start;
       add_columns<Dot, kKernel, kStride, kRows, kTogether, kWeights>(
           d, src + (x + first) * kStride * kWidth, w, values + first);
-      unrolled<kTogether * kRows>([&]<int n>() TORCH_BLOCKED_INLINE {
+      TORCH_BLOCKED_UNROLL
+      for (int n = 0; n < kTogether * kRows; ++n) {
         Index& value = values[first + n / kRows][n % kRows];
         value = nearest(scaled(c, value));
-      });
-    });
-    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
+      }
+    }
+    TORCH_BLOCKED_UNROLL
+    for (int o = 0; o < kRows; ++o) {
       store_quad(values[0][o], values[1][o], values[2][o], values[3][o],
                  Index::loadu(c.least_bytes.data()), Index::loadu(c.most_bytes.data()),
                  static_cast<std::uint8_t*>(d.dst) + to + o * d.dst_row + x * kWidth);
-    });
+    }
   }
   for (; x < d.columns; ++x) {
     Index sums[1][kRows];
-    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE { sums[0][o] = start; });
+    TORCH_BLOCKED_UNROLL
+    for (int o = 0; o < kRows; ++o) sums[0][o] = start;
     add_columns<Dot, kKernel, kStride, kRows, 1, kWeights>(d, src + x * kStride * kWidth, {w[0]},
                                                            sums);
-    unrolled<kRows>([&]<int o>() TORCH_BLOCKED_INLINE {
-      store(d, sums[0][o], to + o * d.dst_row + x * kWidth);
-    });
+    TORCH_BLOCKED_UNROLL
+    for (int o = 0; o < kRows; ++o) store(d, sums[0][o], to + o * d.dst_row + x * kWidth);
   }
 }
 

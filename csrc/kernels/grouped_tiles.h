@@ -60,24 +60,27 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
   if constexpr (kTaps > 0) {
     const auto taps = vectors<kTaps>(
         [&](int tap) TORCH_BLOCKED_INLINE { return Vec::loadu(weights + tap * kWidth); });
-    unrolled<(kPixels - 1) * kStride + kTaps>([&]<int pixel>() TORCH_BLOCKED_INLINE {
-      if (outside(pixel)) return;
+    TORCH_BLOCKED_UNROLL
+    for (int pixel = 0; pixel < (kPixels - 1) * kStride + kTaps; ++pixel) {
+      if (outside(pixel)) continue;
       const Vec x = in_register(source(pixel));
-      unrolled<kTaps>([&]<int tap>() TORCH_BLOCKED_INLINE {
-        constexpr int kOutput = (pixel - tap) / kStride;
-        if constexpr (pixel >= tap && (pixel - tap) % kStride == 0 && kOutput < kPixels) {
-          sums[kOutput] = at::vec::fmadd(x, taps[tap], sums[kOutput]);
+      TORCH_BLOCKED_UNROLL
+      for (int tap = 0; tap < kTaps; ++tap) {
+        const int output = (pixel - tap) / kStride;
+        if (pixel >= tap && (pixel - tap) % kStride == 0 && output < kPixels) {
+          sums[output] = at::vec::fmadd(x, taps[tap], sums[output]);
         }
-      });
-    });
+      }
+    }
   } else {
     for (std::int64_t tap = 0; tap < w.kernel; ++tap, weights += kWidth) {
       const Vec weight = Vec::loadu(weights);
-      unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
+      TORCH_BLOCKED_UNROLL
+      for (int i = 0; i < kPixels; ++i) {
         const std::int64_t pixel = tap * w.dilation + i * w.stride;
-        if (outside(pixel)) return;
+        if (outside(pixel)) continue;
         sums[i] = at::vec::fmadd(source(pixel), weight, sums[i]);
-      });
+      }
     }
   }
 }
@@ -115,14 +118,16 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, st
   Number* dst = row.dst + first * step;
   if (row.clamps) {
     const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;
-    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
-      if (i >= count) return;
+    TORCH_BLOCKED_UNROLL
+    for (int i = 0; i < kPixels; ++i) {
+      if (i >= count) break;
       const Vec value = at::vec::clamp(sums[i], least, greatest);
       store_lanes<kWidth>(Source::kZeroTail ? value : value & mask, dst + i * step);
-    });
+    }
   } else {
     alignas(64) float rest[kPixels * kWidth];
-    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE { sums[i].store(rest + i * kWidth); });
+    TORCH_BLOCKED_UNROLL
+    for (int i = 0; i < kPixels; ++i) sums[i].store(rest + i * kWidth);
     store_finished(g, row, rest, dst, count);
   }
 }

@@ -96,26 +96,28 @@ TORCH_BLOCKED_INLINE inline void add_lane(const typename Products::Number* src, 
 #if defined(CPU_CAPABILITY_AVX2)
   if constexpr (kHasRows<Products>) {
     __m256 w[kVectors];
-    unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+    TORCH_BLOCKED_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
       asm volatile("vmovups %1, %0"
                    : "=x"(w[j])
                    : "m"(*reinterpret_cast<const __m256_u*>(weights + j * kVector)));
-    });
-    unrolled<kRows>([&]<int i>() TORCH_BLOCKED_INLINE {
-      add_products(src + i * step, w, sums + i * kVectors);
-    });
+    }
+    TORCH_BLOCKED_UNROLL
+    for (int i = 0; i < kRows; ++i) add_products(src + i * step, w, sums + i * kVectors);
     return;
   }
 #endif
   typename Products::Weights w[kVectors];
-  unrolled<kVectors>([&]<int j>()
-                         TORCH_BLOCKED_INLINE { w[j] = Products::weights(weights + j * kVector); });
-  unrolled<kRows>([&]<int i>() TORCH_BLOCKED_INLINE {
+  TORCH_BLOCKED_UNROLL
+  for (int j = 0; j < kVectors; ++j) w[j] = Products::weights(weights + j * kVector);
+  TORCH_BLOCKED_UNROLL
+  for (int i = 0; i < kRows; ++i) {
     const auto x = Products::repeat(src + i * step);
-    unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+    TORCH_BLOCKED_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
       sums[i * kVectors + j] = Products::add(sums[i * kVectors + j], x, w[j]);
-    });
-  });
+    }
+  }
 }
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY
