@@ -11,8 +11,8 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// f.operator()<i>() for i in [0, kCount), for what needs a constant: GCC takes two to four times as
-// long for a function of each i as for a loop.
+// f.operator()<i>() for i in [0, kCount), for what needs a constant: a function of each i takes
+// GCC much longer than a loop.
 template <int kCount, typename F>
 TORCH_BLOCKED_INLINE inline void unrolled(F&& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) TORCH_BLOCKED_INLINE {
