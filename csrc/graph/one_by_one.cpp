@@ -19,10 +19,6 @@
 namespace torch_blocked::graph {
 namespace {
 
-bool are_all(const Dims& values, std::int64_t value) {
-  return std::ranges::all_of(values, [&](std::int64_t each) { return each == value; });
-}
-
 Convolution* one_by_one(Node& node) {
   auto* c = node.as<Convolution>();
   const bool is_linear = c && c->groups == 1 && !c->transposed && c->epilogue.empty() &&

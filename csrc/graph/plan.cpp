@@ -12,7 +12,7 @@ namespace {
 
 // What starting threads costs, and bytes read or written by each: half the pace of reorders within
 // the caches, of which 0.2 to 3 MB run at 55 to 75 GB/s on one thread of a Zen 5 and at 100 on two.
-constexpr double kReorderMicroseconds = 3, kBytesPerMicrosecond = 25e3;
+constexpr double kReorderMicroseconds = 3, kReorderBytesPerMicrosecond = 25e3;
 
 // Parts of the cost of a whole plan: what a change of one group's format, or of all, must promise
 // to bring it below before it is timed.
@@ -120,7 +120,8 @@ double Planner::reorder_cost(Value value, Format from, Format to) const {
     return static_cast<double>(c10::multiply_integers(dims)) *
            static_cast<double>(c10::elementSize(meta.dtype));
   };
-  return kReorderMicroseconds + (bytes(from) + bytes(to)) / (kBytesPerMicrosecond * threads());
+  return kReorderMicroseconds +
+         (bytes(from) + bytes(to)) / (kReorderBytesPerMicrosecond * threads());
 }
 
 // The format of the arguments that a node ties.

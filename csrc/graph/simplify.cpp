@@ -14,7 +14,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kUnbounded = std::numeric_limits<float>::infinity();
 
 constexpr std::array kKinds{
 #define NODE(name) &nodes::name,
@@ -177,14 +177,14 @@ std::optional<Activation> find_activation(const Node& node) {
     if (low > 0 || high < 0) return std::nullopt;  // the tail would not stay zero
     return Activation{Activated::kClamp, static_cast<float>(low), static_cast<float>(high)};
   };
-  if (node.name == "aten::relu") return clamp(0, kInfinity);
+  if (node.name == "aten::relu") return clamp(0, kUnbounded);
   if (node.name == "aten::relu6") return clamp(0, 6);
   if (node.name == "aten::hardtanh") return clamp(number(a[1], -1), number(a[2], 1));
   if (node.name == "aten::clamp" && node.overload.empty()) {
-    return clamp(number(a[1], -kInfinity), number(a[2], kInfinity));
+    return clamp(number(a[1], -kUnbounded), number(a[2], kUnbounded));
   }
   if (node.name == "aten::clamp_min" && node.overload.empty()) {
-    return clamp(number(a[1], 0), kInfinity);
+    return clamp(number(a[1], 0), kUnbounded);
   }
   if (node.name == "aten::leaky_relu") {
     return Activation{Activated::kLeakyRelu, static_cast<float>(number(a[1], 0.01)), 0};

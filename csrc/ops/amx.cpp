@@ -15,7 +15,7 @@ namespace torch_blocked {
 namespace {
 
 // Of slots: they stay in L2 beside the weights of a pair of vectors.
-constexpr std::int64_t kBandBytes = 768 << 10;
+constexpr std::int64_t kAmxBandBytes = 768 << 10;
 // Where all weights stay in L2, smaller bands, which are read while they are near; but each band
 // splits the weights, so that pixels must be enough to hide that.
 constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
@@ -91,11 +91,12 @@ double AmxProducts::busiest(const Cut& cut) const {
 AmxProducts::Cut AmxProducts::cut() const {
   const std::int64_t weight_bytes = packed_floats() * static_cast<std::int64_t>(sizeof(float));
   const bool near = taps() == 1 && weight_bytes <= kNearWeights;
-  const std::int64_t most = near ? kNearBand : kBandBytes, least = near ? kLeastNear : kLeastPixels;
+  const std::int64_t most = near ? kNearBand : kAmxBandBytes,
+                     least = near ? kLeastNear : kLeastPixels;
   Cut cut{1, 1, 1};
   const auto too_large = [&] {
     const std::int64_t bytes = band_bytes(rows(cut), columns(cut));
-    return bytes > kBandBytes || (bytes > most && rows(cut) * columns(cut) >= 2 * least);
+    return bytes > kAmxBandBytes || (bytes > most && rows(cut) * columns(cut) >= 2 * least);
   };
   while (too_large() && halve(cut)) {
   }

@@ -1,7 +1,9 @@
 // A convolution is a list of implementations; the one that should be fastest runs it.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -14,6 +16,11 @@
 #include "runtime/primitive.h"
 
 namespace torch_blocked {
+
+// Of strides, dilations and paddings.
+inline bool are_all(const Dims& dims, std::int64_t value) {
+  return std::ranges::all_of(dims, [&](std::int64_t each) { return each == value; });
+}
 
 using kernels::Activation;
 using kernels::Epilogue;

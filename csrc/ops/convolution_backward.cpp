@@ -95,7 +95,7 @@ double estimate_direct(const WeightGradientProblem& problem) {
   return direct_microseconds(problem.convolution);
 }
 
-const WeightGradients kImplementations(
+const WeightGradients kGradientImplementations(
     "weight_gradient", {{"winograd", plan_winograd_gradient, estimate_winograd_gradient},
                         {"direct", plan_direct_gradient, estimate_direct},
                         {"depthwise", plan_depthwise_gradient},
@@ -112,7 +112,8 @@ const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff
   key.add(diff_weight.strides());
   return cache.get(std::move(key).finish(), [&] {
     const auto describe = [&] { return text("weight ", p.weight_dims, " on ", p.src_dims); };
-    return *kImplementations.choose({p, diff_weight}, only, describe);  // ATen's takes everything
+    return *kGradientImplementations.choose({p, diff_weight}, only,
+                                            describe);  // ATen's takes everything
   });
 }
 
@@ -132,8 +133,8 @@ at::Tensor weight_gradient(const Problem& p, const Blocked& src, const Blocked& 
           : at::empty_like(weight);
   // A transposed convolution has the weight gradient of the convolution that it mirrors.
   const auto& named =
-      find_plan(p.transposed ? mirrored(p) : p, diff_weight, kImplementations.forced());
-  kImplementations.set_last(named.name);
+      find_plan(p.transposed ? mirrored(p) : p, diff_weight, kGradientImplementations.forced());
+  kGradientImplementations.set_last(named.name);
   named.plan(p.transposed ? diff_dst : src, p.transposed ? src : diff_dst, diff_weight);
   return diff_weight;
 }

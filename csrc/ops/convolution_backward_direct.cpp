@@ -43,7 +43,7 @@ Shape shape_of(const Problem& p) {
   return {spatial_sizes(p), p.src_dims[0], p.src_dims[1], p.dst_dims[1], block, block, block};
 }
 
-struct Range {
+struct Span {
   std::int64_t begin, end;
   std::int64_t size() const { return std::max<std::int64_t>(0, end - begin); }
 };
@@ -54,7 +54,7 @@ bool is_strided_1x1(const Shape& s) {
 }
 
 // Output positions along `dim` within `of` whose input under `tap` is not padding.
-Range seen(const Shape& s, std::size_t dim, std::int64_t tap, Range of) {
+Span seen(const Shape& s, std::size_t dim, std::int64_t tap, Span of) {
   const std::int64_t shift = tap * s.dilation[dim] - s.padding[dim];  // in = out * stride + shift
   const std::int64_t first = shift >= 0 ? 0 : ceil_div(-shift, s.stride[dim]);
   const std::int64_t last = s.in[dim] - 1 - shift;
@@ -64,7 +64,7 @@ Range seen(const Shape& s, std::size_t dim, std::int64_t tap, Range of) {
 
 // Images and output rows of one chunk, and the first of those of the chunk after it.
 struct Chunk {
-  Range images, rows;
+  Span images, rows;
   std::int64_t next_image, next_row;
 };
 
@@ -99,8 +99,8 @@ struct Sums {
   // Adds the products of a chunk at one tap; the first chunk of a part begins its sums.
   void add_tap(const GradientTile& tile, const Chunk& chunk, std::array<std::int64_t, 3> tap,
                bool add, float* sums) const {
-    const Range depth = seen(s, 0, tap[0], {0, s.out[0]}), rows = seen(s, 1, tap[1], chunk.rows),
-                columns = seen(s, 2, tap[2], {0, s.out[2]});
+    const Span depth = seen(s, 0, tap[0], {0, s.out[0]}), rows = seen(s, 1, tap[1], chunk.rows),
+               columns = seen(s, 2, tap[2], {0, s.out[2]});
     const auto in = [&](std::size_t dim, std::int64_t out) {
       return out * s.stride[dim] + tap[dim] * s.dilation[dim] - s.padding[dim];
     };

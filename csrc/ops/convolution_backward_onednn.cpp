@@ -16,7 +16,7 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-constexpr const char* kOp = "convolution_backward";
+constexpr const char* kGradientOp = "convolution_backward";
 
 // oneDNN's primitive, and the reorder of its weights format to the dense one.
 struct WeightGradient {
@@ -48,7 +48,7 @@ std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc&
       user_scratchpad(), /*allow_empty=*/true);
   if (!pd) return nullptr;
   if (is_ref(pd.impl_info_str())) {
-    trace::record({trace::Kind::kRef, kOp, pd.impl_info_str()});
+    trace::record({trace::Kind::kRef, kGradientOp, pd.impl_info_str()});
     return nullptr;
   }
   const dnnl::memory::desc packed_md = pd.diff_weights_desc();
@@ -89,7 +89,7 @@ std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
            activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-    gradient->execute(reorder_to_dense(kOp, src, false), diff_dst.physical, diff_weight);
+    gradient->execute(reorder_to_dense(kGradientOp, src, false), diff_dst.physical, diff_weight);
   };
 }
 
@@ -107,8 +107,8 @@ std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
            activation_md(p.dst_dims, kChannelsLast, p.dtype), dense_weights_md(p, diff_weight));
   if (!gradient) return std::nullopt;
   return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-    gradient->execute(reorder_to_dense(kOp, src, true), reorder_to_dense(kOp, diff_dst, true),
-                      diff_weight);
+    gradient->execute(reorder_to_dense(kGradientOp, src, true),
+                      reorder_to_dense(kGradientOp, diff_dst, true), diff_weight);
   };
 }
 

@@ -28,7 +28,7 @@ constexpr std::int64_t kChainSlabs = 4;
 // Tiles in a slab; transformed slabs at a time. 64@56 at batch 8 has 1568 tiles of 37 KB.
 constexpr std::int64_t kSlab = 28, kSlabsBytes = 10 << 20;
 // A tile of the weight; its sums at 36 positions are 440 KB, which L2 has room for.
-constexpr GradientTileSize kTile{.channels = 32, .vectors = 6};
+constexpr GradientTileSize kGradientTile{.channels = 32, .vectors = 6};
 // Between the sums of two positions, so that they do not crowd the same cache sets.
 constexpr std::int64_t kPad = 16;
 
@@ -145,11 +145,12 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
          const at::Tensor& diff_weight) {
   const Gradient g(p);
   const std::int64_t width = g.table.width, at_a_time = g.at_a_time();
-  const GradientTiles tiles(g.shape.ic, ceil_div(g.shape.oc, width), kTile);
+  const GradientTiles tiles(g.shape.ic, ceil_div(g.shape.oc, width), kGradientTile);
   const at::TensorOptions options = src.physical.options();
   const at::Tensor transformed = empty_pooled({at_a_time * (g.v_size() + g.d_size())}, options);
   const PackedGradient packed = empty_packed_gradient(p, diff_weight, width);
-  const std::int64_t size = g.kernel.positions * (kTile.channels * kTile.vectors * width + kPad);
+  const std::int64_t size =
+      g.kernel.positions * (kGradientTile.channels * kGradientTile.vectors * width + kPad);
   // If all slabs are transformed at once, a tile's sums are needed only while it is worked on.
   const bool at_once = at_a_time == g.slabs;
   const at::Tensor sums = empty_pooled({at_once ? 0 : tiles.count() * size}, options);

@@ -16,10 +16,6 @@ using Problem = ConvolutionProblem;
 // So many pixels of a unit, of a whole number of cache lines.
 constexpr std::int64_t kPixels = 256;
 
-bool are_all(const Dims& dims, std::int64_t value) {
-  return std::ranges::all_of(dims, [&](std::int64_t each) { return each == value; });
-}
-
 }  // namespace
 
 const char* refuses_planes(const Problem& p) {

@@ -37,10 +37,6 @@ WinogradSizes dilation_of(const Problem& p) {
   return dilation;
 }
 
-bool are_all(const Dims& dims, std::int64_t value) {
-  return std::ranges::all_of(dims, [&](std::int64_t each) { return each == value; });
-}
-
 // Whatever the kernel and dilation.
 const char* refuses_any(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;

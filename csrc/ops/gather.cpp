@@ -31,7 +31,7 @@ at::Tensor check_index(const char* op, const at::Tensor& index, at::IntArrayRef 
   return contiguous;
 }
 
-void check_itemsize(const char* op, const at::Tensor& input) {
+void check_4_bytes(const char* op, const at::Tensor& input) {
   if (input.itemsize() != sizeof(float)) {
     fail_not_implemented(op, "4-byte elements", text(input.dtype().name()), "");
   }
@@ -56,7 +56,7 @@ void for_chosen(const Blocked& blocked, const at::Tensor& index, F&& f) {
 
 at::Tensor pick_channels(const at::Tensor& input, std::int64_t channels, const at::Tensor& index) {
   const Blocked src = blocked_argument("pick_channels", input, channels);
-  check_itemsize("pick_channels", input);
+  check_4_bytes("pick_channels", input);
   const at::Tensor checked = check_index("pick_channels", index, src.dims());
   const at::Tensor dst = at::zeros(checked.sizes(), input.options());
   const auto* in = static_cast<const float*>(src.physical.const_data_ptr());
@@ -68,7 +68,7 @@ at::Tensor pick_channels(const at::Tensor& input, std::int64_t channels, const a
 at::Tensor place_channels(const at::Tensor& values, const at::Tensor& index, std::int64_t channels,
                           std::int64_t block) {
   constexpr const char* kOp = "place_channels";
-  check_itemsize(kOp, values);
+  check_4_bytes(kOp, values);
   Dims dims = values.sizes().vec();
   if (values.dim() < 2 || values.dim() > 4) {
     fail_value(kOp, "values [N, *spatial]", text(values.sizes()), "");

@@ -21,7 +21,7 @@ namespace torch_blocked {
 namespace {
 
 // As aten::grid_sampler_2d numbers them.
-enum Interpolation : std::int64_t { kLinear, kNearest, kCubic };
+enum SampledBy : std::int64_t { kLinear, kNearest, kCubic };
 enum Padding : std::int64_t { kZeros, kBorder, kReflection };
 
 struct Sampling {

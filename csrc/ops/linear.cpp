@@ -231,7 +231,7 @@ double estimate_linear_few_rows(const LinearProblem& p) {
 
 namespace {
 
-const Implementations<LinearProblem, LinearPlan> kImplementations(
+const Implementations<LinearProblem, LinearPlan> kLinearImplementations(
     "linear",
     {{"few_rows", plan_linear_few_rows, estimate_linear_few_rows, {}, refuses_linear_few_rows},
      {"strassen",
@@ -256,38 +256,38 @@ const Implementations<LinearProblem, LinearPlan> kImplementations(
 }  // namespace
 
 bool takes_linear(const LinearProblem& p) {
-  return std::ranges::any_of(kImplementations.rows(),
+  return std::ranges::any_of(kLinearImplementations.rows(),
                              [&](const auto& row) { return !row.refuses(p); });
 }
 
 std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
-  const auto* forced = kImplementations.forced();
-  const auto named = kImplementations.choose(p, forced, [&] {
+  const auto* forced = kLinearImplementations.forced();
+  const auto named = kLinearImplementations.choose(p, forced, [&] {
     return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
   });
   std::vector<const char*> names{named->name};
-  for (const auto& row : kImplementations.rows()) {
+  for (const auto& row : kLinearImplementations.rows()) {
     if (!forced && row.name != names[0] && row.plan(p)) names.push_back(row.name);
   }
   return names;
 }
 
 bool linear_sums_in_place(const char* implementation) {
-  return kImplementations.row(implementation).traits.sums_in_place;
+  return kLinearImplementations.row(implementation).traits.sums_in_place;
 }
 
 bool linear_may_be_fastest(const LinearProblem& p, const char* implementation) {
-  const auto& row = kImplementations.row(implementation);
-  return !row.traits.only_measured || row.estimate(p) < kImplementations.least_estimate(p);
+  const auto& row = kLinearImplementations.row(implementation);
+  return !row.traits.only_measured || row.estimate(p) < kLinearImplementations.least_estimate(p);
 }
 
 LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {
-  kImplementations.set_last(implementation);
-  return kImplementations.row(implementation).plan(p).value();
+  kLinearImplementations.set_last(implementation);
+  return kLinearImplementations.row(implementation).plan(p).value();
 }
 
 std::vector<Refusal> linear_refusals(const LinearProblem& p) {
-  return kImplementations.refusals(p);
+  return kLinearImplementations.refusals(p);
 }
 
 }  // namespace torch_blocked

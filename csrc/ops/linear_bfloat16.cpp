@@ -25,7 +25,7 @@ std::int64_t block_of_outputs() { return LinearRows::kMostVectors * kernels::ker
 
 // weight [outputs, inputs] -> [blocks of outputs, inputs / 2, outputs, 2]. Two numbers count as one
 // of 32 bits, so that it is a transposition of these.
-at::Tensor pack(const at::Tensor& weight) {
+at::Tensor pack_bfloat16(const at::Tensor& weight) {
   trace::Timed timed(trace::Kind::kPack, "linear", static_cast<std::int64_t>(weight.nbytes()));
   const at::Tensor dense = weight.contiguous();
   const std::int64_t outputs = weight.size(0), pairs = weight.size(1) / 2;
@@ -80,7 +80,7 @@ std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& p) {
                    });
   };
   return LinearPlan{.weights_format = text("linear of pairs by ", block),
-                    .pack = pack,
+                    .pack = pack_bfloat16,
                     .run = run,
                     .loops_only = true};
 }

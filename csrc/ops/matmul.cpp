@@ -12,7 +12,7 @@ namespace torch_blocked {
 namespace {
 
 // Rows of a unit, beside whose src and dst a group of columns is in L1 or L2.
-constexpr std::int64_t kMostRows = 224;
+constexpr std::int64_t kMostMatmulRows = 224;
 
 // Whether all matrices of a batch are one.
 bool is_one(const at::Tensor& x) {
@@ -58,7 +58,7 @@ class Products {
         batch_(batch_of(dst)),
         packed_count_(is_one(right_) ? 1 : batch_),
         columns_{&kernels::kernels(), right.size(-2), right.size(-1)} {
-    const std::int64_t tile = columns_.tile(), most = kMostRows / tile * tile;
+    const std::int64_t tile = columns_.tile(), most = kMostMatmulRows / tile * tile;
     const std::int64_t floats = columns_.sizes().band_bytes / std::int64_t{sizeof(float)};
     rows_ = std::clamp(floats / columns_.lanes / tile * tile, tile, most);
   }

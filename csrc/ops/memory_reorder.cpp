@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kOp = "reorder";
 
-struct Problem {
+struct MemoryReorder {
   Descriptor src, dst;
   const char* src_data;  // where the descriptors count offsets from
   char* dst_data;
@@ -33,7 +33,7 @@ struct Problem {
 using Call = std::function<void()>;
 
 // A format of activations on both sides, which has kernels of ours.
-std::optional<Call> plan_activations(const Problem& p) {
+std::optional<Call> plan_activations(const MemoryReorder& p) {
   const auto from = Format::of(p.src), to = Format::of(p.dst);
   if (!from || !to || p.src.data_type() != p.dst.data_type()) return std::nullopt;
   return [&p, from = *from, to = *to] {
@@ -52,7 +52,7 @@ void add(Key& key, const Descriptor& desc) {
   for (const InnerBlock& block : desc.inner_blocks()) key.add(block.size).add(block.dim);
 }
 
-std::optional<Primitive> make_primitive(const Problem& p) {
+std::optional<Primitive> make_primitive(const MemoryReorder& p) {
   const auto src_md = onednn_md(p.src), dst_md = onednn_md(p.dst);
   if (!src_md || !dst_md) return std::nullopt;
   const dnnl::reorder::primitive_desc pd(engine(), *src_md, engine(), *dst_md, user_scratchpad(),
@@ -67,7 +67,7 @@ std::optional<Primitive> make_primitive(const Problem& p) {
   return Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc());
 }
 
-std::optional<Call> plan_onednn(const Problem& p) {
+std::optional<Call> plan_onednn(const MemoryReorder& p) {
   Key key("memory_reorder");
   add(key, p.src);
   add(key, p.dst);
@@ -115,7 +115,7 @@ at::Tensor saturated(const at::Tensor& values, T most = std::numeric_limits<T>::
 }
 
 // As oneDNN converts, where ATen's conversion to an integer truncates and wraps around.
-at::Tensor converted(const at::Tensor& values, at::ScalarType to) {
+at::Tensor cast(const at::Tensor& values, at::ScalarType to) {
   if (values.scalar_type() == to || at::isFloatingType(to)) return values.to(to);
   const bool rounds = at::isFloatingType(values.scalar_type());
   const at::Tensor wide = rounds ? at::round(values.to(at::kDouble)) : values.to(at::kLong);
@@ -127,9 +127,9 @@ at::Tensor converted(const at::Tensor& values, at::ScalarType to) {
 }
 
 // Any pair, at ATen's speed.
-void run_aten(const Problem& p) {
+void run_aten(const MemoryReorder& p) {
   const at::Tensor src = split_view(p.src, p.src_data).reshape(whole_dims(p.src));
-  const at::Tensor values = converted(cut(src, p.src.dims()), scalar_type(p.dst.data_type()));
+  const at::Tensor values = cast(cut(src, p.src.dims()), scalar_type(p.dst.data_type()));
   const at::Tensor dst = split_view(p.dst, p.dst_data);
   const Dims whole = whole_dims(p.dst);
   if (whole == p.dst.dims()) {
@@ -144,12 +144,12 @@ void run_aten(const Problem& p) {
   dst.copy_(blocks.view(dst.sizes()));
 }
 
-std::optional<Call> plan_aten(const Problem& p) {
+std::optional<Call> plan_aten(const MemoryReorder& p) {
   return [&p] { run_aten(p); };
 }
 
 // Fastest first; ATen takes what is left.
-const Implementations<Problem, Call> kImplementations(
+const Implementations<MemoryReorder, Call> kMemoryReorderImplementations(
     "memory_reorder", {{"activations", plan_activations},
                        {"onednn", plan_onednn},
                        {"aten", plan_aten, nullptr, {.last_resort = true}}});
@@ -159,7 +159,7 @@ std::string name_of(const Descriptor& desc) {
          std::string(data_type_name(desc.data_type()));
 }
 
-std::string described(const Problem& p) {
+std::string described(const MemoryReorder& p) {
   return text(name_of(p.src), " -> ", name_of(p.dst), " ", p.src.dims());
 }
 
@@ -201,12 +201,13 @@ void reorder_memory(const DescribedMemory& src, const DescribedMemory& dst) {
   check_pair(src.desc, dst.desc);
   if (src.desc.has_zero_dim()) return;
   const at::Tensor from = overlap(src.bytes, dst.bytes) ? src.bytes.clone() : src.bytes;
-  const Problem p{src.desc, dst.desc, static_cast<const char*>(from.const_data_ptr()),
-                  static_cast<char*>(dst.bytes.mutable_data_ptr())};
+  const MemoryReorder p{src.desc, dst.desc, static_cast<const char*>(from.const_data_ptr()),
+                        static_cast<char*>(dst.bytes.mutable_data_ptr())};
   const auto describe = [&] { return described(p); };
   counted_reorder(kOp, src.desc.end_bytes() + dst.desc.end_bytes(), describe, [&] {
-    const auto named = kImplementations.choose(p, kImplementations.forced(), describe);
-    kImplementations.set_last(named->name);
+    const auto named =
+        kMemoryReorderImplementations.choose(p, kMemoryReorderImplementations.forced(), describe);
+    kMemoryReorderImplementations.set_last(named->name);
     named->plan();
   });
 }

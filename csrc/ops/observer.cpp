@@ -62,7 +62,7 @@ std::int64_t block_of(const at::Tensor& physical) { return physical.sizes().back
 bool is_block(std::int64_t size) { return size == 4 || size == 8 || size == 16 || size == 32; }
 
 // Formats of the dense tensors that ATen tells apart.
-std::string format_of(const at::Tensor& tensor) {
+std::string format_name(const at::Tensor& tensor) {
   const auto ndims = static_cast<std::size_t>(tensor.dim());
   if (ndims < 3 || ndims > 5 || tensor.layout() != at::kStrided) return "";
   if (tensor.is_contiguous()) return std::string(kPlain.name(ndims));
@@ -76,7 +76,7 @@ std::string described(const at::Tensor& tensor, std::string_view op) {
   const bool is_physical = op.starts_with("torch_blocked::") && tensor.dim() >= 4 &&
                            is_block(block_of(tensor)) && tensor.is_contiguous();
   if (is_physical) return text("physical ", tensor.sizes());
-  const std::string format = is_wrapper(tensor) ? "blocked" : format_of(tensor);
+  const std::string format = is_wrapper(tensor) ? "blocked" : format_name(tensor);
   return format.empty() ? text(tensor.sizes()) : text(format, " ", tensor.sizes());
 }
 
@@ -116,24 +116,26 @@ double last_dim(const IValue& value) {
 }
 
 // An op's products: so many, and so many for each element of its result.
-struct Products {
+struct ProductCount {
   double fixed = 0, each = 0;
 };
 
-Products of_convolution(Values in) { return {.each = row(in[1])}; }
-Products of_transposed(Values in) { return {.fixed = numel(in[0]) * row(in[1])}; }
-Products of_either(Values in) { return in[6].toBool() ? of_transposed(in) : of_convolution(in); }
-Products of_gradients(Values in) {
+ProductCount of_convolution(Values in) { return {.each = row(in[1])}; }
+ProductCount of_transposed(Values in) { return {.fixed = numel(in[0]) * row(in[1])}; }
+ProductCount of_either(Values in) {
+  return in[6].toBool() ? of_transposed(in) : of_convolution(in);
+}
+ProductCount of_gradients(Values in) {
   const double one = numel(in[7].toBool() ? in[1] : in[0]) * row(in[2]);
   const auto mask = in[10].toBoolList();
   return {.fixed = one * (static_cast<double>(mask[0]) + static_cast<double>(mask[1]))};
 }
-Products of_linear(Values in) { return {.each = last_dim(in[0])}; }
-Products of_sum_and_product(Values in) { return {.each = last_dim(in[1])}; }
+ProductCount of_linear(Values in) { return {.each = last_dim(in[0])}; }
+ProductCount of_sum_and_product(Values in) { return {.each = last_dim(in[1])}; }
 
 struct Counted {
   std::string_view op;
-  Products (*products)(Values in);
+  ProductCount (*products)(Values in);
 };
 constexpr auto kCounted = std::to_array<Counted>({{"aten::conv1d", of_convolution},
                                                   {"aten::conv2d", of_convolution},
@@ -150,9 +152,9 @@ constexpr auto kCounted = std::to_array<Counted>({{"aten::conv1d", of_convolutio
                                                   {"aten::bmm", of_linear},
                                                   {"aten::addmm", of_sum_and_product}});
 
-Products products_of(std::string_view op, Values in) {
+ProductCount products_of(std::string_view op, Values in) {
   const auto* found = std::ranges::find(kCounted, op, &Counted::op);
-  return found == kCounted.end() ? Products() : found->products(in);
+  return found == kCounted.end() ? ProductCount() : found->products(in);
 }
 
 // ---- the observer -------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ struct Inner {
 };
 // What is known of the op that is kept before it ends. Its arguments are gone by then.
 struct Running {
-  Products products;
+  ProductCount products;
   std::vector<Inner> inner;  // that run at the moment, outermost first
   std::string slowest;       // of those that ran: says by what the op ran
   std::int64_t slowest_ns = 0;

@@ -130,7 +130,7 @@ const char* refuses_onednn(const PoolingProblem& p) {
                                : "divides by the window's size only";
 }
 
-const Implementations<PoolingProblem, PoolingPlan> kImplementations(
+const Implementations<PoolingProblem, PoolingPlan> kPoolingImplementations(
     "pooling", {{"maximum", plan_maximum, nullptr, {}, refuses_maximum},
                 {"onednn", plan_onednn, nullptr, {}, refuses_onednn},
                 {"average", plan_average, nullptr, {}, refuses_average}});
@@ -150,19 +150,19 @@ kernels::PoolingWindows windows_of(const PoolingProblem& p) {
 }
 
 const char* choose_pooling(const PoolingProblem& p) {
-  const auto named = kImplementations.choose(p, kImplementations.forced(), [&] {
+  const auto named = kPoolingImplementations.choose(p, kPoolingImplementations.forced(), [&] {
     return text("a window ", p.kernel, " on ", p.src_dims);
   });
   return named ? named->name : nullptr;
 }
 
 PoolingPlan plan_pooling(const PoolingProblem& p, const char* implementation) {
-  kImplementations.set_last(implementation);
-  return kImplementations.row(implementation).plan(p).value();
+  kPoolingImplementations.set_last(implementation);
+  return kPoolingImplementations.row(implementation).plan(p).value();
 }
 
 std::vector<Refusal> pooling_refusals(const PoolingProblem& p) {
-  return kImplementations.refusals(p);
+  return kPoolingImplementations.refusals(p);
 }
 
 }  // namespace torch_blocked

@@ -124,7 +124,7 @@ Format quantized_src_format(std::int64_t channels) {
 
 namespace {
 
-const QuantizedConvolutionImplementations kImplementations(
+const QuantizedConvolutionImplementations kQuantizedConvolutionImplementations(
     "quantized_convolution",
     {{"dots_depthwise", plan_dots_depthwise, estimate_dots_depthwise, {}, refuses_dots_depthwise},
      {"winograd_words", plan_winograd_words, estimate_winograd_words, {}, refuses_winograd_words},
@@ -133,7 +133,7 @@ const QuantizedConvolutionImplementations kImplementations(
 }  // namespace
 
 const QuantizedConvolutionImplementations& quantized_convolution_implementations() {
-  return kImplementations;
+  return kQuantizedConvolutionImplementations;
 }
 
 }  // namespace torch_blocked

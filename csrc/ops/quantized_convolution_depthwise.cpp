@@ -17,7 +17,7 @@ namespace {
 
 using Problem = QuantizedConvolutionProblem;
 
-constexpr std::int64_t kBandBytes = 24 << 10;  // L1 holds it beside dst
+constexpr std::int64_t kDepthwiseBandBytes = 24 << 10;  // L1 holds it beside dst
 
 struct Depthwise {
   Problem problem;
@@ -112,7 +112,8 @@ void run_block(const Depthwise& d, const QuantizedWeights& weights, const Block&
 void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t* src, void* dst) {
   const ByteRows band = d.band();
   const std::int64_t row_bytes = band.row_bytes() * d.s.stride[1];
-  const std::int64_t most = std::clamp<std::int64_t>(kBandBytes / row_bytes, 4, d.s.out[1] + 4);
+  const std::int64_t most =
+      std::clamp<std::int64_t>(kDepthwiseBandBytes / row_bytes, 4, d.s.out[1] + 4);
   const std::int64_t bands = ceil_div(d.s.out[1], most), rows = ceil_div(d.s.out[1], bands);
   const std::int64_t src_plane = d.s.in[1] * d.s.in[2] * d.width, dst_row = d.s.out[2] * d.width,
                      dst_plane = d.s.out[1] * dst_row;

@@ -182,17 +182,17 @@ at::Tensor channels_view(const at::Tensor& physical) { return physical.movedim(-
 
 // The first `channels` of a physical tensor as [N, C, *spatial] pieces: whole blocks, then the
 // tail.
-struct Pieces {
+struct ReorderPieces {
   at::Tensor whole, tail;
 };
 
-Pieces blocked_pieces(const at::Tensor& physical, std::int64_t channels) {
+ReorderPieces blocked_pieces(const at::Tensor& physical, std::int64_t channels) {
   const std::int64_t block = physical.size(-1), whole = channels / block, tail = channels % block;
   const at::Tensor view = channels_view(physical);
   return {view.narrow(1, 0, whole), tail ? view.select(1, whole).narrow(1, 0, tail) : at::Tensor()};
 }
 
-Pieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
+ReorderPieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
   const std::int64_t channels = dense.size(1), whole = channels / block, tail = channels % block;
   return {dense.narrow(1, 0, whole * block).unflatten(1, {whole, block}),
           tail ? dense.narrow(1, whole * block, tail) : at::Tensor()};
@@ -213,7 +213,8 @@ void run_aten(const Reorder& reorder) {
     return side.is_blocked() ? blocked_pieces(side.tensor, channels)
                              : dense_pieces(side.tensor, other.format.block);
   };
-  const Pieces src = pieces(reorder.src, reorder.dst), dst = pieces(reorder.dst, reorder.src);
+  const ReorderPieces src = pieces(reorder.src, reorder.dst),
+                      dst = pieces(reorder.dst, reorder.src);
   dst.whole.copy_(src.whole);
   if (dst.tail.defined()) {
     if (reorder.dst.is_blocked()) reorder.dst.tensor.select(1, -1).zero_();
@@ -226,7 +227,7 @@ std::optional<Call> plan_aten(const Reorder& reorder) {
 }
 
 // Fastest first; ATen takes what is left.
-const Implementations<Reorder, Call> kImplementations(
+const Implementations<Reorder, Call> kReorderImplementations(
     "reorder", {{"transpose", plan_transpose},
                 {"in_order", plan_in_order},
                 {"picture", plan_picture},
@@ -240,9 +241,9 @@ std::string described(const Reorder& reorder) {
 
 void run_uncounted(const Reorder& reorder) {
   if (reorder.dst.tensor.numel() == 0) return;
-  const auto named = kImplementations.choose(reorder, kImplementations.forced(),
-                                             [&] { return described(reorder); });
-  kImplementations.set_last(named->name);
+  const auto named = kReorderImplementations.choose(reorder, kReorderImplementations.forced(),
+                                                    [&] { return described(reorder); });
+  kReorderImplementations.set_last(named->name);
   named->plan();
 }
 

@@ -14,7 +14,7 @@ namespace {
 // less than four are left for a depthwise kernel: MobileNetV2 on bytes takes 1.01 times as long on
 // one thread with 256 KB, 1.04 with 128 and 1.1 with 64; EfficientNet-Lite0 in float32 1.03 with
 // 256 KB, and as long with 900.
-constexpr std::int64_t kBandBytes = 512 << 10;
+constexpr std::int64_t kChainBytes = 512 << 10;
 constexpr std::int64_t kBeyond = 64;  // bytes that kernels read after the last row
 
 // Rows of src under rows of dst, padding among them.
@@ -34,7 +34,7 @@ RowChain::RowChain(std::vector<RowStage> stages) : stages_(std::move(stages)), m
   for (RowStage& stage : stages_) {
     stage.src.columns = std::max(stage.src.columns, stage.src.before + stage.src.src_columns);
   }
-  while (most_rows_ < stages_.back().dst_rows && bytes(most_rows_ + 1) <= kBandBytes) ++most_rows_;
+  while (most_rows_ < stages_.back().dst_rows && bytes(most_rows_ + 1) <= kChainBytes) ++most_rows_;
 }
 
 // Rows that the buffer before each stage holds, for bands of so many rows of the last one.

@@ -41,7 +41,7 @@ std::int64_t channel_offset(const Blocked& src, std::int64_t channel) {
 }
 
 using kernels::GatheredLane;
-using Lanes = std::vector<GatheredLane>;
+using GatheredLanes = std::vector<GatheredLane>;
 constexpr GatheredLane kZero{-1, 0};
 
 const float* data(const Blocked& src) {
@@ -113,7 +113,7 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
                                     input.options());
   if (dst.physical.numel() == 0) return dst.physical;
   // dst[c, h * r + i, w * r + j] = src[c * r * r + i * r + j, h, w]: [blocks, r, r, block]
-  Lanes lanes(static_cast<std::size_t>(dst.blocks() * r * r * block), kZero);
+  GatheredLanes lanes(static_cast<std::size_t>(dst.blocks() * r * r * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {
     for (std::int64_t ij = 0; ij < r * r; ++ij) {
       lanes[static_cast<std::size_t>((c / block * r * r + ij) * block + c % block)] = {
@@ -153,7 +153,7 @@ at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::
       empty_blocked({src.batch(), channels * r * r, height, width}, block, input.options());
   if (dst.physical.numel() == 0) return dst.physical;
   // dst[c * r * r + i * r + j, h, w] = src[c, h * r + i, w * r + j]: [blocks, block]
-  Lanes lanes(static_cast<std::size_t>(dst.blocks() * block), kZero);
+  GatheredLanes lanes(static_cast<std::size_t>(dst.blocks() * block), kZero);
   for (std::int64_t c = 0; c < dst.channels; ++c) {
     const std::int64_t i = c / r % r, j = c % r;
     lanes[static_cast<std::size_t>(c)] = {

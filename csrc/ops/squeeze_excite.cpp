@@ -33,11 +33,11 @@ constexpr std::int64_t kCheap = 2;
 constexpr std::int64_t kGroupElements = 1 << 19;
 
 // src as rows [pixels, lanes], one for each channel block of each image, in parts of pixels.
-struct Rows {
+struct GateRows {
   std::int64_t images, blocks, pixels, lanes, channels;
   std::int64_t part, parts;  // pixels of a part; parts of a row
 
-  explicit Rows(const SqueezeExciteProblem& p) {
+  explicit GateRows(const SqueezeExciteProblem& p) {
     images = p.dims[0];
     channels = p.dims[1];
     blocks = p.format.blocks(channels);
@@ -89,7 +89,7 @@ struct Layer {
 
 // The tail of a block is no channel, but the vectors of means and gates have a place for it.
 std::vector<Layer> layers_of(const SqueezeExciteProblem& p) {
-  const std::int64_t padded = Rows(p).padded_channels();
+  const std::int64_t padded = GateRows(p).padded_channels();
   std::vector<Layer> layers;
   for (std::size_t i = 0; i < p.layers.size(); ++i) {
     const bool first = i == 0, last = i + 1 == p.layers.size();
@@ -210,7 +210,7 @@ class Runner {
     });
   }
 
-  Rows rows_;
+  GateRows rows_;
   std::vector<Layer> layers_;
   Gate gate_;
   Epilogue epilogue_;
@@ -232,15 +232,15 @@ std::optional<SqueezeExcitePlan> plan_three_passes(const SqueezeExciteProblem& p
       .run = Runner(problem)};
 }
 
-const Implementations<SqueezeExciteProblem, SqueezeExcitePlan> kImplementations(
+const Implementations<SqueezeExciteProblem, SqueezeExcitePlan> kSqueezeExciteImplementations(
     "squeeze_excite", {{"three_passes", plan_three_passes}});
 
 }  // namespace
 
 SqueezeExcitePlan plan_squeeze_excite(const SqueezeExciteProblem& problem) {
-  auto named = kImplementations.choose(problem, kImplementations.forced(),
-                                       [&] { return text(problem.dims); });
-  kImplementations.set_last(named->name);
+  auto named = kSqueezeExciteImplementations.choose(problem, kSqueezeExciteImplementations.forced(),
+                                                    [&] { return text(problem.dims); });
+  kSqueezeExciteImplementations.set_last(named->name);
   return std::move(named->plan);
 }
 

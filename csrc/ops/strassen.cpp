@@ -17,9 +17,9 @@ using kernels::kStrassenProducts;
 
 // Rows of a half that are worked on at a time, at most: a left side of them fills this part of
 // band_bytes, half of L2. All products of a span of groups take about as much.
-constexpr std::int64_t kMostRows = 112, kPartOfBand = 2;
+constexpr std::int64_t kMostStrassenRows = 112, kPartOfBand = 2;
 // Lanes that are summed in registers before they join the sum in memory, at most.
-constexpr std::int64_t kChain = 256;
+constexpr std::int64_t kStrassenChain = 256;
 // Least vectors of a quarter; and rows, in tiles.
 constexpr std::int64_t kLeastVectors = 3, kLeastTiles = 1;
 constexpr std::int64_t kUnitsPerThread = 4;
@@ -58,7 +58,7 @@ Strassen::Strassen(const kernels::Kernels& kernels, std::int64_t images, std::in
   const std::int64_t tile = sizes().pixels[static_cast<std::size_t>(sizes().vectors - 1)];
   const std::int64_t row_bytes = half_lanes() * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t most = std::clamp(sizes().band_bytes / kPartOfBand / row_bytes / tile,
-                                       std::int64_t{1}, kMostRows / tile) *
+                                       std::int64_t{1}, kMostStrassenRows / tile) *
                             tile;
   const std::int64_t fewest = ceil_div(half_of(rows), most);
   const std::int64_t shared = ceil_div(kLeastUnits, std::max<std::int64_t>(images, 1) * groups_);
@@ -156,7 +156,8 @@ void Strassen::split(const Part& part, const VectorSteps& src, const float* from
 // [rows, columns of the group] = the left side of one product x the group's right side.
 void Strassen::multiply(std::int64_t product, const Group& group, const float* weights, Work& work,
                         float* to) const {
-  const std::int64_t wide = group.left * width(), chain = std::min(kChain, sizes().lanes) / width();
+  const std::int64_t wide = group.left * width(),
+                     chain = std::min(kStrassenChain, sizes().lanes) / width();
   for (std::int64_t vector = 0; vector < half_vectors_; vector += chain) {
     const std::int64_t count = std::min(chain, half_vectors_ - vector);
     kernels_->direct_tiles(

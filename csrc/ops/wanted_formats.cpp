@@ -11,12 +11,13 @@
 namespace torch_blocked {
 namespace {
 
-constexpr const char* kOp = "wanted_formats";
+constexpr const char* kWantedFormatsOp = "wanted_formats";
 
 DataType data_type_of(at::ScalarType dtype) {
   for (int value = 1; value <= static_cast<int>(DataType::f64); ++value)
     if (scalar_type(static_cast<DataType>(value)) == dtype) return static_cast<DataType>(value);
-  fail_type(kOp, "weights of a type that oneDNN has", c10::toString(dtype), "convert them");
+  fail_type(kWantedFormatsOp, "weights of a type that oneDNN has", c10::toString(dtype),
+            "convert them");
 }
 
 // Dense memory with the dims in logical order.
@@ -28,7 +29,8 @@ Descriptor plain(const Dims& dims, at::ScalarType dtype) {
 // Of memory without elements no kernel reads anything, so none wants a format.
 void check_volume(std::string_view what, const Dims& dims) {
   if (std::ranges::any_of(dims, [](std::int64_t size) { return size < 1; }))
-    fail_value(kOp, text(what, " with elements"), text(dims), "pass an input of the usual sizes");
+    fail_value(kWantedFormatsOp, text(what, " with elements"), text(dims),
+               "pass an input of the usual sizes");
 }
 
 struct Candidate {
@@ -71,7 +73,7 @@ WantedFormats wanted_formats(const ConvolutionProblem& p,
   const auto candidates = candidates_of(p, implementation);
   if (candidates.empty())
     fail_not_implemented(
-        kOp, "a convolution that the implementation takes",
+        kWantedFormatsOp, "a convolution that the implementation takes",
         text(implementation.value_or("any"), " for weight ", p.weight_dims, " on ", p.src_dims),
         "ask without an implementation");
   const Candidate& best = *std::ranges::min_element(candidates, {}, &Candidate::microseconds);
@@ -91,8 +93,8 @@ WantedFormats wanted_formats(const LinearProblem& p,
   const auto found =
       implementation ? std::ranges::find(names, std::string_view(*implementation)) : names.begin();
   if (found == names.end())
-    fail_not_implemented(kOp, text("one of ", names, ", which take these sizes"), *implementation,
-                         "ask without an implementation");
+    fail_not_implemented(kWantedFormatsOp, text("one of ", names, ", which take these sizes"),
+                         *implementation, "ask without an implementation");
   return {*found, plain({p.rows, p.inputs}, at::kFloat), plan_linear(p, *found).weights_desc,
           plain({p.rows, p.outputs}, at::kFloat)};
 }
