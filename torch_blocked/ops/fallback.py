@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
@@ -20,6 +21,11 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _warned: set[str] = set()
 
 
+@functools.cache
+def _is_composite(func) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
 def in_parts(func, args, kwargs, reason: str):
     """Runs an op that is composed of other ops, such as conv2d. Elsewhere autograd takes such ops
     apart; in inference mode it is left out, and they come whole. (Their decompositions in Python go
@@ -27,7 +33,7 @@ def in_parts(func, args, kwargs, reason: str):
 
     Dense operands may be conjugated or negated lazily. The dispatch keys that resolve this are
     excluded while a handler runs, so they are included here."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    if not _is_composite(func):
         return NotImplemented
     conjugate, negative = (
         torch._C._SetExcludeDispatchKeyGuard(key, False)
