@@ -87,10 +87,18 @@ TORCH_BLOCKED_INLINE inline void prefetch_share(const Number* ahead, std::int64_
   } while (kLanes > 1 && (i += kLine) < kLanes * share);
 }
 
-// sums[i, j] += src[i * step] * weights[j], of a vector
-template <typename Products, int kRows, int kVectors>
-TORCH_BLOCKED_INLINE inline void add_lane(const typename Products::Number* src, std::int64_t step,
-                                          const typename Products::Number* weights,
+// Where the numbers of a lane lie, one for each row.
+template <typename Number>
+struct EvenRows {
+  const Number* first;
+  std::int64_t step;
+
+  TORCH_BLOCKED_INLINE const Number* operator()(int i) const { return first + i * step; }
+};
+
+// sums[i, j] += *row(i) * weights[j], of a vector
+template <typename Products, int kRows, int kVectors, typename Row>
+TORCH_BLOCKED_INLINE inline void add_lane(const Row& row, const typename Products::Number* weights,
                                           typename Products::Sum* sums) {
   constexpr int kVector = kWidth * Products::kChannels;
 #if defined(CPU_CAPABILITY_AVX2)
@@ -103,7 +111,7 @@ TORCH_BLOCKED_INLINE inline void add_lane(const typename Products::Number* src, 
                    : "m"(*reinterpret_cast<const __m256_u*>(weights + j * kVector)));
     }
     TORCH_BLOCKED_UNROLL
-    for (int i = 0; i < kRows; ++i) add_products(src + i * step, w, sums + i * kVectors);
+    for (int i = 0; i < kRows; ++i) add_products(row(i), w, sums + i * kVectors);
     return;
   }
 #endif
@@ -112,7 +120,7 @@ TORCH_BLOCKED_INLINE inline void add_lane(const typename Products::Number* src, 
   for (int j = 0; j < kVectors; ++j) w[j] = Products::weights(weights + j * kVector);
   TORCH_BLOCKED_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    const auto x = Products::repeat(src + i * step);
+    const auto x = Products::repeat(row(i));
     TORCH_BLOCKED_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       sums[i * kVectors + j] = Products::add(sums[i * kVectors + j], x, w[j]);

@@ -34,8 +34,8 @@ TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
     const auto add_lanes = [&](const auto* lane) TORCH_BLOCKED_INLINE {
       prefetch_share<kLanes>(ahead, share);
       unrolled<kLanes>([&]<int i>() TORCH_BLOCKED_INLINE {
-        add_lane<Products, kTiles, kVectors>(lane + i * Products::kChannels, kWidth, u + i * kRow,
-                                             sums.values);
+        add_lane<Products, kTiles, kVectors>(EvenRows{lane + i * Products::kChannels, kWidth},
+                                             u + i * kRow, sums.values);
       });
       u += kLanes * kRow;
       ahead += kLanes * share;

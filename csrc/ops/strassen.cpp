@@ -19,7 +19,7 @@ using kernels::kStrassenProducts;
 // band_bytes, half of L2. All products of a span of groups take about as much.
 constexpr std::int64_t kMostStrassenRows = 112, kPartOfBand = 2;
 // Lanes that are summed in registers before they join the sum in memory, at most.
-constexpr std::int64_t kStrassenChain = 256;
+constexpr std::int64_t kStrassenChain = 512;
 // Least vectors of a quarter; and rows, in tiles.
 constexpr std::int64_t kLeastVectors = 3, kLeastTiles = 1;
 constexpr std::int64_t kUnitsPerThread = 4;
