@@ -48,11 +48,11 @@ constexpr int kTries = 10;
 constexpr double kMeeting = 1.05;
 constexpr std::chrono::microseconds kMeetings{5};
 // What is timed beside a reference must be faster by this much. Kernels that take as long as each
-// other differed by 4 to 8 % beside a process that computes, and 7 of 20 plans of ResNet-18 had a
-// layer in another format for nothing.
+// other differed by 4 to 8 % beside a process that computes, so that 3 of 40 plans of ResNet-18
+// (benchmarks/plans.py) had a layer in another format for nothing.
 constexpr double kElsewhere = 1.08;
 // A reference that takes this many times as long as where it was timed first was disturbed each
-// time, and measures nothing (another layer seemed to take 430 us of 650); it gets so much time.
+// time, and measures nothing; it gets so much time.
 constexpr double kFarFromKnown = 1.15;
 constexpr std::chrono::milliseconds kTimeBeside{40};
 

@@ -20,9 +20,9 @@ namespace {
 // or 16. More than 14 single vectors would gain nothing, as each needs a broadcast of its own.
 //
 // The lanes of one part, whose weights serve all pixels: 128 or 36 KB, which L2 holds. Each part
-// reads and writes all sums once: with 12 KB of weights, which L1 would hold, a 1x1 layer takes up
-// to 3.5 % longer on Zen 3. The taps of a kernel share their src, and 24 KB in L1 are as good as
-// more; of 512@7, whose weights come from memory, 4096 lanes take 8 % longer.
+// reads and writes all sums once, which costs 1x1 layers more on Zen 3 than weights that are not in
+// L1. The taps of a kernel share their src, and 24 KB in L1 are as good as more, or better where
+// weights come from memory.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 3> kTilePixels{14, 14, 9};
 constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kTapLanes = 1024,
