@@ -66,19 +66,21 @@ struct Taken {
   std::uint16_t front, back;  // pieces taken from either end
 };
 
+// What others see of a thread, in one line: what is left of its share, and how many pieces of all
+// loops it has done, its own and others'.
 struct alignas(kLine) Share {
   std::atomic<Taken> taken{Taken{}};
+  std::atomic<std::int64_t> done{0};  // which it alone adds to
+
+  void add_done(std::int64_t more) {
+    done.store(done.load(std::memory_order_relaxed) + more, std::memory_order_release);
+  }
 };
 static_assert(std::atomic<Taken>::is_always_lock_free);
 
 // The threads that go through the same loops.
 struct Team {
   std::vector<Share> shares;
-  // Pieces of all loops that are done. A thread adds all of its pieces of a loop at once, and those
-  // that wait look at another line: one that 16 threads write after each piece and others read
-  // takes 0.2 us each time.
-  alignas(kLine) std::atomic<std::int64_t> done{0};
-  alignas(kLine) std::atomic<std::int64_t> passed{0};  // `done` at the end of the last whole loop
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::exception_ptr error;
@@ -95,14 +97,17 @@ struct Team {
     failed = true;
   }
 
-  // So many pieces are done now; all loops up to this one have `pieces`.
-  void add_done(std::int64_t more, std::int64_t pieces) {
-    if (more > 0 && done.fetch_add(more) + more == pieces) passed = pieces;
+  // Whether so many pieces are done, all of those of the loops so far. Nobody begins a loop before
+  // all pieces of the last one are done, so what a thread has done of the next makes up for
+  // nothing; and who sees that has seen, through it, what all others wrote before.
+  bool has_done(std::int64_t pieces) const {
+    for (const Share& each : shares) pieces -= each.done.load(std::memory_order_acquire);
+    return pieces <= 0;
   }
 
   void wait_for(std::int64_t pieces) const {
     static const unsigned cores = std::thread::hardware_concurrency();
-    for (int spins = shares.size() > cores ? kSpins : 0; passed < pieces && !failed; ++spins) {
+    for (int spins = shares.size() > cores ? kSpins : 0; !has_done(pieces) && !failed; ++spins) {
       spins < kSpins ? pause() : static_cast<void>(sched_yield());
     }
   }
@@ -113,7 +118,7 @@ struct Member {
   Team& team;
   std::int64_t id;
   std::uint32_t loop = 0;
-  std::int64_t pieces = 0;  // of the loops so far
+  std::int64_t pieces = 0;  // of the loops so far, all threads'
   Clock::time_point turn = Clock::now(), last = turn;
 
   // Whether it is time to.
@@ -144,6 +149,7 @@ class TeamPieces final : public Pieces {
       member_.offer_core();
     }
     for (; helped_ < size && !member_.team.failed; ++helped_) {
+      if (helped_ == 1) tell();  // while it looks for others' pieces
       const std::int64_t id = (member_.id + helped_) % size;
       const std::int64_t i =
           take(member_.team.shares[static_cast<std::size_t>(id)], first_of(id), first_of(id + 1));
@@ -155,9 +161,12 @@ class TeamPieces final : public Pieces {
     return false;
   }
   // The team, of the pieces that are done.
-  void tell() { member_.team.add_done(std::exchange(untold_, 0), member_.pieces); }
+  void tell() {
+    if (untold_ > 0) own().add_done(std::exchange(untold_, 0));
+  }
 
  private:
+  Share& own() const { return member_.team.shares[static_cast<std::size_t>(member_.id)]; }
   // Where a thread's share begins. A loop of one piece is left to the calling thread, whose caches
   // have what it reads.
   std::int64_t first_of(std::int64_t id) const {
