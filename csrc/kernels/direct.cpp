@@ -59,12 +59,11 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
 
 // The activation of tiles whose sums are stored already, and still in L1.
 [[gnu::noinline]] void activate_pixels(const DirectTiles& t, float* dst, std::int64_t pixels) {
-  with_function(t.activation, [&](const auto& function) {
-    for (std::int64_t j = 0; j < t.vectors; ++j) {
+  with_function(t.activation, [&t, dst, pixels](const auto& function) {
+    const std::int64_t step = t.dst_step, vectors = t.vectors;
+    for (std::int64_t j = 0; j < vectors; ++j) {
       float* to = dst + t.dst_offsets[static_cast<std::size_t>(j)];
-      for (std::int64_t i = 0; i < pixels; ++i, to += t.dst_step) {
-        function(Vec::loadu(to)).store(to);
-      }
+      for (std::int64_t i = 0; i < pixels; ++i, to += step) function(Vec::loadu(to)).store(to);
     }
   });
 }

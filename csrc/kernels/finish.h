@@ -269,8 +269,10 @@ class Rest {
 template <typename Number = float, typename F>
 inline void with_finish(const Epilogue& epilogue, const void* residual, const void* dst, F&& f) {
   const Rest rest(epilogue, residual, dst);
-  const auto finish_by = [&](const auto& before) {
-    f([&](const Vec& sum, const Number* to, std::int64_t count = kWidth)
+  // By value: each store could have changed what is behind a reference, which loops would read
+  // again.
+  const auto finish_by = [rest, &f](const auto& before) {
+    f([rest, before](const Vec& sum, const Number* to, std::int64_t count = kWidth)
           TORCH_BLOCKED_INLINE { return rest(before(sum), to, count); });
   };
   if (epilogue.before.kind == Activation::Kind::kNone) {

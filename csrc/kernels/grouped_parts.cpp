@@ -5,6 +5,10 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
+// Sums of a row whose epilogue is one loop: after each tile, SiLU took a tenth of EfficientNet-B2's
+// time on a Zen 3.
+constexpr std::int64_t kFinishedPixels = 64;
+
 // The size that takes the least time for a row: a tile costs its pixels and about 1 more.
 std::size_t tile_size(std::int64_t pixels) {
   const auto cost = [&](std::size_t i) {
@@ -65,7 +69,9 @@ struct Walk {
             .lanes_mask = lanes_mask(count),
             .least = Vec(clamp ? activation.alpha : -kInfinity),
             .greatest = Vec(clamp ? activation.beta : kInfinity),
-            .clamps = g.epilogue.empty() || (clamp && !g.epilogue.residual)};
+            .clamps = g.epilogue.empty() || (clamp && !g.epilogue.residual),
+            .sums = nullptr,
+            .first = 0};
   }
 
   // Parts [begin, end) of one output plane.
@@ -89,13 +95,42 @@ struct Walk {
       row.weights = weights + taps_d.begin * weights_d + taps_h.begin * weights_h;
       row.dst = dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) *
                           g.dst_row;
-      run(row, part * g.part, std::min(w.out, (part + 1) * g.part));
+      run_any(row, part * g.part, std::min(w.out, (part + 1) * g.part));
       if (++part < parts) continue;
       part = 0;
       if (++oh < h.out) continue;
       oh = 0;
       ++od;
     }
+  }
+
+  // Output pixels [first, last) of a row, with any epilogue.
+  void run_any(GroupedRow<Number>& row, std::int64_t first, std::int64_t last) const {
+    if (row.clamps) return run(row, first, last);
+    // What the last tile has beyond `last` is not stored.
+    alignas(64) std::array<float, (kFinishedPixels + kTilePixels.back()) * kWidth> sums;
+    row.sums = sums.data();
+    for (const std::int64_t step = kFinishedPixels / pixels * pixels; first < last; first += step) {
+      row.first = first;
+      const std::int64_t end = std::min(last, first + step);
+      run(row, first, end);
+      finish(row, end - first);
+    }
+  }
+
+  // dst = epilogue(sums)
+  void finish(const GroupedRow<Number>& row, std::int64_t count) const {
+    const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
+    const float* sums = row.sums;
+    Number* dst = row.dst + row.first * step;
+    const Vec mask = row.lanes_mask;
+    with_finish<Number>(g.epilogue, g.residual, g.dst, [=](const auto& finish) {
+      const float* from = sums;
+      Number* to = dst;
+      for (std::int64_t i = 0; i < count; ++i, from += kWidth, to += step) {
+        store_lanes<kWidth>(finish(Vec::loadu(from), to) & mask, to);
+      }
+    });
   }
 
   // Output pixels [first, last) of a row.
@@ -110,18 +145,6 @@ struct Walk {
 };
 
 }  // namespace
-
-template <typename Number>
-void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
-                    Number* dst, std::int64_t count) {
-  const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
-  const Vec mask = row.lanes_mask;
-  with_finish<Number>(g.epilogue, g.residual, g.dst, [&](const auto& finish) {
-    for (std::int64_t i = 0; i < count; ++i, sums += kWidth, dst += step) {
-      store_lanes<kWidth>(finish(Vec::loadu(sums), dst) & mask, dst);
-    }
-  });
-}
 
 template <typename Number>
 void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* kernels,
@@ -141,10 +164,6 @@ void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* ker
   }
 }
 
-template void store_finished(const GroupedConvolution&, const GroupedRow<float>&, const float*,
-                             float*, std::int64_t);
-template void store_finished(const GroupedConvolution&, const GroupedRow<std::uint16_t>&,
-                             const float*, std::uint16_t*, std::int64_t);
 template void grouped_parts(const GroupedConvolution&, const GroupedKernel<float>*, std::int64_t,
                             std::int64_t);
 template void grouped_parts(const GroupedConvolution&, const GroupedKernel<std::uint16_t>*,

@@ -26,6 +26,8 @@ struct GroupedRow {
   Vec bias, lanes_mask;                             // of the channels there are
   Vec least, greatest;                              // the activation, if it is a clamp
   bool clamps;                                      // the epilogue is at most that clamp
+  float* sums;  // where not: [pixels from `first` on, kWidth], for the epilogue
+  std::int64_t first;
 };
 
 // The pixels of a Source in a blocked format, at distances that the compiler knows.
@@ -85,11 +87,6 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
   }
 }
 
-// dst = epilogue(sums), for whatever is more than a clamp.
-template <typename Number>
-void store_finished(const GroupedConvolution& g, const GroupedRow<Number>& row, const float* sums,
-                    Number* dst, std::int64_t count);
-
 // Output pixels [first, first + count) of a row, count <= kPixels.
 template <typename Source, int kPixels, int kTaps, int kStride, bool kInside,
           typename Number = Source::Number>
@@ -114,9 +111,9 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, st
       }
     }
   }
-  const std::int64_t step = w.dst_step * Source::dst_pixel(g);
-  Number* dst = row.dst + first * step;
   if (row.clamps) {
+    const std::int64_t step = w.dst_step * Source::dst_pixel(g);
+    Number* dst = row.dst + first * step;
     const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;
     TORCH_BLOCKED_UNROLL
     for (int i = 0; i < kPixels; ++i) {
@@ -125,10 +122,9 @@ void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, st
       store_lanes<kWidth>(Source::kZeroTail ? value : value & mask, dst + i * step);
     }
   } else {
-    alignas(64) float rest[kPixels * kWidth];
+    float* to = row.sums + (first - row.first) * kWidth;
     TORCH_BLOCKED_UNROLL
-    for (int i = 0; i < kPixels; ++i) sums[i].store(rest + i * kWidth);
-    store_finished(g, row, rest, dst, count);
+    for (int i = 0; i < kPixels; ++i) sums[i].store(to + i * kWidth);
   }
 }
 

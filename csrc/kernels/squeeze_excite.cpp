@@ -15,7 +15,8 @@ Vec opened(Gate gate, const Vec& x) {
 
 // dst [pixels, block] = finish(src * gate), vector by vector.
 template <typename F>
-inline void for_pixels(const GatedPixels& p, F&& finish) {
+inline void for_pixels(const GatedPixels& pixels, const F& finish) {
+  const GatedPixels p = pixels;  // a copy, whose fields stay in registers
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
     // The tail's gates are not read: they may be NaN, and 0 * NaN would not stay 0.
     const std::int64_t known = std::clamp<std::int64_t>(p.channels - lane, 0, count);

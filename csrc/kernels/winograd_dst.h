@@ -71,10 +71,10 @@ template <typename Number, int kLanes>
 [[gnu::noinline]] void activate_outputs(const Activation& activation, const Vec& bias,
                                         float* values, std::int64_t count) {
   with_finish<Number>({.before = activation, .after = {}, .residual = false}, nullptr, nullptr,
-                      [&](const auto& finish) {
-                        for (float* end = values + count; values < end; values += kLanes) {
-                          const Vec sum = Vec::loadu(values, kLanes) + bias;
-                          finish(sum, static_cast<const Number*>(nullptr)).store(values, kLanes);
+                      [values, end = values + count, bias](const auto& finish) {
+                        for (float* at = values; at < end; at += kLanes) {
+                          const Vec sum = Vec::loadu(at, kLanes) + bias;
+                          finish(sum, static_cast<const Number*>(nullptr)).store(at, kLanes);
                         }
                       });
 }
