@@ -41,6 +41,12 @@ LAYERS = (
     ((1, 17, 9, 14), 33, (7, 1), {"padding": (3, 0)}),
     ((1, 17, 9, 14), 33, (1, 7), {"padding": (0, 3)}),
     ((1, 17, 20, 20), 17, (3, 3), {"dilation": 6, "padding": 6}),
+    ((2, 40, 17, 24), 33, (3, 3), {"dilation": (5, 8), "padding": (5, 8)}),
+    ((1, 33, 16, 16), 25, (3, 3), {"dilation": 12, "padding": 12}),
+    ((1, 16, 9, 30), 40, (3, 5), {"dilation": (1, 4), "padding": (0, 10)}),
+    ((3, 8, 60), 9, (2,), {"dilation": 32, "padding": 32}),
+    ((1, 16, 5, 6, 18), 17, (2, 3, 3), {"dilation": (2, 2, 7), "padding": (1, 2, 7)}),
+    ((2, 24, 12, 12), 16, (3, 3), {}),
     ((1, 9, 12, 12), 9, (4, 3), {"stride": (3, 2), "dilation": (2, 1), "padding": (3, 2)}),
     ((1, 9, 2, 2), 9, (2, 2), {"padding": 3}),
     ((2, 17, 1000), 9, (11,), {"padding": 5}),
@@ -225,7 +231,8 @@ CHOICES = (
     ((1, 24, 14, 14), 64, 1, {}, ("direct", "direct")),
     ((1, 64, 14, 14), 64, 1, {}, ("onednn_blocked", "onednn_blocked")),
     ((1, 64, 14, 14), 64, 1, {"stride": 2}, ("direct", "direct")),
-    ((1, 64, 28, 28), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "onednn_blocked")),
+    ((1, 64, 28, 28), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "direct")),
+    ((1, 64, 56, 56), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "onednn_blocked")),
     ((1, 128, 28, 28), 128, 5, {"stride": 2, "padding": 2}, ("onednn_blocked", "direct")),
 )
 

@@ -233,16 +233,16 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   kernels::DirectTiles tiles = tiles_of(d, group, buffers);
   tiles.stream =
       out_bytes > kStreamBytes && cut.part_steps * step >= d.ic && d.dst_block == d.sizes().width;
-  const std::int64_t pitch = d.in_place ? d.out[2] : cut.axes[2].slots;
+  const std::int64_t pitch = d.in_place ? d.in[2] : cut.axes[2].slots;
   // Rows that follow each other without a gap, and meet the same taps, run as one long row.
-  const auto reach = cut.reach_of.begin() + first_row;
+  const std::int64_t stretches = std::ssize(d.stretches);
+  const auto reach_of = cut.reach_of.begin() + first_row * stretches;
   const bool merge =
       d.whole() && d.pixel_step() == step && pitch == band.columns && band.columns == d.out[2] &&
-      d.kernel[1] == 1 &&
-      std::all_of(reach, reach + band.rows, [&](auto each) { return each == *reach; });
+      d.kernel[1] == 1 && stretches == 1 &&
+      std::all_of(reach_of, reach_of + band.rows, [&](auto each) { return each == *reach_of; });
   const std::int64_t rows = merge ? 1 : band.rows;
-  tiles.pixels = merge ? band.rows * band.columns : band.columns;
-  tiles.rows = rows;
+  tiles.rows = rows * stretches;
   const auto run = !d.planes             ? d.kernels->direct_tiles
                    : d.pixel_step() == 1 ? d.kernels->direct_plane_tiles
                                          : d.kernels->direct_row_tiles;
@@ -253,17 +253,24 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
     tiles.last = first + count == steps;
     const std::int64_t lanes = std::min(count * step, d.ic - first * step) * d.taps();
     tiles.ahead = lanes * group.vectors * d.sizes().width;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const Reach& reach = cut.reaches[cut.reach_of[static_cast<std::size_t>(first_row + row)]];
-      const std::int64_t to = offset + row * d.dst_step[1] * d.dst[2] * d.dst_block;
+    for (std::int64_t i = 0; i < tiles.rows; ++i) {
+      const std::int64_t row = i / stretches;
+      const Range& stretch = d.stretches[static_cast<std::size_t>(i % stretches)];
+      const std::int64_t skipped = std::max<std::int64_t>(stretch.begin - band.column, 0);
+      tiles.pixels = std::min(stretch.end - band.column, band.columns) - skipped;
+      if (tiles.pixels <= 0) continue;
+      if (merge) tiles.pixels *= band.rows;
+      const Reach& reach = cut.reaches[reach_of[i]];
+      const std::int64_t to =
+          offset + row * d.dst_step[1] * d.dst[2] * d.dst_block + skipped * tiles.dst_step;
       const std::int64_t begin = reach.step_begin[static_cast<std::size_t>(first)];
       tiles.segments = reach.segments.data() + begin;
       tiles.count = reach.step_begin[static_cast<std::size_t>(first + count)] - begin;
-      tiles.src = src + row * pitch * step;
+      tiles.src = src + (row * pitch + skipped) * step;
       tiles.dst = static_cast<float*>(buffers.dst) + to;
       tiles.residual =
           buffers.residual ? static_cast<const float*>(buffers.residual) + to : nullptr;
-      tiles.row = row;
+      tiles.row = i;
       run(tiles);
     }
   }
@@ -455,6 +462,7 @@ bool possible(const Problem& p) { return !refuses_direct(p); }
 //     weights from memory, as in a model, ours is up to 1.28 times as fast (1024-2048@7)
 //   - with larger kernels whose weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
 //     3-D), in 16c from 8 MB on, and there on small maps only (512@7: 1.06)
+//   - with larger kernels in 8c on maps of at most 14x14 (Zen 3: 1.03 to 1.5 times)
 // With other larger kernels oneDNN is up to 5 % faster: it reads src in place, and along rows it
 // leaves out the padding, too.
 bool beats_onednn(const Problem& p) {
@@ -469,7 +477,7 @@ bool beats_onednn(const Problem& p) {
   if (ic <= kPlaneChannels) return true;
   if (weights > ic * oc) {
     const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / oc;
-    if (p.dst_format.block == 8) return bytes >= 512 << 10 && p.spatial() < 3;
+    if (p.dst_format.block == 8) return (bytes >= 512 << 10 || pixels <= 196) && p.spatial() < 3;
     return bytes >= 8 << 20 && pixels <= 64;
   }
   const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
@@ -549,7 +557,7 @@ bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) 
   constexpr std::int64_t kLeastRun = 4;
   if (!possible(p) || !p.blocked() || p.transposed) return false;
   const Direct d = phases_of(p).front();
-  if (!d.in_place || d.in[0] * d.in[1] != 1) return false;
+  if (!d.in_place || !d.pixelwise || d.in[0] * d.in[1] != 1) return false;
   return std::ssize(gather_segments(d, channels).segments) * kLeastRun <= std::ssize(channels);
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/direct.h"
 #include "kernels/kernels.h"
 #include "ops/convolution.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::direct {
 
@@ -36,6 +37,9 @@ struct Direct {
   bool pixelwise, in_place, planes;  // a dst pixel sees the src pixel in its place only
   Activation activation;
   std::vector<Group> groups;
+  // The outputs of a row, cut where they begin to meet other taps inside src: one stretch unless
+  // src is read in place, which has no padding.
+  std::vector<Range> stretches;
 
   const kernels::DirectSizes& sizes() const { return *kernels->direct_sizes; }
   std::int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
@@ -70,10 +74,10 @@ struct Axis {
   std::int64_t slots = 0;
 };
 
-// The segments of the output rows that meet the same taps inside src, channel step by channel step,
-// and one more, which is prefetched only.
+// The segments of the stretches of output rows that meet the same taps inside src, channel step by
+// channel step, and one more, which is prefetched only.
 struct Reach {
-  std::vector<std::int64_t> kd, kh;  // the taps
+  std::vector<std::int64_t> kd, kh, kw;  // the taps; along w, which of taps_in_order()
   std::vector<DirectSegment> segments;
   std::vector<std::int64_t> step_begin;  // the first segment of each channel step, and the end
 };
@@ -84,7 +88,7 @@ struct Cut {
   std::int64_t row_bands, column_bands;  // in a plane of outputs
   std::array<Axis, 3> axes;
   std::vector<Reach> reaches;
-  std::vector<std::size_t> reach_of;  // [planes of outputs, rows]
+  std::vector<std::size_t> reach_of;  // [planes of outputs, rows, stretches]
   std::int64_t part_steps;            // channel steps (vectors, or channels of planes) of one part
   // Units in order: all bands of a group of output channels, not all groups of a band.
   bool by_group;
