@@ -293,9 +293,9 @@ def chosen(batch, in_channels, out_channels, *spatial):
 CHOICES = (
     ((1, 64, 64, 56), "winograd4"),
     ((1, 256, 256, 14), "winograd4"),
-    ((1, 512, 512, 7), "winograd4"),  # 38 MB of weights for 4 tiles: 0.55 ms, F(2x2) takes 0.64
+    ((1, 512, 512, 7), "winograd2"),  # F(4x4) has 38 MB of weights for 4 tiles
     ((4, 512, 512, 7), "winograd4"),
-    ((1, 64, 64, 4), "winograd2"),
+    ((1, 64, 64, 4), "onednn_blocked"),
     ((1, 1, 8, 28), "direct"),  # the transforms would take longer than the products
     ((1, 64, 64, 1), "onednn_blocked"),
     ((1, 64, 64, 16, 24, 24), "winograd4"),
@@ -303,11 +303,10 @@ CHOICES = (
     ((1, 1, 16, 8, 24, 24), "direct"),
 )
 
-# Where AMX is, which has a quarter of F(4x4)'s weights, and memory is slower against FMAs.
-CHOICES_BESIDE_AMX = {
-    (1, 256, 256, 14): "amx",
-    (1, 512, 512, 7): "amx",
-    (1, 64, 64, 4): "onednn_blocked",
+CHOICES_OF = {
+    # AMX has a quarter of F(4x4)'s weights, and memory is slower against FMAs.
+    "amx": {(1, 256, 256, 14): "amx", (1, 512, 512, 7): "amx"},
+    "avx2": {(1, 64, 64, 4): "direct", (1, 64, 64, 1): "direct"},
 }
 
 # Batch, channels, those of a group, height and width: RegNet's and ResNeXt's, and depthwise.
@@ -326,8 +325,7 @@ def test_choice(problem, implementation):
     if _C.isa() == "default":  # too slow without FMA
         assert not chosen(*problem).startswith("winograd")
     else:
-        beside_amx = CHOICES_BESIDE_AMX if _C.isa() == "amx" else {}
-        assert chosen(*problem) == beside_amx.get(problem, implementation)
+        assert chosen(*problem) == CHOICES_OF.get(_C.isa(), {}).get(problem, implementation)
 
 
 @pytest.mark.parametrize(("problem", "implementation"), GROUPED_CHOICES)

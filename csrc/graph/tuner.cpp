@@ -47,10 +47,6 @@ constexpr int kTries = 10;
 // before and after it, and for long if one of them has lost its core.
 constexpr double kMeeting = 1.05;
 constexpr std::chrono::microseconds kMeetings{5};
-// What is timed beside a reference must be faster by this much. Kernels that take as long as each
-// other differed by 4 to 8 % beside a process that computes, so that 3 of 40 plans of ResNet-18
-// (benchmarks/plans.py) had a layer in another format for nothing.
-constexpr double kElsewhere = 1.08;
 // A reference that takes this many times as long as where it was timed first was disturbed each
 // time, and measures nothing; it gets so much time.
 constexpr double kFarFromKnown = 1.15;
@@ -325,7 +321,9 @@ std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {
     best = fastest_of(contenders, beside, known_time);
   }
   if (!best) return std::nullopt;
-  const double measure = beside ? kElsewhere * known_time.count() / beside->microseconds() : 1;
+  using Reference = Contest::Reference;
+  const double measure =
+      beside ? Reference::kHandicap * known_time.count() / beside->microseconds() : 1;
   // A busy machine's word is good for today only.
   const bool lasts = best->rounds > 0 && (!beside || beside->rounds > 0);
   return Measured{{best->implementation, measure * best->microseconds()}, lasts};

@@ -7,8 +7,31 @@ namespace torch_blocked {
 double microseconds_of(double fmas) { return fmas / 6e4; }
 
 double streamed_fmas(double products, double tiles) {
-  constexpr double kTilesAtLeast = 7;
+  constexpr double kTilesAtLeast = 10;
   return products * std::max(tiles, kTilesAtLeast);
+}
+
+bool is_dilated(const ConvolutionProblem& p) {
+  return std::ranges::any_of(p.dilation, [](std::int64_t d) { return d > 1; });
+}
+
+double part_inside(const ConvolutionProblem& p) {
+  if (p.transposed) return 1;
+  double part = 1;
+  for (std::size_t i = 0; i < p.spatial(); ++i) {
+    const std::int64_t size = p.src_dims[2 + i], out = p.dst_dims[2 + i],
+                       taps = p.weight_dims[2 + i];
+    std::int64_t inside = 0;
+    for (std::int64_t tap = 0; tap < taps; ++tap) {
+      const std::int64_t first = tap * p.dilation[i] - p.padding[i];
+      const std::int64_t begin = ceil_div(std::max<std::int64_t>(-first, 0), p.stride[i]);
+      const std::int64_t end = ceil_div(std::max<std::int64_t>(size - first, 0), p.stride[i]);
+      inside += std::max<std::int64_t>(std::min(end, out) - begin, 0);
+    }
+    part *=
+        static_cast<double>(inside) / static_cast<double>(std::max<std::int64_t>(out * taps, 1));
+  }
+  return part;
 }
 
 double direct_microseconds(const ConvolutionProblem& p) {
@@ -20,6 +43,7 @@ double direct_microseconds(const ConvolutionProblem& p) {
     if (p.transposed)
       pixels /= static_cast<double>(p.stride[i]);  // a pixel meets so many fewer taps
   }
+  if (is_dilated(p)) taps *= part_inside(p);
   return microseconds_of(streamed_fmas(taps, pixels) * pairs);
 }
 

@@ -15,10 +15,16 @@ double microseconds_of(double fmas);
 
 // The FMAs that take as long as `products` for each of `tiles` tiles, per pair of an input and an
 // output channel: few tiles wait for the weights. Of 44 models' layers on maps of 7x7 and 8x8,
-// those of Winograd's 4 tiles took as long as 7 would.
+// those of Winograd's 4 tiles took as long as 10 to 12 would on a Zen 3, on one thread and on two.
 double streamed_fmas(double products, double tiles);
 
-// A convolution that sums all its products, at the pace of oneDNN's blocked kernels.
+bool is_dilated(const ConvolutionProblem& problem);
+
+// The part of all taps that meet src and no padding: a quarter of those 12 pixels apart on 16x16.
+double part_inside(const ConvolutionProblem& problem);
+
+// A convolution that sums all its products, at the pace of oneDNN's blocked kernels; of taps that
+// are apart, those that meet src.
 double direct_microseconds(const ConvolutionProblem& problem);
 
 // A pass that moves src or dst: about memcpy's pace in cache, and the start of the threads.

@@ -75,9 +75,11 @@ const char* Strassen::refuses(const kernels::Kernels& kernels, std::int64_t rows
 }
 
 double Strassen::share(std::int64_t width, std::int64_t lanes, std::int64_t columns) {
-  constexpr double kSums = 1;
-  return 7. / 8 + kSums * static_cast<double>(width) *
-                      (1 / static_cast<double>(lanes) + 1 / static_cast<double>(columns));
+  const double sums = width > 8 ? 1.35 : 2;
+  const double share =
+      7. / 8 + sums * static_cast<double>(width) *
+                   (1 / static_cast<double>(lanes) + 1 / static_cast<double>(columns));
+  return kHandicap * share;
 }
 
 Strassen::Group Strassen::group(std::int64_t index) const {

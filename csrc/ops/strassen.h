@@ -35,10 +35,10 @@ class Strassen {
   static const char* refuses(const kernels::Kernels& kernels, std::int64_t rows, std::int64_t lanes,
                              std::int64_t columns);
 
-  // About what of the time of all products it takes, for vectors of `width`. The sums of src take a
-  // time like rows x lanes, those of the products one like rows x columns: on Zen 5 together 1.35
-  // (1 / lanes + 1 / columns) of the products' for each lane of a vector, in both AVX2 and AVX-512.
-  // Less on CPUs that multiply more slowly, for whose sake it says 1.
+  // About what of the time of all products it takes, for vectors of `width`, with its handicap. The
+  // sums of src take a time like rows x lanes, those of the products one like rows x columns, for
+  // each lane of a vector together 1.35 (1 / lanes + 1 / columns) of the products' with AVX-512 on
+  // a Zen 5, and 1.6 to 2.4 with AVX2 on a Zen 3.
   static double share(std::int64_t width, std::int64_t lanes, std::int64_t columns);
 
   // weight [columns, lanes], contiguous

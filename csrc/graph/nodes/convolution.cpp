@@ -156,9 +156,6 @@ struct Choice {
   std::string instead_of = "";   // the fastest alone, which does not run for some rows at a time
 };
 
-// A plain src of more channels is reordered to the format of dst.
-constexpr std::int64_t kFewChannels = 4;
-
 const Choice& chosen(Planner& planner, const Node& node, Format format);
 
 // What is timed after a choice is timed beside it. One of 24 plans of a ResNet-18 that were made
@@ -203,35 +200,6 @@ bool is_hopeless(Planner& planner, const Node& node, Format format) {
   const double reorders = planner.reorder_cost(node.read(0), format, own.problem.src_format) +
                           planner.reorder_cost(node.output(), own.problem.dst_format, format);
   return least_microseconds(problem) > own.microseconds + reorders;
-}
-
-// What another format than the blocked one can save at most, by what was measured of 600 layers in
-// each: kernels that read channels last took 0.9 of the time and more, 0.8 on maps of at most 8x8,
-// where weights count; depthwise ones took as long, plain ones 1.1 of it and more. Kernels of
-// blocks waste lanes where channels do not fill them, which cost more than half of the time on src
-// of 3 channels, and less elsewhere: layers of 8 channels took 0.81 of it in other formats, 1x1
-// layers to 2 plain ones 0.73.
-double least_beside(const ConvolutionProblem& p, double known, Format of_blocks) {
-  constexpr std::int64_t kFewPixels = 64;
-  constexpr double kLanesAtLeast = 0.85, kLanesAtLeastPlain = 0.6;
-  const bool is_plain = p.dst_format == kPlain;
-  const auto filled = [&](std::int64_t channels) {
-    return static_cast<double>(channels) /
-           static_cast<double>(of_blocks.blocks(channels) * of_blocks.block);
-  };
-  const auto used = [&](std::int64_t channels) {
-    return std::max(filled(channels), is_plain ? kLanesAtLeastPlain : kLanesAtLeast);
-  };
-  const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / p.dst_dims[1];
-  const double saved = is_plain                    ? 1.1
-                       : p.groups == p.src_dims[1] ? 1
-                       : pixels > kFewPixels       ? 0.9
-                                                   : 0.8;
-  const std::int64_t inputs = p.src_dims[1];
-  const double of_src = p.src_format == kPlain   ? 1
-                        : inputs <= kFewChannels ? filled(inputs)
-                                                 : used(inputs);
-  return std::max(saved * std::min(of_src, used(p.dst_dims[1])) * known, least_microseconds(p));
 }
 
 // One that is hopeless has no implementation until it is wanted all the same.

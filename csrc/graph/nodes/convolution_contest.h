@@ -12,6 +12,13 @@ double least_microseconds(const ConvolutionProblem& problem);
 // Whether bounds hold for it.
 bool is_known(const ConvolutionProblem& problem);
 
+// A plain src of more channels is reordered to the format of dst.
+inline constexpr std::int64_t kFewChannels = 4;
+
+// Microseconds that a problem in another format than `of_blocks` takes at least, where that of the
+// same layer in it takes `known`.
+double least_beside(const ConvolutionProblem& problem, double known, Format of_blocks);
+
 // The same layer in other formats, and what was found for it.
 struct Beside {
   const ConvolutionProblem& problem;
