@@ -43,9 +43,9 @@ double least_beside(const ConvolutionProblem& p, double known, Format of_blocks)
   constexpr std::int64_t kFewPixels = 64;
   constexpr double kLanesAtLeast = 0.85, kLanesAtLeastPlain = 0.6;
   constexpr double kFar = 3, kSmall = 50;
-  const double least = least_microseconds(p);
+  const double least = least_microseconds(p), by_fmas = fma_microseconds(p) * part_inside(p);
   const bool is_plain = p.dst_format == kPlain;
-  if (!is_plain && known > kFar * least + kSmall) return least;
+  if (!is_plain && known > kFar * by_fmas + kSmall) return least;
   const auto filled = [&](std::int64_t channels) {
     return static_cast<double>(channels) /
            static_cast<double>(of_blocks.blocks(channels) * of_blocks.block);
