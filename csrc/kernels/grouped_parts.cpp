@@ -5,8 +5,8 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Sums of a row whose epilogue is one loop: after each tile, SiLU took a tenth of EfficientNet-B2's
-// time on a Zen 3.
+// Sums of a row whose epilogue is one loop: a tile's pixels are too few for one that is long, as
+// SiLU's.
 constexpr std::int64_t kFinishedPixels = 64;
 
 // The size that takes the least time for a row: a tile costs its pixels and about 1 more.

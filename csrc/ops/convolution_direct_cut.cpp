@@ -55,14 +55,19 @@ std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64
   return taps;
 }
 
+// Cut where a tap begins to meet src, and where it ends, at stride 1.
 std::vector<Range> stretches_of(const Direct& d) {
+  std::vector<std::int64_t> cuts{0, d.out[2]};
+  for (std::int64_t tap = 0; tap < d.kernel[2]; ++tap) {
+    const std::int64_t first = d.padding[2] - tap * d.dilation[2];
+    for (const std::int64_t at : {first, first + d.in[2]}) {
+      if (at > 0 && at < d.out[2]) cuts.push_back(at);
+    }
+  }
+  std::ranges::sort(cuts);
   std::vector<Range> stretches;
-  std::vector<std::int64_t> taps;
-  for (std::int64_t at = 0; at < d.out[2]; ++at) {
-    std::vector<std::int64_t> here = taps_inside(d, 2, at);
-    if (stretches.empty() || here != taps) stretches.push_back({at, at});
-    stretches.back().end = at + 1;
-    taps = std::move(here);
+  for (std::size_t i = 1; i < cuts.size(); ++i) {
+    if (cuts[i - 1] < cuts[i]) stretches.push_back({cuts[i - 1], cuts[i]});
   }
   return stretches;
 }
@@ -70,7 +75,7 @@ std::vector<Range> stretches_of(const Direct& d) {
 // Whether all outputs of a stretch of a row, at stride 1, fill at least a tile. Then src is read in
 // place, and what lies in the padding is left out: of taps 12 pixels apart on 16x16 that is three
 // quarters. Copied, the pixels under such taps are few at a time, since they share none, and each
-// time all weights come from memory again: 960-256 of 3x3 took 6.4 ms so on two threads.
+// time all weights come from memory again.
 bool has_long_stretches(const Direct& d) {
   if (d.stride != Sizes3{1, 1, 1} || !d.whole() || d.tap_step != Sizes3{1, 1, 1}) return false;
   const std::int64_t tile = d.sizes().pixels.back();
@@ -91,7 +96,8 @@ void complete(Direct& d, bool plain_src) {
   d.planes = plain_src || d.ic <= kPlaneChannels;
   d.pixelwise = pixelwise;
   d.in_place = !d.planes && d.src_block == width && (pixelwise || has_long_stretches(d));
-  d.stretches = d.in_place ? stretches_of(d) : std::vector<Range>{{0, d.out[2]}};
+  d.stretches = {{0, d.out[2]}};
+  if (d.in_place && !pixelwise) d.stretches = stretches_of(d);
   const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, width);
   // Three vectors make up for few pixels in a row.
   const std::int64_t best = d.out[2] <= 4 ? 3 : d.sizes().vectors;
