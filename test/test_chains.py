@@ -201,7 +201,7 @@ def check_real(model, x, steps, dtype=None):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count, images", [(1, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize("count, images", [(2, 1), (2, 3), (3, 1)])
 @pytest.mark.parametrize("channels", (7, 16, 33))
 def test_real_inverted_residual(channels, count, images, dtype):
     wide = 3 * channels
@@ -216,7 +216,7 @@ def test_real_inverted_residual(channels, count, images, dtype):
             then = (nn.ReLU6, nn.SiLU)[residual]
             body = real(nn.Conv2d(channels, wide, 1), middle, nn.Conv2d(wide, channels, 1),
                         then=then)  # fmt: skip
-            x = torch.randn(images, channels, 33, 29)
+            x = torch.randn(images, channels, 129, 29)
             # What a sum adds is read twice, and stays.
             model = Added(body) if residual else body
             check_real(nn.Sequential(nn.MaxPool2d(1), model), x, 3 * in_turn, dtype)
@@ -226,24 +226,45 @@ def test_real_inverted_residual(channels, count, images, dtype):
 def test_real_geometry(dtype):
     """Windows that end before a row does, taps beyond the image, dilation, groups, depthwise first,
     sums in several parts."""
-    in_turn = steps_of_real()
-    geometry = itertools.product((1, 2, 3), (2, 3, 5), (0, 1, 4), (1, 2))
-    for stride, kernel, padding, dilation in geometry:
-        middle = nn.Conv2d(48, 48, kernel, stride, padding, dilation, groups=48)
-        body = [nn.Conv2d(24, 48, 1), middle, nn.Conv2d(48, 24, 1)]
-        for first in (0, 1):
-            x = torch.randn(1, body[first].in_channels, 37, 40 + (stride + padding + first) % 2)
-            model = nn.Sequential(nn.MaxPool2d(1), real(*body[first:]))
-            check_real(model, x, (3 - first) * in_turn, dtype)
-    body = real(nn.Conv2d(640, 320, 1), nn.Conv2d(320, 320, 3, padding=1, groups=320))
-    x = torch.randn(1, 640, 40, 64)
-    check_real(nn.Sequential(nn.MaxPool2d(1), body), x, 2 * in_turn, dtype)
-    middle = nn.Conv2d(96, 96, 3, padding=1, groups=96)
-    body = Added(real(nn.Conv2d(80, 96, 1), middle, nn.Conv2d(96, 80, 1)))  # of several groups
-    check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 80, 70, 40), 3 * in_turn, dtype)
-    middle = nn.Conv2d(64, 64, 3, stride=2, padding=1, groups=8)  # at stride 1 Winograd takes it
-    body = real(nn.Conv2d(32, 64, 1), middle, nn.Conv2d(64, 32, 1))
-    check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, 32, 40, 31), 3 * in_turn, dtype)
+
+    def check_body(body, *dims):
+        steps = sum(isinstance(layer, nn.Conv2d) for layer in body.modules()) * steps_of_real()
+        check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, *dims), steps, dtype)
+
+    with threads(2):
+        geometry = itertools.product((1, 2, 3), (2, 3, 5), (0, 1, 4), (1, 2))
+        for stride, kernel, padding, dilation in geometry:
+            middle = nn.Conv2d(48, 48, kernel, stride, padding, dilation, groups=48)
+            body = [nn.Conv2d(24, 48, 1), middle, nn.Conv2d(48, 24, 1)]
+            for first in (0, 1):
+                width = 40 + (stride + padding + first) % 2
+                check_body(real(*body[first:]), body[first].in_channels, 211, width)
+        middle = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+        check_body(real(nn.Conv2d(640, 64, 1), middle), 640, 120, 32)
+        middle = nn.Conv2d(96, 96, 3, padding=1, groups=96)  # of several groups
+        check_body(Added(real(nn.Conv2d(80, 96, 1), middle, nn.Conv2d(96, 80, 1))), 80, 70, 40)
+        middle = nn.Conv2d(64, 64, 3, stride=2, padding=1, groups=8)  # at stride 1 it is Winograd's
+        check_body(real(nn.Conv2d(32, 64, 1), middle, nn.Conv2d(64, 32, 1)), 32, 40, 31)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_real_on_one_thread(dtype):
+    """Only what is more than caches hold."""
+    middle = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+    model = real(nn.Conv2d(16, 64, 1), middle, nn.Conv2d(64, 16, 1))
+    with threads(1):
+        for rows, steps in ((300, 3), (30, 0)):
+            x = torch.randn(1, 16, rows, 250)
+            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, steps * steps_of_real(), dtype)
+
+
+def test_real_rows_made_twice():
+    """Windows of 9 rows over 16 that two threads share would make 1.5 times the rows."""
+    body = [nn.Conv2d(48, 96, 1), nn.Conv2d(96, 96, 5, padding=4, dilation=2, groups=96)]
+    with threads(2):
+        for rows, steps in ((16, 0), (160, 2)):
+            x = torch.randn(1, 48, rows, 32)
+            check_real(nn.Sequential(nn.MaxPool2d(1), real(*body)), x, steps * steps_of_real())
 
 
 def steps_of_real():
@@ -251,6 +272,7 @@ def steps_of_real():
     return int(_C.isa() != "default")
 
 
+@threads(2)
 def test_real_values_beyond_all_numbers():
     """Infinite weights do not meet the padding."""
     model = real(nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=32))

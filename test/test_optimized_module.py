@@ -85,6 +85,68 @@ def test_results_are_the_callers_own():
     assert torch.equal(identity(x), x)
 
 
+class Results(nn.Module):
+    """Results of several kinds: one that others are made of, a sum over its residual, a view, a
+    permutation, a concat beside its operand, and one that is given twice."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        a = self.first(x)
+        b = self.second(a) + a
+        c = self.second(b).relu()
+        joined = torch.cat((c, b), 1)
+        return (
+            a,
+            b,
+            c.flatten(1),
+            (b * 2).permute(0, 2, 3, 1),
+            joined,
+            self.second(joined[:, : a.size(1)]),
+            c,
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("images", (0, 1, 3))
+@pytest.mark.parametrize("channels", (7, 16, 33))
+@pytest.mark.parametrize("memory_format", (torch.contiguous_format, torch.channels_last), ids=str)
+def test_results_of_every_kind_are_the_callers_own(images, channels, memory_format):
+    model = Results(channels).eval()
+    x = torch.randn(images, 3, 19, 18).to(memory_format=memory_format)
+    optimized = blocked(model, x)
+    first = optimized(x)
+    kept = [each.clone() for each in first]
+    assert_results_like(first, model(x))
+    other = torch.randn_like(x)
+    second = optimized(other)
+    assert_results_like(second, model(other))
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+    for result in second[:2]:
+        result.zero_()
+    assert_results_like(second[2:], model(other)[2:])
+
+
+def assert_results_like(results, expected):
+    for result, each in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, each, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_results_are_not_copied():
+    """They are written where the caller gets them, and their memory is not that of the next one."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Upsample(scale_factor=4)).eval()
+    x = torch.randn(1, 3, 64, 64)
+    optimized = blocked(model, x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        results = [optimized(x) for _ in range(3)]
+    assert not [event.key for event in profile.key_averages() if event.key == "aten::clone"]
+    assert len({each.data_ptr() for each in results}) == 3
+
+
 def test_save_and_load(tmp_path):
     model = models.build_model("resnet18")[0].eval()
     x = torch.randn(1, 3, 32, 32)

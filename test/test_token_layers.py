@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import CHANNELS
+from problems import CHANNELS, threads
 from test_one_by_one import steps
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
@@ -58,6 +58,7 @@ def test_layers_of_tokens(channels, how, act_first):
     assert_exact(net, fast, x)
 
 
+@threads(2)
 def test_rows_of_tokens_in_turn():
     net = TokenNet(32, 128, "transpose", (64, 64)).eval()
     x = torch.randn(1, 4096, 32)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -45,10 +46,11 @@ class MemoryPlanner {
   }
 
   MemoryPlan plan() {
+    find_leaving();
     assign_offsets();
     for (Slot slot = 0; slot < root_.size(); ++slot) {
       Placement& placement = result_.slots[slot];
-      if (placement.in_arena) placement.offset = result_.slots[root_[slot]].offset + shift_[slot];
+      if (placement.is_given) placement.offset = result_.slots[root_[slot]].offset + shift_[slot];
     }
     return std::move(result_);
   }
@@ -70,7 +72,7 @@ class MemoryPlanner {
       for (const Slot slot : step.writes) {
         first_[slot] = begin;
         last(slot) = end - 1;
-        result_.slots[slot].in_arena = fills && !step.kind->may_be_view;
+        result_.slots[slot].is_given = fills && !step.kind->may_be_view;
       }
       for (const auto& [value, slot] : step.reads) last(slot) = end - 1;
     }
@@ -107,7 +109,7 @@ class MemoryPlanner {
     bool fits = true;
     for_values(step.node->arguments, [&](Value value) {
       const Slot slot = step.reads.at(value);
-      fits &= dst.format.tail(plan_.slots[slot].dims[1]) == 0 && result_.slots[slot].in_arena;
+      fits &= dst.format.tail(plan_.slots[slot].dims[1]) == 0 && result_.slots[slot].is_given;
       fits &= std::ranges::find(operands, slot) == operands.end();
       operands.push_back(slot);
     });
@@ -125,7 +127,7 @@ class MemoryPlanner {
     } else {
       return;
     }
-    result_.slots[to].in_arena = true;
+    result_.slots[to].is_given = true;
     result_.copies[i] = false;
   }
 
@@ -155,13 +157,13 @@ class MemoryPlanner {
     const Step& step = plan_.steps[i];
     if (step.reads.size() != 1) return;
     const Slot from = step.reads.begin()->second, to = step.writes[0];
-    if (!result_.slots[from].in_arena) return;
+    if (!result_.slots[from].is_given) return;
     if (step.kind->is_same_memory(step, plan_.slots[from], plan_.slots[to])) {
       adopt(to, root_[from], shift_[from]);
-      result_.slots[to].in_arena = true;
+      result_.slots[to].is_given = true;
       result_.copies[i] = false;
     } else if (step.kind->may_be_view && !place_views(i, from)) {
-      result_.slots[to].in_arena = step.kind->fills(step, plan_.slots[to]);
+      result_.slots[to].is_given = step.kind->fills(step, plan_.slots[to]);
     }
   }
 
@@ -182,7 +184,7 @@ class MemoryPlanner {
       const std::int64_t skipped = views[j].storage_offset() - src.storage_offset();
       adopt(to, root_[from], shift_[from] + skipped * views[j].itemsize());
       Placement& placement = result_.slots[to];
-      placement.in_arena = true;
+      placement.is_given = true;
       if (plan_.slots[to].format == kStrided) placement.strides = views[j].strides().vec();
       seen_[to] = views[j];
     }
@@ -216,7 +218,7 @@ class MemoryPlanner {
         is_read_too |= (other != i || value != over) && overlaps(slot, from);
       }
     }
-    if (is_read_too || !result_.slots[from].in_arena || root_[to] != to || holds_others(to)) return;
+    if (is_read_too || !result_.slots[from].is_given || root_[to] != to || holds_others(to)) return;
     if (last(root_[from]) != end - 1 || last(from) != end - 1) return;
     if (plan_.slots[from].format != plan_.slots[to].format) return;
     if (result_.slots[from].bytes != result_.slots[to].bytes) return;
@@ -245,11 +247,31 @@ class MemoryPlanner {
     last(root) = std::max(last(root), last(slot));
   }
 
+  // Results that are all of their memory, unless that is another result's, too. Others are copied
+  // from the arena.
+  void find_leaving() {
+    std::map<Slot, std::vector<Slot>> results;  // by root
+    for (const auto& [value, slot] : plan_.outputs) results[root_[slot]].push_back(slot);
+    for (const auto& [root, slots] : results) {
+      const Slot slot = slots[0];
+      const Placement& placement = result_.slots[slot];
+      if (slots.size() > 1 || !placement.is_given || plan_.slots[slot].is_blocked()) continue;
+      if (placement.strides || placement.bytes != result_.slots[root].bytes) continue;
+      leaves_.insert(root);
+      Leaving leaving{slot, {}};
+      for (Slot other = 0; other < root_.size(); ++other) {
+        if (root_[other] == root && other != slot) leaving.others.push_back(other);
+      }
+      result_.leaving.push_back(std::move(leaving));
+    }
+  }
+
   // The largest first, each at the lowest offset that is free for its whole life.
   void assign_offsets() {
     std::vector<Slot> order;
     for (Slot slot = 0; slot < root_.size(); ++slot) {
-      if (result_.slots[slot].in_arena && root_[slot] == slot) order.push_back(slot);
+      const bool is_in_arena = result_.slots[slot].is_given && !leaves_.contains(slot);
+      if (is_in_arena && root_[slot] == slot) order.push_back(slot);
     }
     std::ranges::stable_sort(order, std::greater(), [&](Slot slot) { return size(slot); });
     std::vector<Slot> placed;  // by offset
@@ -280,6 +302,7 @@ class MemoryPlanner {
   std::vector<std::size_t> first_;
   std::vector<std::set<Slot>> bases_;  // whose memory a slot may be a view of; itself among them
   std::vector<at::Tensor> seen_;       // see seen()
+  std::set<Slot> leaves_;              // roots of what the caller gets
   MemoryPlan result_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "format/errors.h"
 #include "graph/report.h"
+#include "ops/blocked.h"
 #include "ops/reorder.h"
 #include "runtime/huge_pages.h"
 #include "runtime/trace.h"
@@ -46,14 +47,10 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
       slots_(plan.slots.size()),
       releases_(plan.steps.size()) {
   prefer_huge_pages(arena_.mutable_data_ptr(), arena_.nbytes());
-  auto* base = static_cast<char*>(arena_.mutable_data_ptr());
   for (Slot slot = 0; slot < slots_.size(); ++slot) {
-    const SlotPlan& s = plan.slots[slot];
     const Placement& placement = memory_.slots[slot];
-    if (placement.in_arena) {
-      void* data = base + placement.offset;
-      slots_[slot] = placement.strides ? at::from_blob(data, s.dims, *placement.strides, s.dtype)
-                                       : reorder_side(data, s.dims, s.format, s.dtype).tensor;
+    if (placement.is_given) {
+      place(slot, arena_.mutable_data_ptr());
     } else if (placement.last < plan.steps.size()) {
       releases_[placement.last].push_back(slot);
     }
@@ -62,6 +59,7 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
   for (const auto& [value, slot] : plan.constants) {
     for (auto& row : releases_) std::erase(row, slot);
   }
+  make_leaving();  // with the sizes and strides that preparing reads
   const Running running{plan_, memory_, slots_, weights};
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
@@ -71,6 +69,25 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
   }
   sections_.push_back(steps_.size());
   for (const Chain& chain : plan.chains) chains_.push_back(chain_of(chain));
+  end();
+}
+
+// The slot's tensor in memory that begins at `data`.
+void Run::place(Slot slot, void* data) {
+  const SlotPlan& s = plan_.slots[slot];
+  const Placement& placement = memory_.slots[slot];
+  void* begin = static_cast<char*>(data) + placement.offset;
+  slots_[slot] = placement.strides ? at::from_blob(begin, s.dims, *placement.strides, s.dtype)
+                                   : reorder_side(begin, s.dims, s.format, s.dtype).tensor;
+}
+
+void Run::make_leaving() {
+  for (const Leaving& leaving : memory_.leaving) {
+    const SlotPlan& s = plan_.slots[leaving.slot];
+    slots_[leaving.slot] = empty_dense(s.dims, s.format == kChannelsLast, s.dtype);
+    void* data = slots_[leaving.slot].mutable_data_ptr();
+    for (const Slot other : leaving.others) place(other, data);
+  }
 }
 
 std::function<void()> Run::chain_of(const Chain& chain) const {
@@ -92,6 +109,7 @@ std::function<void()> Run::chain_of(const Chain& chain) const {
 
 void Run::begin(const std::vector<Given>& inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) slots_[plan_.inputs[i]] = inputs[i].tensor;
+  make_leaving();
 }
 
 // Chains run as such where all of their steps are to run.
@@ -168,6 +186,10 @@ void Run::check_tails(std::size_t first, std::size_t end) const {
 
 void Run::end() {
   for (const Slot slot : plan_.inputs) slots_[slot] = at::Tensor();
+  for (const Leaving& leaving : memory_.leaving) {
+    slots_[leaving.slot] = at::Tensor();
+    for (const Slot other : leaving.others) slots_[other] = at::Tensor();
+  }
 }
 
 std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
@@ -191,7 +213,7 @@ std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
     const auto* data = static_cast<const char*>(tensor.const_data_ptr());
     const bool inside = data >= arena && data < arena + arena_.nbytes();
     outputs[value] = inside ? tensor.clone() : tensor;
-    if (!memory_.slots[slot].in_arena) slots_[slot] = at::Tensor();
+    if (!memory_.slots[slot].is_given) slots_[slot] = at::Tensor();
   }
   for (const auto& [value, slot] : plan_.constants) {
     if (outputs.contains(value)) slots_[slot] = outputs[value];

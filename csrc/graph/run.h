@@ -60,6 +60,8 @@ class Run {
   std::int64_t arena_bytes() const { return memory_.bytes; }
 
  private:
+  void place(Slot slot, void* data);
+  void make_leaving();
   void begin(const std::vector<Given>& inputs);
   std::function<void()> chain_of(const Chain& chain) const;
   void run_each(std::size_t first, std::size_t end);

@@ -183,12 +183,34 @@ class RowChain::Walk {
   std::int64_t image_ = -1;
 };
 
+// As many for each thread.
+std::int64_t RowChain::bands() const {
+  const RowStage& last = stages_.back();
+  const std::int64_t least = ceil_div(last.dst_rows, most_rows_);
+  return last.n % threads() == 0 ? least : std::min(round_up(least, threads()), last.dst_rows);
+}
+
+double RowChain::made_twice() const {
+  const RowStage& last = stages_.back();
+  // A thread has images, or one part of an image.
+  const std::int64_t parts =
+      last.n % threads() == 0 ? 1 : std::min<std::int64_t>(threads(), last.dst_rows);
+  const std::vector<std::int64_t> capacity = capacities(ceil_div(last.dst_rows, parts));
+  double all = 0, twice = 0;
+  for (std::size_t k = 0; k < stages_.size(); ++k) {
+    const RowStage& stage = stages_[k];
+    const double row = static_cast<double>(stage.weight_bytes * stage.dst_columns);
+    all += row * static_cast<double>(stage.dst_rows);
+    if (k + 1 == stages_.size()) break;
+    const std::int64_t made = parts * std::min(capacity[k + 1], stage.dst_rows);
+    twice += row * static_cast<double>(std::max<std::int64_t>(made - stage.dst_rows, 0));
+  }
+  return twice / all;
+}
+
 void RowChain::run(const std::vector<RunRows>& runs, const Operands& operands) const {
   const RowStage& last = stages_.back();
-  const std::int64_t rows = last.dst_rows, least = ceil_div(rows, most_rows_);
-  // As many bands for each thread.
-  const std::int64_t bands =
-      last.n % threads() == 0 ? least : std::min(round_up(least, threads()), rows);
+  const std::int64_t rows = last.dst_rows, bands = this->bands();
   share_units(last.n * bands, kLargeUnit, [&](Pieces& pieces) {
     Walk walk(*this, runs, operands, ceil_div(rows, bands));
     for (Range piece; pieces.next(piece);) {

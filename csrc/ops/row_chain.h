@@ -50,6 +50,11 @@ class RowChain {
   // Each stage reads what the one before it makes.
   explicit RowChain(std::vector<RowStage> stages);
 
+  // Into how many bands an image is cut for the threads that there are.
+  std::int64_t bands() const;
+  // Products of the rows that two threads make, as a part of all products.
+  double made_twice() const;
+
   // `runs`: of each stage. src and dst of the first and the last one are whole images in blocks.
   struct Operands {
     const std::uint8_t *src, *residual;

@@ -43,10 +43,10 @@ void find_contiguous(Rewrite& rewrite) {
   }
 }
 
-// A view whose strides are known is copied into the arena.
+// A view whose strides are known is copied into memory that is there.
 Prepared prepare_contiguous(const Step& step, const Running& running) {
   const Slot from = step.reads.begin()->second, to = step.writes[0];
-  if (running.memory.slots[to].in_arena) {
+  if (running.memory.slots[to].is_given) {
     const CopyInOrder copy(running.tensors[from].sizes(), running.tensors[from].strides());
     return {[&tensors = running.tensors, copy, from, to] {
               copy(tensors[from].const_data_ptr<float>(), tensors[to].mutable_data_ptr<float>());
