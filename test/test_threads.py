@@ -1,5 +1,7 @@
 """How loops are shared among threads: every unit once, helpers for the late, errors that arrive."""
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -49,3 +51,22 @@ def test_teams_of_several_callers_do_not_meet():
     with ThreadPoolExecutor(4) as pool:
         for counts, _ in pool.map(lambda _: _C.walk_loops(LOOPS * 20), range(16)):
             assert all(set(each) <= {1} for each in counts)
+
+
+def test_a_team_beside_another_has_the_cores_that_are_left():
+    """The first one has all that the machine has; a caller that comes meanwhile runs by itself."""
+    cores = len(os.sched_getaffinity(0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(cores, 2))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(_C.walk_loops, [3200] * 300, sleep=timedelta(milliseconds=5))
+            time.sleep(0.3)
+            counts, of_caller = _C.walk_loops([3200] * 4)
+            assert not first.done()
+            assert all(set(each) == {1} for each in counts) and of_caller == [3200] * 4
+            assert all(set(each) == {1} for each in first.result()[0])
+        _, of_caller = _C.walk_loops([3200] * 40, sleep=timedelta(milliseconds=5))
+        assert any(units < 3200 for units in of_caller)  # alone, it has them all again
+    finally:
+        torch.set_num_threads(before)

@@ -40,8 +40,37 @@ constexpr std::chrono::microseconds kTurn{2000};
 // If more time than this passes between two offers, the thread was without its core: its turn
 // begins anew.
 constexpr std::chrono::microseconds kAway{1000};
-// After this many spins a waiting thread yields its core, too.
+// After this many spins a waiting thread yields its core, too; at once where teams have more
+// threads than there are cores: who it waits for may be waiting for its core.
 constexpr int kSpins = 1 << 14;
+
+int cores() {
+  static const auto count = static_cast<int>(std::thread::hardware_concurrency());
+  return count;
+}
+
+// The threads of one team among those of all teams of the process. A team that comes while others
+// run has the cores that are left, at least one: callers that each take all cores would wait for
+// threads that have none. The results are the same bits with any number.
+class Places {
+ public:
+  explicit Places(int wanted) {
+    int taken = all.load(std::memory_order_relaxed);
+    do {
+      count_ = taken == 0 ? wanted : std::clamp(cores() - taken, 1, wanted);
+    } while (!all.compare_exchange_weak(taken, taken + count_, std::memory_order_relaxed));
+  }
+  Places(const Places&) = delete;
+  Places& operator=(const Places&) = delete;
+  ~Places() { all.fetch_sub(count_, std::memory_order_relaxed); }
+
+  int count() const { return count_; }
+  static bool are_more_than_cores() { return all.load(std::memory_order_relaxed) > cores(); }
+
+ private:
+  static inline std::atomic<int> all{0};
+  int count_;
+};
 
 void pause() {
 #if defined(__SSE2__)
@@ -106,8 +135,8 @@ struct Team {
   }
 
   void wait_for(std::int64_t pieces) const {
-    static const unsigned cores = std::thread::hardware_concurrency();
-    for (int spins = shares.size() > cores ? kSpins : 0; !has_done(pieces) && !failed; ++spins) {
+    int spins = Places::are_more_than_cores() ? kSpins : 0;
+    for (; !has_done(pieces) && !failed; ++spins) {
       spins < kSpins ? pause() : static_cast<void>(sched_yield());
     }
   }
@@ -257,12 +286,12 @@ void share_units(std::int64_t units, std::int64_t unit_elements,
 std::int64_t take_most_pieces() { return std::exchange(most_pieces, 0); }
 
 void on_all_threads(c10::function_ref<void()> walk) {
-  const int count = threads();
-  if (member || count == 1) return walk();
+  if (member || threads() == 1) return walk();
+  const Places places(threads());
   WorkTimer* const timer = work_timer;
-  Team team(static_cast<std::size_t>(count), timer != nullptr);
+  Team team(static_cast<std::size_t>(places.count()), timer != nullptr);
   const auto start = timer ? thread_time() : std::chrono::nanoseconds(0);
-#pragma omp parallel num_threads(count)
+#pragma omp parallel num_threads(places.count())
   {
     Member self{team, omp_get_thread_num()};
     member = &self;

@@ -69,7 +69,7 @@ void parallel_units(std::int64_t units, std::int64_t unit_elements, Body&& body)
 // (parallel_units, share_units) in the same order, and each loop is then shared by the threads that
 // have reached it: a thread that comes late finds its share done by the others, and nobody waits
 // for it. Code between the loops runs on every thread, so it must be cheap and do the same each
-// time.
+// time. Beside the threads of other callers there are as many as cores are left, at least one.
 TORCH_BLOCKED_API void on_all_threads(c10::function_ref<void()> walk);
 
 // How many threads share a loop.
