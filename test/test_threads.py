@@ -1,6 +1,9 @@
 """How loops are shared among threads: every unit once, helpers for the late, errors that arrive."""
 
 import os
+import subprocess
+import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -70,3 +73,25 @@ def test_a_team_beside_another_has_the_cores_that_are_left():
         assert any(units < 3200 for units in of_caller)  # alone, it has them all again
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_child_of_fork_has_all_cores():
+    """Whatever other threads of its parent computed when it was made."""
+    script = """
+        import os, time, torch
+        from concurrent.futures import ThreadPoolExecutor
+        from datetime import timedelta
+        from torch_blocked import _C
+
+        torch.set_num_threads(2)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_C.walk_loops, [3200] * 150, sleep=timedelta(milliseconds=5))
+            time.sleep(0.3)
+            child = os.fork()
+            if child == 0:
+                _, of_caller = _C.walk_loops([3200] * 40, sleep=timedelta(milliseconds=5))
+                os._exit(not any(units < 3200 for units in of_caller))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=60)
+    assert done.returncode == 0

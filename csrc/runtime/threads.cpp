@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
 #include <time.h>
 
@@ -69,6 +70,8 @@ class Places {
 
  private:
   static inline std::atomic<int> all{0};
+  // A child of fork() has none of the threads of the others.
+  static inline const int at_fork = pthread_atfork(nullptr, nullptr, [] { all = 0; });
   int count_;
 };
 
