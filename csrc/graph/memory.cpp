@@ -257,7 +257,6 @@ class MemoryPlanner {
       const Placement& placement = result_.slots[slot];
       if (slots.size() > 1 || !placement.is_given || plan_.slots[slot].is_blocked()) continue;
       if (placement.strides || placement.bytes != result_.slots[root].bytes) continue;
-      leaves_.insert(root);
       Leaving leaving{slot, {}};
       for (Slot other = 0; other < root_.size(); ++other) {
         if (root_[other] == root && other != slot) leaving.others.push_back(other);
@@ -266,12 +265,18 @@ class MemoryPlanner {
     }
   }
 
+  bool leaves(Slot root) const {
+    return std::ranges::any_of(result_.leaving,
+                               [&](const Leaving& each) { return root_[each.slot] == root; });
+  }
+
   // The largest first, each at the lowest offset that is free for its whole life.
   void assign_offsets() {
     std::vector<Slot> order;
     for (Slot slot = 0; slot < root_.size(); ++slot) {
-      const bool is_in_arena = result_.slots[slot].is_given && !leaves_.contains(slot);
-      if (is_in_arena && root_[slot] == slot) order.push_back(slot);
+      if (result_.slots[slot].is_given && root_[slot] == slot && !leaves(slot)) {
+        order.push_back(slot);
+      }
     }
     std::ranges::stable_sort(order, std::greater(), [&](Slot slot) { return size(slot); });
     std::vector<Slot> placed;  // by offset
@@ -302,7 +307,6 @@ class MemoryPlanner {
   std::vector<std::size_t> first_;
   std::vector<std::set<Slot>> bases_;  // whose memory a slot may be a view of; itself among them
   std::vector<at::Tensor> seen_;       // see seen()
-  std::set<Slot> leaves_;              // roots of what the caller gets
   MemoryPlan result_;
 };
 
