@@ -248,13 +248,16 @@ def test_real_geometry(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_real_on_one_thread(dtype):
+@pytest.mark.parametrize("kernel", (3, 5))
+@pytest.mark.parametrize("stride, channels", [(1, 7), (2, 33)])
+def test_real_on_one_thread(stride, channels, kernel, dtype):
     """Only what is more than caches hold."""
-    middle = nn.Conv2d(64, 64, 3, padding=1, groups=64)
-    model = real(nn.Conv2d(16, 64, 1), middle, nn.Conv2d(64, 16, 1))
+    middle = nn.Conv2d(64, 64, kernel, stride, kernel // 2, groups=64)
+    body = real(nn.Conv2d(channels, 64, 1), middle, nn.Conv2d(64, channels, 1), then=nn.SiLU)
+    model = Added(body) if stride == 1 else body
     with threads(1):
         for rows, steps in ((300, 3), (30, 0)):
-            x = torch.randn(1, 16, rows, 250)
+            x = torch.randn(1, channels, rows, 200)
             check_real(nn.Sequential(nn.MaxPool2d(1), model), x, steps * steps_of_real(), dtype)
 
 
