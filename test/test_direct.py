@@ -231,9 +231,9 @@ CHOICES = (
     ((1, 24, 14, 14), 64, 1, {}, ("direct", "direct")),
     ((1, 64, 14, 14), 64, 1, {}, ("onednn_blocked", "onednn_blocked")),
     ((1, 64, 14, 14), 64, 1, {"stride": 2}, ("direct", "direct")),
-    ((1, 64, 28, 28), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "direct")),
-    ((1, 64, 56, 56), 64, 3, {"stride": 2, "padding": 1}, ("onednn_blocked", "onednn_blocked")),
-    ((1, 128, 28, 28), 128, 5, {"stride": 2, "padding": 2}, ("onednn_blocked", "direct")),
+    ((1, 64, 42, 42), 64, 3, {"stride": 3, "padding": 1}, ("onednn_blocked", "direct")),
+    ((1, 64, 84, 84), 64, 3, {"stride": 3, "padding": 1}, ("onednn_blocked", "onednn_blocked")),
+    ((1, 128, 42, 42), 128, 5, {"stride": 3, "padding": 2}, ("onednn_blocked", "direct")),
 )
 
 

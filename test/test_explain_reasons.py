@@ -179,5 +179,5 @@ def test_implementations_say_why_they_do_not_take_a_problem():
     dilated = refusals(hard_cases.explained("dilated"), "layer", blocked)
     assert dilated["grouped"] == "is for several groups"
     assert refusals(hard_cases.explained("transposed"), "layer", blocked)["winograd4"] == (
-        "takes stride 1 only"
+        "takes none that are transposed but at stride 1"
     )

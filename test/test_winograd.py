@@ -257,7 +257,7 @@ def test_infinite_input_leaves_the_tail_zero(implementation, block, spatial):
 @pytest.mark.parametrize(
     "arguments",
     (
-        {"stride": 2},
+        {"stride": 3},
         {"weight": torch.zeros(8, 8, 1, 1)},
         {"weight": torch.zeros(8, 8, 3, 3, 3), "stride": (2, 1, 1)},
         {"dtype": torch.float64},

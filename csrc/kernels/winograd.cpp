@@ -32,25 +32,25 @@ template <typename T, typename Products, int kLanes, typename From>
   }
 }
 
-// G weights G^T of one input channel and a vector of output channels at one position of depth:
-// put(position, value).
+// G weights G^T of one input channel and a vector of output channels at one row of depth's G:
+// put(number, value).
 template <typename T, int depth, typename Put>
 inline void weights_plane(const float (*taps)[kWidth], Put&& put) {
   using Height = typename T::Height;
   using Width = typename T::Width;
-  Vec t[Height::kTile][Width::kTaps];
+  Vec t[Height::kWeights][Width::kTaps];
   unrolled<Width::kTaps>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template weights<depth>([&](int plane) {
         return Vec::loadu(taps[(plane * Height::kTaps + i) * Width::kTaps + column]);
       });
     };
-    unrolled<Height::kTile>(
+    unrolled<Height::kWeights>(
         [&]<int row>() { t[row][column] = Height::template weights<row>(element); });
   });
-  unrolled<Height::kTile>([&]<int row>() {
-    unrolled<Width::kTile>([&]<int column>() {
-      put(depth * T::kPlane + row * Width::kTile + column,
+  unrolled<Height::kWeights>([&]<int row>() {
+    unrolled<Width::kWeights>([&]<int column>() {
+      put(depth * T::kWeightsPlane + row * Width::kWeights + column,
           Width::template weights<column>([&](int j) { return t[row][j]; }));
     });
   });
@@ -74,13 +74,13 @@ struct Taps {
   }
 };
 
-// One input channel, `stride` numbers between positions. U is often larger than the caches, and a
-// whole cache line need not be read to be written.
+// One input channel, `stride` numbers from one of T's weights to the next. U is often larger than
+// the caches, and a whole cache line need not be read to be written.
 template <typename T>
 void put_weights(const Taps<T>* taps, std::int64_t stride, float* u) {
-  unrolled<T::Depth::kTile>([&]<int depth>() {
-    weights_plane<T, depth>(taps->values, [&](int position, const Vec& value) {
-      float* to = u + position * stride;
+  unrolled<T::Depth::kWeights>([&]<int depth>() {
+    weights_plane<T, depth>(taps->values, [&](int number, const Vec& value) {
+      float* to = u + number * stride;
       sizeof(Vec) == 64 ? stream(value, to) : value.store(to);
     });
   });
@@ -92,36 +92,36 @@ inline void store_short(const Vec& x, std::int16_t* dst) { store_words(x, dst); 
 // Two input channels beside each other.
 template <typename T, typename Short>
 void put_weights(const Taps<T>* taps, std::int64_t stride, Short* u) {
-  Short values[2][T::kPositions][kWidth];
+  Short values[2][T::kWeights][kWidth];
   for (int i = 0; i < 2; ++i) {
-    unrolled<T::Depth::kTile>([&]<int depth>() {
-      weights_plane<T, depth>(taps[i].values, [&](int position, const Vec& value) {
-        store_short(value, values[i][position]);
+    unrolled<T::Depth::kWeights>([&]<int depth>() {
+      weights_plane<T, depth>(taps[i].values, [&](int number, const Vec& value) {
+        store_short(value, values[i][number]);
       });
     });
   }
-  for (int position = 0; position < T::kPositions; ++position, u += stride) {
+  for (int number = 0; number < T::kWeights; ++number, u += stride) {
     for (int lane = 0; lane < kWidth; ++lane) {
-      u[2 * lane] = values[0][position][lane];
-      u[2 * lane + 1] = values[1][position][lane];
+      u[2 * lane] = values[0][number][lane];
+      u[2 * lane + 1] = values[1][number][lane];
     }
   }
 }
 
-// The largest sum of absolute values over the positions, for each channel of a vector; at least
+// The largest sum of absolute values of each of T's weights, for each channel of a vector; at least
 // twice the largest value.
 template <typename T>
 Vec largest_sum(const WinogradWeights& w, std::int64_t channel, std::int64_t count,
                 std::int64_t begin, std::int64_t end) {
   Taps<T> taps;
-  alignas(64) float sums[T::kPositions][kWidth] = {};
+  alignas(64) float sums[T::kWeights][kWidth] = {};
   Vec most(0.f);
   for (std::int64_t ic = begin; ic < end; ++ic) {
     taps.load(w, channel, count, ic);
-    unrolled<T::Depth::kTile>([&]<int depth>() {
-      weights_plane<T, depth>(taps.values, [&](int position, const Vec& value) {
+    unrolled<T::Depth::kWeights>([&]<int depth>() {
+      weights_plane<T, depth>(taps.values, [&](int number, const Vec& value) {
         const Vec absolute = value.abs();
-        (Vec::loadu(sums[position]) + absolute).store(sums[position]);
+        (Vec::loadu(sums[number]) + absolute).store(sums[number]);
         most = at::vec::maximum(most, absolute + absolute);
       });
     });
@@ -153,7 +153,7 @@ void transform_weights(const WinogradWeights& w, std::int64_t channel, std::int6
   const std::int64_t first = channel / kGroupChannels * kGroupChannels;  // of the group
   const std::int64_t channels = std::min(kGroupChannels, padded_oc - first);
   const std::int64_t padded_ic = round_up(w.ic, Products::kChannels);
-  auto* u = static_cast<typename Products::Number*>(packed) + first * T::kPositions * padded_ic +
+  auto* u = static_cast<typename Products::Number*>(packed) + first * T::kWeights * padded_ic +
             (channel - first) * Products::kChannels;
   const std::int64_t count = std::clamp<std::int64_t>(w.oc - channel, 0, kWidth);
   for (std::int64_t ic = begin; ic < end; ic += Products::kChannels) {
@@ -233,7 +233,7 @@ struct KernelOf {
 
   static void multiply(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
                        const void* v, const void* u, float* m) {
-    winograd_multiply<Products>(shape, T::kPositions, tiles, group,
+    winograd_multiply<Products>(shape, {T::kWeightsOf, T::kWeights}, tiles, group,
                                 static_cast<const Multiplied*>(v),
                                 static_cast<const Multiplied*>(u), m);
   }
@@ -241,6 +241,7 @@ struct KernelOf {
   static constexpr Winograd kTable{.tile = {T::Depth::kM, T::Height::kM, T::Width::kM},
                                    .taps = {T::Depth::kTaps, T::Height::kTaps, T::Width::kTaps},
                                    .positions = T::kPositions,
+                                   .position_weights = T::kWeights,
                                    .src = src,
                                    .multiply = multiply,
                                    .dst = dst,
@@ -263,13 +264,19 @@ template <typename Along, typename Across, typename Products = WinogradFloats,
 constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across, Across>, Products, Number>::kTable;
 
 extern const Winograd winograd2, winograd4, winograd4_1d, winograd2_3d, winograd4_3d, winograd3,
-    winograd3_1d, winograd2_bfloats, winograd4_bfloats, winograd4_words, winograd4_words_vnni,
-    winograd4_fixed, winograd4_fixed_vnni;
+    winograd3_1d, winograd2_stride2, winograd4_stride2, winograd4_stride2_4taps,
+    winograd4_stride2_5taps, winograd4_stride2_6taps, winograd2_bfloats, winograd4_bfloats,
+    winograd4_words, winograd4_words_vnni, winograd4_fixed, winograd4_fixed_vnni;
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
                          winograd4_1d = KernelOf<Tile<F1, F1, F4>, WinogradFloats, float>::kTable,
                          winograd3_1d = KernelOf<Tile<F1, F1, F3>, WinogradFloats, float>::kTable,
+                         winograd2_stride2 = kKernel<F1, AtStride2<F2Of2, OneTap<2>>>,
+                         winograd4_stride2 = kKernel<F1, AtStride2<F4Of2, OneTap<4>>>,
+                         winograd4_stride2_4taps = kKernel<F1, AtStride2<F4Of2, F4Of2>>,
+                         winograd4_stride2_5taps = kKernel<F1, AtStride2<F4, F4Of2>>,
+                         winograd4_stride2_6taps = kKernel<F1, AtStride2<F4, F4>>,
                          winograd2_bfloats = kKernel<F1, F2, WinogradBfloats, std::uint16_t>,
                          winograd4_bfloats = kKernel<F1, F4, WinogradFloats, std::uint16_t>,
                          winograd4_words =

@@ -9,9 +9,10 @@
 
 namespace torch_blocked::kernels {
 
-// A convolution at stride 1, blocked src [N, groups x SRC_IC/b, *in, b] and dst. Sizes are d, h, w
-// in an order in which the dims that a tile is of come last; those that there are not are 1. The
-// kernels run one group, whose channels fill whole blocks if there are several.
+// A convolution, blocked src [N, groups x SRC_IC/b, *in, b] and dst, at stride 1 or, along dims
+// that a tile at stride 2 is of, 2; along the others at any. Sizes are d, h, w in an order in which
+// the dims that a tile is of come last; those that there are not are 1. The kernels run one group,
+// whose channels fill whole blocks if there are several.
 //
 // A kernel of more taps than a tile's transform has is several kernels of as many taps, that many
 // beside each other along each dim: `parts`. Those of one channel count as channels of src, which
@@ -22,7 +23,7 @@ struct WinogradShape {
   std::array<std::int64_t, 3> in_steps,
       out_steps;  // numbers from one plane, row, pixel to the next
   bool stream;    // write dst past the cache
-  std::array<std::int64_t, 3> dilation{1, 1, 1}, parts{1, 1, 1};
+  std::array<std::int64_t, 3> stride{1, 1, 1}, dilation{1, 1, 1}, parts{1, 1, 1};
   std::int64_t groups = 1;          // of src_ic and oc channels, beside each other in src and dst
   std::uint8_t padding_number = 0;  // what stands for 0, in src of bytes
 };
@@ -70,8 +71,9 @@ struct WinogradWeights {
 
 // Winograd F(m x m, 3x3): a tile of m x m outputs costs (m + 2)^2 products instead of 9 m^2, its
 // positions; with F(2, 3) along depth for 3x3x3, 2 x m x m outputs cost 4 (m + 2)^2 instead of
-// 54 m^2; with F(m, 3) along w alone m outputs of a row cost m + 2 instead of 3 m. Three steps on
-// some tiles, the last two for one group of channels() output channels:
+// 54 m^2; with F(m, 3) along w alone m outputs of a row cost m + 2 instead of 3 m; at stride 2 m x
+// m outputs cost (2 m + 1)^2 instead of 9 m^2, with (m + 2)^2 weights. Three steps on some tiles,
+// the last two for one group of channels() output channels:
 //   src:      V[position, tile, ic]  = B^T src B
 //   multiply: M[position, tile, oc]  = sum over ic of V[position, tile, ic] U[position, ic, oc]
 //   dst:      dst                    = epilogue(A^T M A + bias)
@@ -82,7 +84,7 @@ struct WinogradWeights {
 // should be. In fixed point V and U are words, too, and V ends with a scale for each tile.
 struct Winograd {
   std::array<std::int64_t, 3> tile, taps;  // outputs along d, h, w, and taps of a part of a kernel
-  std::int64_t positions;
+  std::int64_t positions, position_weights;  // and how many of these have weights of their own
   void (*src)(const WinogradShape& shape, WinogradTiles tiles, const void* src, void* v);
   void (*multiply)(const WinogradShape& shape, std::int64_t tiles, std::int64_t group,
                    const void* v, const void* u, float* m);

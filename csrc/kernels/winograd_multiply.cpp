@@ -104,7 +104,7 @@ constexpr auto kMultiply = table_of<Products>(std::make_integer_sequence<int, Pr
 }  // namespace
 
 template <typename Products>
-void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
+void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std::int64_t tiles,
                        std::int64_t group, const typename Products::Number* v,
                        const typename Products::Number* u, float* m) {
   using Number = typename Products::Number;
@@ -113,9 +113,16 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
       std::min(kGroupChannels, padded_channels(shape.oc, shape.block) - first_channel);
   const std::int64_t padded_ic = round_up(shape.ic, kWidth),
                      rows = round_up(shape.ic, Products::kChannels);
-  u += first_channel * positions * rows;
+  const auto positions = static_cast<std::int64_t>(weights.of.size());
   const auto* scales =
       reinterpret_cast<const float*>(v + positions * v_stride<Products>(shape.ic, tiles));
+  u += first_channel * weights.count * rows;
+  // After the last position come the next group's weights.
+  const auto u_of = [&](std::int64_t position) {
+    const std::int64_t number =
+        position < positions ? weights.of[static_cast<std::size_t>(position)] : weights.count;
+    return u + number * rows * channels;
+  };
   const std::int64_t share =
       ceil_div(channels * Products::kChannels, ceil_div(tiles, Products::kTiles));
   for (std::int64_t position = 0; position < positions; ++position) {
@@ -124,12 +131,12 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
     // idles during the others; where the first prefetches all, it waits too, for lines that come
     // more slowly than products are made. On Zen 3, U from memory, 256@14 takes 1.00 ms with
     // it, 1.16 where the first prefetches all; 512@28 11.6 and 12.5.
-    const Number* ahead = u + rows * channels;
+    const Number *own = u_of(position), *ahead = u_of(position + 1);
     for_groups(tiles, Products::kTiles, [&](std::int64_t first, std::int64_t count) {
       const auto& of_tiles = kMultiply<Products>[static_cast<std::size_t>(count - 1)];
       for (std::int64_t ic = 0; ic < shape.ic; ic += Products::kMostInputs) {
         of_tiles[static_cast<std::size_t>(channels / kWidth - 1)](
-            v + first * padded_ic + ic * count, u + ic * channels, m + first * kGroupChannels,
+            v + first * padded_ic + ic * count, own + ic * channels, m + first * kGroupChannels,
             std::min(shape.ic - ic, Products::kMostInputs),
             ahead + ic / Products::kChannels * share, share, ic > 0, scales + first);
         if (Products::kMostInputs >= shape.ic) break;
@@ -137,29 +144,28 @@ void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::
       ahead += rows / Products::kChannels * share;
     });
     v += v_stride<Products>(shape.ic, tiles);
-    u += rows * channels;
     m += m_stride(tiles);
   }
 }
 
-template void winograd_multiply<WinogradFloats>(const WinogradShape&, std::int64_t, std::int64_t,
+template void winograd_multiply<WinogradFloats>(const WinogradShape&, PositionWeights, std::int64_t,
                                                 std::int64_t, const float*, const float*, float*);
-template void winograd_multiply<WinogradBfloats>(const WinogradShape&, std::int64_t, std::int64_t,
-                                                 std::int64_t, const std::uint16_t*,
+template void winograd_multiply<WinogradBfloats>(const WinogradShape&, PositionWeights,
+                                                 std::int64_t, std::int64_t, const std::uint16_t*,
                                                  const std::uint16_t*, float*);
-template void winograd_multiply<WinogradWords<WordPairs>>(const WinogradShape&, std::int64_t,
+template void winograd_multiply<WinogradWords<WordPairs>>(const WinogradShape&, PositionWeights,
                                                           std::int64_t, std::int64_t,
                                                           const std::int16_t*, const std::int16_t*,
                                                           float*);
-template void winograd_multiply<WinogradFixed<WordPairs>>(const WinogradShape&, std::int64_t,
+template void winograd_multiply<WinogradFixed<WordPairs>>(const WinogradShape&, PositionWeights,
                                                           std::int64_t, std::int64_t,
                                                           const std::int16_t*, const std::int16_t*,
                                                           float*);
-template void winograd_multiply<WinogradFixed<VnniWordPairs>>(const WinogradShape&, std::int64_t,
+template void winograd_multiply<WinogradFixed<VnniWordPairs>>(const WinogradShape&, PositionWeights,
                                                               std::int64_t, std::int64_t,
                                                               const std::int16_t*,
                                                               const std::int16_t*, float*);
-template void winograd_multiply<WinogradWords<VnniWordPairs>>(const WinogradShape&, std::int64_t,
+template void winograd_multiply<WinogradWords<VnniWordPairs>>(const WinogradShape&, PositionWeights,
                                                               std::int64_t, std::int64_t,
                                                               const std::int16_t*,
                                                               const std::int16_t*, float*);

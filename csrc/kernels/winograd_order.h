@@ -1,8 +1,8 @@
 // What the Winograd sources share: the inner order of V, U and M.
 //
 //   V [positions, | groups of tiles, IC vectors, tiles of the group, kWidth | + pad]
-//   U [groups of OC, positions, IC, channels of the group]; of 16 bits
-//     [groups of OC, positions, IC / 2, channels of the group, 2]
+//   U [groups of OC, weights, IC, channels of the group]; of 16 bits
+//     [groups of OC, weights, IC / 2, channels of the group, 2]
 //   M [positions, | tiles, kGroupChannels | + pad]
 //
 // V lets the multiplication read a group's pixels at constant offsets, and the transform write
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "format/sizes.h"
 #include "kernels/products.h"
@@ -94,9 +95,15 @@ inline void for_groups(std::int64_t tiles, std::int64_t most, F&& f) {
   }
 }
 
+// The number of each position's weights, of so many.
+struct PositionWeights {
+  std::span<const std::uint8_t> of;
+  std::int64_t count;
+};
+
 // M of all positions, by the kernels of winograd_multiply.cpp.
 template <typename Products>
-void winograd_multiply(const WinogradShape& shape, std::int64_t positions, std::int64_t tiles,
+void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std::int64_t tiles,
                        std::int64_t group, const typename Products::Number* v,
                        const typename Products::Number* u, float* m);
 

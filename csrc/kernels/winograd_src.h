@@ -2,6 +2,7 @@
 // the gradient of its weights share.
 #pragma once
 
+#include <array>
 #include <cstring>
 
 #include "kernels/winograd_order.h"
@@ -10,7 +11,7 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
 // A tile of outputs: the transforms along depth, height and width. Positions are numbered along w,
-// then h, then d.
+// then h, then d, and so are the transformed weights.
 template <typename Along, typename Down, typename Across>
 struct Tile {
   using Depth = Along;
@@ -18,6 +19,20 @@ struct Tile {
   using Width = Across;
   static constexpr int kPlane = Height::kTile * Width::kTile, kPositions = Depth::kTile * kPlane;
   static constexpr int kOutputs = Depth::kM * Height::kM * Width::kM;
+  static constexpr int kWeightsPlane = Height::kWeights * Width::kWeights,
+                       kWeights = Depth::kWeights * kWeightsPlane;
+
+  // The weights of each position.
+  static constexpr std::array<std::uint8_t, kPositions> kWeightsOf = [] {
+    std::array<std::uint8_t, kPositions> all{};
+    for (int i = 0; i < kPositions; ++i) {
+      const int d = i / kPlane, h = i % kPlane / Width::kTile, w = i % Width::kTile;
+      all[i] =
+          static_cast<std::uint8_t>(Depth::weights_of(d) * kWeightsPlane +
+                                    Height::weights_of(h) * Width::kWeights + Width::weights_of(w));
+    }
+    return all;
+  }();
 };
 
 // Walks the tiles along one dim; `first` is the first output of a tile.
@@ -196,7 +211,9 @@ struct Corner {
 
 template <typename T>
 Corner corner_of(const WinogradShape& shape, const Walk<T>& at) {
-  return {at.d() - shape.padding[0], at.h() - shape.padding[1], at.w() - shape.padding[2]};
+  const auto& [d, h, w] = shape.stride;
+  return {at.d() * d - shape.padding[0], at.h() * h - shape.padding[1],
+          at.w() * w - shape.padding[2]};
 }
 
 // Whether all pixels of a tile are in src.
@@ -235,13 +252,17 @@ void padded_tile(const WinogradShape& shape, const Number* image, const Corner& 
 template <typename T, int kLanes>
 inline constexpr Steps kPaddedSteps{T::kPlane * kLanes, T::Width::kTile * kLanes, kLanes};
 
+// Pixels of src from one tile to the next.
+template <typename T>
+inline constexpr int kStep = T::Width::kStride * T::Width::kM;
+
 // Prefetches what the tile two further on reads first: 6 rows at a time are too many for the
 // hardware prefetcher. With src in L3 this saves a quarter of the time.
 template <typename T, typename Number>
 inline void prefetch_tile(const Number* tile, const Steps& steps) {
   for (int plane = 0; plane < T::Depth::kTile; ++plane) {
     for (int i = 0; i < T::Height::kTile; ++i) {
-      for (int j = T::Width::kTile - T::Width::kM; j < T::Width::kTile; ++j) {
+      for (int j = T::Width::kTile - kStep<T>; j < T::Width::kTile; ++j) {
         __builtin_prefetch(tile + plane * steps.plane + i * steps.row + j * steps.pixel);
       }
     }
@@ -259,7 +280,7 @@ inline void src_tile(const WinogradShape& shape, const From* image, const Corner
   if (is_inside<T>(shape, corner)) {
     src = image + corner.offset(steps);
     steps = steps.times(shape.dilation);
-    prefetch_tile<T>(src + 2 * T::Width::kM * steps.pixel, steps);
+    prefetch_tile<T>(src + 2 * kStep<T> * steps.pixel, steps);
   } else {
     padded_tile<T, kLanes>(shape, image, corner, padded);
     steps = kPaddedSteps<T, kLanes>;

@@ -137,7 +137,7 @@ std::optional<ConvolutionPlan> plan_few_rows(const ConvolutionProblem& problem);
 double estimate_few_rows(const ConvolutionProblem& problem);
 const char* refuses_few_rows(const ConvolutionProblem& problem);
 
-// convolution_winograd.cpp: kernels of several taps at stride 1, with fewer products.
+// convolution_winograd.cpp: kernels of several taps at stride 1 or 2, with fewer products.
 std::optional<ConvolutionPlan> plan_winograd4(const ConvolutionProblem& problem);
 std::optional<ConvolutionPlan> plan_winograd2(const ConvolutionProblem& problem);
 double estimate_winograd4(const ConvolutionProblem& problem);

@@ -1,5 +1,5 @@
-// Winograd convolution of ours, stride 1. In float32 of any kernel and dilation, and of groups that
-// fill whole blocks; in bfloat16 of 3x3 kernels, in float32, bfloat16 or fixed point.
+// Winograd convolution of ours. In float32 of any kernel and dilation, or at stride 2, and of
+// groups that fill whole blocks; in bfloat16 of 3x3 kernels, in float32, bfloat16 or fixed point.
 //
 // Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
 // takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
@@ -33,8 +33,9 @@ using kernels::WinogradShape;
 using kernels::WinogradTiles;
 
 // V and M of a block of tiles should take about this much of L2, so that a position's U fits in it
-// too; but every block streams all of U once, so it has at least kLeastTiles: 56 instead of 24 are
-// 1.0 to 1.1 times as fast at 512@28, more rarely so with AVX-512 than with AVX2.
+// too; but every block streams all of U once, so that each weight is met kLeastTiles times at
+// least: 56 instead of 24 are 1.0 to 1.1 times as fast at 512@28, more rarely so with AVX-512 than
+// with AVX2.
 constexpr std::int64_t kMostBytes = 320 << 10;
 constexpr std::int64_t kLeastTiles = 56;
 
@@ -74,9 +75,10 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   };
   const std::int64_t tile_bytes =
       (floats(2) - floats(1)) * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t least_tiles =
+      ceil_div(kLeastTiles * kernel.position_weights, kernel.positions);
   const std::int64_t most =
-      ceil_div(std::max(kLeastTiles, kMostBytes / tile_bytes), kernel.group_tiles) *
-      kernel.group_tiles;
+      round_up(std::max(least_tiles, kMostBytes / tile_bytes), kernel.group_tiles);
   // As few blocks as that allows, but so many that the busiest thread has the least to do.
   const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = ceil_div(tiles, most);
@@ -140,11 +142,12 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
       .weights_format =
           text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
                kernel.input_channels > 1 ? "/pairs" : "",
+               is_for_stride2(p) ? text("/stride 2 by ", kernel.taps[2]) : "",
                has_own_taps(kernel, winograd_bundle(p)) ? "" : text("/parts of ", p.weight_dims),
                p.groups > 1 ? text("/groups ", p.groups) : "", p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack_winograd(kernel, p, weight); },
       .run =
-          [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps[2]),
+          [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps),
            tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
             run_winograd(
                 kernel, shape, tiles, buffers.src, buffers.weights,
@@ -155,23 +158,34 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
 
 namespace {
 
-// The tiles of 6 positions along each dim that multiply least: F(4, 3), or for some kernels of more
-// than 3 taps, 4, 7 and 8 among them, F(3, 4).
-const Winograd* tiles_of_six(const Problem& p) {
+// The kernel that multiplies least: F(4, 3), or for some kernels of more than 3 taps, 4, 7 and 8
+// among them, F(3, 4); at stride 2 that of the most fitting number of taps.
+const Winograd* large_tiles(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
-  const std::size_t wide = WinogradOrder(p).wide;
-  if (wide == 3) return table.winograd4_3d;
   const auto products = [&](const Winograd* kernel) {
-    return winograd_tiles(p, kernel->tile) *
-           c10::multiply_integers(winograd_parts(p, kernel->taps[2]));
+    return winograd_tiles(p, kernel->tile) * kernel->positions *
+           c10::multiply_integers(winograd_parts(p, kernel->taps));
   };
-  const Winograd *f4 = wide == 1 ? table.winograd4_1d : table.winograd4,
-                 *f3 = wide == 1 ? table.winograd3_1d : table.winograd3;
-  return products(f3) < products(f4) ? f3 : f4;
+  const auto least = [&](std::initializer_list<const Winograd*> kernels) {
+    return *std::ranges::min_element(kernels, {}, products);
+  };
+  if (is_for_stride2(p)) {
+    return least({table.winograd4_stride2, table.winograd4_stride2_4taps,
+                  table.winograd4_stride2_5taps, table.winograd4_stride2_6taps});
+  }
+  switch (WinogradOrder(p).wide) {
+    case 1:
+      return least({table.winograd4_1d, table.winograd3_1d});
+    case 2:
+      return least({table.winograd4, table.winograd3});
+    default:
+      return table.winograd4_3d;
+  }
 }
 
-const Winograd* tiles_of_four(const Problem& p) {
+const Winograd* small_tiles(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
+  if (is_for_stride2(p)) return table.winograd2_stride2;
   const std::array of_dims{static_cast<const Winograd*>(nullptr), table.winograd2,
                            table.winograd2_3d};
   return of_dims[WinogradOrder(p).wide - 1];
@@ -255,6 +269,14 @@ constexpr Costs kBfloats{.f4 = {36, 600, 400}, .f2 = {8, 200, 100}};
 // and with AVX2, without VNNI:
 //   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
 constexpr Cost kFixed{18, 650, 400};
+// At stride 2, for each position of a tile, whose number depends on the kernel's taps. Microseconds
+// of F(4x4), F(2x2) and direct on Zen 3, one thread, map of dst:
+//   32-64@56   1060 1140 1260    64-64@56   1930 2080 2520    64-128@28  270 240 315
+//   128-256@28 3200 3650 4870    256-256@14 2000 1760 2560    512-512@7 3550 2270 2860
+// With AVX-512 and AMX they are taken to be as those at stride 1.
+constexpr Costs kStride2{.f4 = {1, 8, 4.5}, .f2 = {1, 7, 4}},
+    kStride2Avx2{.f4 = {1, 15, 11}, .f2 = {1, 11, 6}},
+    kStride2Amx{.f4 = {0.93, 9, 8, 8}, .f2 = {0.85, 7, 7, 13}};
 // In one dim, by 16 and 64 channels and 3 and 7 taps on a Xeon with AVX-512. Of a kernel in parts,
 // `src` counts once for each, as its channels do.
 constexpr Costs kLine{.f4 = {6, 65, 40}, .f2 = {}};
@@ -265,7 +287,11 @@ constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
     kFlatAmx{.f4 = {33, 330, 285, 17}, .f2 = {13, 110, 110, 20}},
     kDeepAmx{.f4 = {168, 4500, 80, 10}, .f2 = {60, 1000, 0, 18}};
 
-const Costs& costs_of(std::size_t wide) {
+const Costs& costs_of(const Problem& p) {
+  if (is_for_stride2(p)) {
+    return isa() == Isa::kAmx ? kStride2Amx : isa() == Isa::kAvx2 ? kStride2Avx2 : kStride2;
+  }
+  const std::size_t wide = WinogradOrder(p).wide;
   if (isa() == Isa::kAmx) return wide == 3 ? kDeepAmx : wide == 1 ? kLineAmx : kFlatAmx;
   if (wide == 2 && isa() == Isa::kAvx2) return kFlatAvx2;
   return wide == 3 ? kDeep : wide == 1 ? kLine : kFlat;
@@ -273,7 +299,7 @@ const Costs& costs_of(std::size_t wide) {
 
 double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) {
   const Problem q = winograd_bundle(p);
-  const WinogradShape shape = winograd_shape(p, kernel.taps[2]);
+  const WinogradShape shape = winograd_shape(p, kernel.taps);
   const Units units =
       units_of(kernel, shape, std::max<std::int64_t>(winograd_tiles(q, kernel.tile), 1));
   const auto tiles = static_cast<double>(units.tiles);
@@ -292,7 +318,9 @@ double estimate(const Problem& p, const Winograd* (*kernel_of)(const Problem&),
                 Cost Costs::* which) {
   const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
   if (!kernel) return kNever;
-  return microseconds(p, *kernel, costs_of(WinogradOrder(p).wide).*which);
+  const auto& [products, src, dst, weights] = costs_of(p).*which;
+  const double each = is_for_stride2(p) ? static_cast<double>(kernel->positions) : 1;
+  return microseconds(p, *kernel, {each * products, each * src, each * dst, weights});
 }
 
 double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& cost) {
@@ -301,9 +329,9 @@ double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& c
 
 }  // namespace
 
-double estimate_winograd4(const Problem& p) { return estimate(p, tiles_of_six, &Costs::f4); }
+double estimate_winograd4(const Problem& p) { return estimate(p, large_tiles, &Costs::f4); }
 
-double estimate_winograd2(const Problem& p) { return estimate(p, tiles_of_four, &Costs::f2); }
+double estimate_winograd2(const Problem& p) { return estimate(p, small_tiles, &Costs::f2); }
 
 double estimate_winograd4_bfloat16(const Problem& p) {
   return estimate_bfloat16(p, *kernels::kernels().winograd4_bfloats, kBfloats.f4);
@@ -313,9 +341,9 @@ double estimate_winograd2_bfloat16(const Problem& p) {
   return estimate_bfloat16(p, *kernels::kernels().winograd2_bfloats, kBfloats.f2);
 }
 
-std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) { return plan(p, tiles_of_six); }
+std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) { return plan(p, large_tiles); }
 
-std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) { return plan(p, tiles_of_four); }
+std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) { return plan(p, small_tiles); }
 
 std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd4_bfloats);

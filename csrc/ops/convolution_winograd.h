@@ -14,10 +14,10 @@ bool winograd_possible(const ConvolutionProblem& problem);
 // The same whatever the dtype is: why they cannot.
 const char* refuses_winograd_sizes(const ConvolutionProblem& problem);
 // Of a transform's kernel, along each dim of several; those of F(3, 4) have one more.
-inline constexpr std::int64_t kWinogradTaps = 3;
+inline constexpr std::array<std::int64_t, 3> kWinogradTaps{3, 3, 3};
 // The problem as kernels of so many taps take it.
 kernels::WinogradShape winograd_shape(const ConvolutionProblem& problem,
-                                      std::int64_t taps = kWinogradTaps);
+                                      const std::array<std::int64_t, 3>& taps = kWinogradTaps);
 // How many tiles of `tile` outputs, along d, h and w, the problem has.
 std::int64_t winograd_tiles(const ConvolutionProblem& problem,
                             const std::array<std::int64_t, 3>& tile);
@@ -37,7 +37,9 @@ struct WinogradOrder {
 };
 
 // Kernels of at most `taps` taps that a kernel is, along each dim in their order.
-WinogradSizes winograd_parts(const ConvolutionProblem& problem, std::int64_t taps);
+WinogradSizes winograd_parts(const ConvolutionProblem& problem, const WinogradSizes& taps);
+// Whether it is for tiles at stride 2: of two dims, whose kernels are alike in all that they take.
+bool is_for_stride2(const ConvolutionProblem& problem);
 
 // So many groups as fill whole blocks of src and dst are one convolution, whose weights between
 // groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.

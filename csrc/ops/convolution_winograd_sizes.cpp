@@ -37,19 +37,18 @@ WinogradSizes dilation_of(const Problem& p) {
   return dilation;
 }
 
-// Whatever the kernel and dilation.
+// Whatever the kernel, stride and dilation.
 const char* refuses_any(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd4) return "needs AVX2";
   if (p.groups != 1) return "takes one group only";
-  if (!are_all(p.stride, 1)) return "takes stride 1 only";
   if (!p.blocked()) return kOneFormat;
   return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
 }
 
 // A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
 // the padding that is left of the kernel.
-WinogradShape shape_of(const Problem& p, std::int64_t taps) {
+WinogradShape shape_of(const Problem& p, const WinogradSizes& taps) {
   const WinogradOrder order(p);
   const WinogradSizes kernel = spatial_of(p.weight_dims), dilation = dilation_of(p);
   const auto steps = [&](const WinogradSizes& sizes) {
@@ -74,6 +73,7 @@ WinogradShape shape_of(const Problem& p, std::int64_t taps) {
           .stream = p.dtype == at::kFloat &&
                     c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
                         kStreamBytes,
+          .stride = order(as_3d(p.stride, 1)),
           .dilation = order(dilation),
           .parts = each};
 }
@@ -92,10 +92,16 @@ WinogradSizes WinogradOrder::operator()(const WinogradSizes& sizes) const {
   return {at(0), at(1), at(2)};
 }
 
-WinogradSizes winograd_parts(const Problem& p, std::int64_t taps) {
+WinogradSizes winograd_parts(const Problem& p, const WinogradSizes& taps) {
   WinogradSizes parts = WinogradOrder(p)(spatial_of(p.weight_dims));
-  for (std::int64_t& each : parts) each = each > 1 ? ceil_div(each, taps) : 1;
+  for (std::size_t i = 0; i < 3; ++i) parts[i] = ceil_div(parts[i], taps[i]);
   return parts;
+}
+
+bool is_for_stride2(const Problem& p) {
+  const WinogradOrder order(p);
+  const WinogradSizes stride = order(as_3d(p.stride, 1));
+  return order.wide >= 2 && stride[1] == 2 && stride[2] == 2;
 }
 
 WinogradBundles winograd_bundles(const Problem& p) {
@@ -123,6 +129,7 @@ const char* refuses_winograd_sizes(const Problem& p) {
   const bool square = (kernel[0] == 1 || kernel[0] == 3) && kernel[1] == 3 && kernel[2] == 3;
   if (const char* refusal = refuses_any(p)) return refusal;
   if (!square) return "takes 3x3 and 3x3x3 kernels only";
+  if (!are_all(p.stride, 1)) return "takes stride 1 only";
   return are_all(p.dilation, 1) ? nullptr : "takes dilation 1 only";
 }
 
@@ -137,6 +144,11 @@ const char* refuses_winograd(const Problem& p) {
   if (winograd_bundles(p).groups > kMostGroups)
     return "takes groups of a quarter of a block and more";
   if (WinogradOrder(p).wide == 0) return "takes kernels of several taps";
+  if (!are_all(p.stride, 1)) {
+    if (!is_for_stride2(p)) return "takes stride 1, or 2 along the two dims of its tiles";
+    if (p.transposed) return "takes none that are transposed but at stride 1";
+    if (!are_all(p.dilation, 1)) return "takes dilations at stride 1 only";
+  }
   return refuses_any(winograd_bundle(p));
 }
 
@@ -153,7 +165,7 @@ const char* refuses_winograd_bfloat16(const Problem& p) {
   return p.dst_format.block == kernels::kernels().width ? nullptr : "takes the CPU's own blocks";
 }
 
-WinogradShape winograd_shape(const Problem& p, std::int64_t taps) {
+WinogradShape winograd_shape(const Problem& p, const WinogradSizes& taps) {
   WinogradShape shape = shape_of(winograd_bundle(p), taps);
   shape.groups = winograd_bundles(p).count;
   return shape;

@@ -19,7 +19,7 @@ std::int64_t winograd_padded_outputs(const Winograd& kernel, std::int64_t oc, st
 }
 
 std::int64_t winograd_u_size(const Winograd& kernel, const WinogradShape& shape) {
-  return kernel.positions * ceil_div(shape.ic, kernel.input_channels) *
+  return kernel.position_weights * ceil_div(shape.ic, kernel.input_channels) *
          winograd_padded_outputs(kernel, shape.oc, shape.block);
 }
 
@@ -71,7 +71,7 @@ at::Tensor weight_of_bundle(const Problem& p, const at::Tensor& weight, std::int
 //   [OC, parts x padded IC, *taps], dims of one tap first, with zeros for taps there are not
 at::Tensor in_parts(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const WinogradOrder order(p);
-  const WinogradShape shape = winograd_shape(p, kernel.taps[2]);
+  const WinogradShape shape = winograd_shape(p, kernel.taps);
   at::Tensor plain = weight;
   if (p.transposed) {
     Dims taps(p.spatial());
@@ -107,7 +107,7 @@ kernels::WinogradWeights weights_in_parts(const at::Tensor& weight) {
 
 // One bundle's weights to its U.
 void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& weight, float* u) {
-  const std::int64_t ic = winograd_shape(p, kernel.taps[2]).ic, width = kernel.channels / 2;
+  const std::int64_t ic = winograd_shape(p, kernel.taps).ic, width = kernel.channels / 2;
   const std::int64_t padded_oc = winograd_padded_outputs(kernel, p.dst_dims[1], p.dst_format.block);
   const bool is_own = has_own_taps(kernel, p);
   const at::Tensor own = is_own ? weight : in_parts(kernel, p, weight);
@@ -123,7 +123,7 @@ void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& wei
     }
   };
   parallel_units(ceil_div(padded_oc, kernel.channels) * parts,
-                 kernel.positions * kChannels * kernel.channels,
+                 kernel.position_weights * kChannels * kernel.channels,
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t unit = begin; unit < end; ++unit) {
                      pack_unit(unit / parts, unit % parts * kChannels);
@@ -137,7 +137,7 @@ at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Ten
   const at::Tensor weight = narrow.to(at::kFloat);
   const Problem q = winograd_bundle(p);
   const std::int64_t count = winograd_bundles(p).count,
-                     floats = winograd_u_size(kernel, winograd_shape(q, kernel.taps[2]));
+                     floats = winograd_u_size(kernel, winograd_shape(q, kernel.taps));
   const at::Tensor packed = empty_packed(count * floats, weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
