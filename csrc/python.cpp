@@ -34,11 +34,12 @@ namespace py = pybind11;
 
 namespace torch_blocked {
 
-void bind_errors(py::module_& m);      // python_errors.cpp
-void bind_wrapper(py::module_& m);     // python_wrapper.cpp
-void bind_descriptor(py::module_& m);  // python_descriptor.cpp
-void bind_graph(py::module_& m);       // python_graph.cpp
-void bind_memory(py::module_& m);      // python_memory.cpp
+void bind_errors(py::module_& m);        // python_errors.cpp
+void bind_wrapper(py::module_& m);       // python_wrapper.cpp
+void bind_descriptor(py::module_& m);    // python_descriptor.cpp
+void bind_graph(py::module_& m);         // python_graph.cpp
+void bind_direct_calls(py::module_& m);  // python_direct_calls.cpp
+void bind_memory(py::module_& m);        // python_memory.cpp
 
 namespace {
 
@@ -190,6 +191,7 @@ PYBIND11_MODULE(_C, m) {
   bind_errors(m);
   bind_descriptor(m);
   bind_graph(m);
+  bind_direct_calls(m);
   bind_memory(m);
   bind_trace(m);
   bind_wrapper(m);

@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_blocked as tb
 from torch_blocked.optimize import _is_slower
@@ -247,3 +248,43 @@ def test_what_differs_from_the_recorded_run_is_found(monkeypatch):
     with pytest.warns(UserWarning, match="differed from the model"):
         optimized = tb.optimize(nn.Conv2d(3, 16, 3).eval(), torch.randn(1, 3, 9, 9), tune=False)
     assert optimized.choice == "model"
+
+
+def test_direct_calls_are_as_others():
+    """What a call of one tensor that gives one skips: views, other sizes and types, modes."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    optimized = blocked(model, torch.randn(1, 3, 9, 9))
+    for x in (
+        torch.randn(1, 3, 9, 9),
+        torch.randn(2, 3, 12, 9),
+        torch.randn(1, 3, 9, 18)[..., ::2],
+    ):
+        assert optimized._direct((x,)) is None or x.shape == (1, 3, 9, 9)
+        result = optimized(x)
+        assert torch.equal(optimized._direct((x,)), result)
+        assert torch.equal(optimized(x), result)
+        torch.testing.assert_close(result, model(x))
+    assert optimized._direct((x.to_blocked(),)) is None
+    assert optimized._direct((x, x)) is None and optimized._direct((3,)) is None
+    assert optimized._direct(()) is None
+    with FakeTensorMode():
+        assert optimized._direct((torch.empty(1, 3, 9, 9),)) is None
+    pytest.raises(TypeError, optimized._direct, (torch.empty(1, 3, 9, 9, device="meta"),))
+    pytest.raises(RuntimeError, optimized, torch.randn(1, 4, 9, 9))
+
+
+def test_direct_calls_are_for_one_tensor():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x.relu(), x + 1
+
+    x = torch.randn(1, 8, 9, 9)
+    optimized = blocked(Two().eval(), x)
+    assert isinstance(optimized(x), tuple) and optimized._direct((x,)) is None
+    one = tb.optimize(nn.ReLU().eval(), x)
+    one.choice = "dense"
+    one(x)
+    hooked = []
+    one.register_forward_hook(lambda *args: hooked.append(args))
+    one.choice = "blocked"
+    assert one(x) is not None and len(hooked) == 1

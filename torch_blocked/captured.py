@@ -79,6 +79,14 @@ class Capture:
             for node in self.nodes
         )
 
+    def is_one_tensor(self) -> bool:
+        """Whether what it returns is an ordinary tensor and nothing else."""
+        return (
+            self.out_spec.is_leaf()
+            and len(self.outputs) == 1
+            and not (self.blocked or not isinstance(self.outputs[0], list))
+        )
+
     def rounds(self) -> bool:
         """Whether an op rounds to steps that are further apart than floats."""
         return any(node.name == "aten::round" or "quantize_" in node.name for node in self.nodes)

@@ -100,6 +100,7 @@ class OptimizedModule(nn.Module):
         self._converted: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _InParts] = OrderedDict()
+        self._direct = _C.DirectCalls()  # those of _served that need nothing of what follows
         self._lock = threading.RLock()
         self._released = False
         self._parts: nn.Module | None = None
@@ -112,6 +113,10 @@ class OptimizedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's. Raises what the model raises for arguments that it does not take, and
         TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
+        if self.choice == "blocked" and not kwargs:
+            result = self._direct(args)
+            if result is not None:
+                return result
         if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
                 return self._model(*args, **kwargs)
@@ -122,6 +127,8 @@ class OptimizedModule(nn.Module):
             form = self._find(call)
         if isinstance(form, _InParts):
             return self._parts_for(form)(*args, **kwargs)
+        if form.captured.is_one_tensor() and isinstance(call.spec, int) and self._dtype is None:
+            self._direct.add(args, form.compiled)
         by_ops = self.choice == "dense" or _C.Recorder.is_running()
         results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
         return self._results(form.captured, results)
@@ -164,6 +171,7 @@ class OptimizedModule(nn.Module):
             self._served[call.signature, call.inputs.key] = form
             if len(self._served) > _SERVED:
                 self._served.popitem(last=False)
+                self._direct.clear()
             return form
 
     def _captured(self, call: _Call) -> _Form | _InParts:
@@ -258,6 +266,7 @@ class OptimizedModule(nn.Module):
         self._forms.append(form)
         if len(self._forms) > _FORMS:
             gone = self._forms.pop(0)
+            self._direct.clear()
             for key in [key for key, each in self._served.items() if each is gone]:
                 del self._served[key]
         return form
