@@ -81,11 +81,7 @@ class Capture:
 
     def is_one_tensor(self) -> bool:
         """Whether what it returns is an ordinary tensor and nothing else."""
-        return (
-            self.out_spec.is_leaf()
-            and len(self.outputs) == 1
-            and not (self.blocked or not isinstance(self.outputs[0], list))
-        )
+        return self.out_spec.is_leaf() and not self.blocked and isinstance(self.outputs[0], list)
 
     def rounds(self) -> bool:
         """Whether an op rounds to steps that are further apart than floats."""

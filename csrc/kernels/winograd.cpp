@@ -182,7 +182,7 @@ struct KernelOf {
   }
 
   static std::int64_t m_size(const WinogradShape&, std::int64_t tiles) {
-    return T::kPositions * m_stride(tiles);
+    return tiles * m_stride(T::kPositions);
   }
 
   static void src(const WinogradShape& shape, WinogradTiles tiles, const void* from, void* v) {

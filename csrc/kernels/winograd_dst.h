@@ -219,7 +219,7 @@ struct Outputs {
 };
 
 template <typename T, int kLanes, int plane, int... rows, typename To>
-inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, To& to) {
+inline void dst_pass(Rows<rows...>, const float* m, To& to) {
   using Height = typename T::Height;
   using Width = typename T::Width;
   constexpr int kRows[] = {rows...};
@@ -227,7 +227,8 @@ inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, To& to)
   unrolled<Width::kTile>([&]<int column>() {
     const auto element = [&](int i) {
       return T::Depth::template dst<plane>([&](int depth) {
-        return Vec::loadu(m + (depth * T::kPlane + i * Width::kTile + column) * stride, kLanes);
+        return Vec::loadu(m + (depth * T::kPlane + i * Width::kTile + column) * kGroupChannels,
+                          kLanes);
       });
     };
     unrolled<sizeof...(rows)>(
@@ -252,25 +253,23 @@ inline void dst_pass(Rows<rows...>, const float* m, std::int64_t stride, To& to)
 }
 
 template <typename T, int kLanes, int plane, typename... passes, typename To>
-inline void dst_plane(Passes<passes...>, const float* m, std::int64_t stride, To& to) {
-  (dst_pass<T, kLanes, plane>(passes(), m, stride, to), ...);
+inline void dst_plane(Passes<passes...>, const float* m, To& to) {
+  (dst_pass<T, kLanes, plane>(passes(), m, to), ...);
 }
 
 // A^T M A of kLanes channels of one tile.
 template <typename T, int kLanes, typename To>
-inline void dst_tile(const float* m, std::int64_t stride, To& to) {
-  unrolled<T::Depth::kM>([&]<int plane>() {
-    dst_plane<T, kLanes, plane>(typename T::Height::DstPasses(), m, stride, to);
-  });
+inline void dst_tile(const float* m, To& to) {
+  unrolled<T::Depth::kM>(
+      [&]<int plane>() { dst_plane<T, kLanes, plane>(typename T::Height::DstPasses(), m, to); });
 }
 
 // The same by way of an array. With an epilogue for each of the 32 outputs of a 3-D tile the code
 // would be 70 KB, more than L1 holds, and take twice as long.
 template <typename T, int kLanes, typename Stored>
-inline void dst_tile_in_two(const float* m, std::int64_t stride,
-                            const DstTile<T, kLanes, Stored>& to) {
+inline void dst_tile_in_two(const float* m, const DstTile<T, kLanes, Stored>& to) {
   Outputs<T, kLanes> outputs;
-  dst_tile<T, kLanes>(m, stride, outputs);
+  dst_tile<T, kLanes>(m, outputs);
   if constexpr (Stored::kInTwo) {
     to.stored.template begin<kLanes>(&outputs.values[0][0][0][0], sizeof outputs / sizeof(float));
   }
@@ -309,11 +308,11 @@ template <typename T, int kLanes, typename Stored>
                                             .rows = left(1, at.h()),
                                             .columns = left(2, at.w()),
                                             .stored = stored};
-      const float* from = m + i * kGroupChannels;
+      const float* from = m + i * m_stride(T::kPositions);
       if constexpr (Stored::kInTwo || T::kOutputs > 16) {
-        dst_tile_in_two(from, m_stride(tiles.count), tile);
+        dst_tile_in_two(from, tile);
       } else {
-        dst_tile<T, kLanes>(from, m_stride(tiles.count), tile);
+        dst_tile<T, kLanes>(from, tile);
       }
     }
   }

@@ -55,12 +55,12 @@ TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
   if constexpr (Products::kSumVectors) sums = total;
 }
 
-// v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kGroupChannels] = v u;
-// u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that `is_begun` it is added. In fixed point
-// each tile has a scale.
+// v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kVectors * kWidth] = v u,
+// `m_step` floats from tile to tile; u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that
+// `is_begun` it is added. In fixed point each tile has a scale.
 template <typename Products, int kTiles, int kVectors, typename Number = Products::Number>
 void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead,
-              std::int64_t share, bool is_begun, const float* scales) {
+              std::int64_t share, bool is_begun, const float* scales, std::int64_t m_step) {
   using Sum = typename Products::Sum;
   constexpr int kUnrolled = kUnrolledLanes<Products>;
   Sum zeros[kVectors];
@@ -76,7 +76,7 @@ void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
       const Sum& all = sums(i, j);
-      float* to = m + i * kGroupChannels + j * kWidth;
+      float* to = m + i * m_step + j * kWidth;
       if constexpr (kIsWhole<Products>) {
         const Vec value = kIsFixed<Products> ? to_floats(all) * Vec(scales[i]) : to_floats(all);
         (is_begun ? Vec::loadu(to) + value : value).store(to);
@@ -89,7 +89,7 @@ void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const
 
 template <typename Number>
 using Multiply = void (*)(const Number*, const Number*, float*, std::int64_t, const Number*,
-                          std::int64_t, bool, const float*);
+                          std::int64_t, bool, const float*, std::int64_t);
 
 template <typename Products, int... i>
 constexpr std::array<std::array<Multiply<typename Products::Number>, 2>, sizeof...(i)> table_of(
@@ -114,6 +114,7 @@ void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std:
   const std::int64_t padded_ic = round_up(shape.ic, kWidth),
                      rows = round_up(shape.ic, Products::kChannels);
   const auto positions = static_cast<std::int64_t>(weights.of.size());
+  const std::int64_t m_step = m_stride(positions);
   const auto* scales =
       reinterpret_cast<const float*>(v + positions * v_stride<Products>(shape.ic, tiles));
   u += first_channel * weights.count * rows;
@@ -136,15 +137,15 @@ void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std:
       const auto& of_tiles = kMultiply<Products>[static_cast<std::size_t>(count - 1)];
       for (std::int64_t ic = 0; ic < shape.ic; ic += Products::kMostInputs) {
         of_tiles[static_cast<std::size_t>(channels / kWidth - 1)](
-            v + first * padded_ic + ic * count, own + ic * channels, m + first * kGroupChannels,
+            v + first * padded_ic + ic * count, own + ic * channels, m + first * m_step,
             std::min(shape.ic - ic, Products::kMostInputs),
-            ahead + ic / Products::kChannels * share, share, ic > 0, scales + first);
+            ahead + ic / Products::kChannels * share, share, ic > 0, scales + first, m_step);
         if (Products::kMostInputs >= shape.ic) break;
       }
       ahead += rows / Products::kChannels * share;
     });
     v += v_stride<Products>(shape.ic, tiles);
-    m += m_stride(tiles);
+    m += kGroupChannels;
   }
 }
 

@@ -3,11 +3,12 @@
 //   V [positions, | groups of tiles, IC vectors, tiles of the group, kWidth | + pad]
 //   U [groups of OC, weights, IC, channels of the group]; of 16 bits
 //     [groups of OC, weights, IC / 2, channels of the group, 2]
-//   M [positions, | tiles, kGroupChannels | + pad]
+//   M [tiles, | positions, kGroupChannels | + pad]
 //
 // V lets the multiplication read a group's pixels at constant offsets, and the transform write
-// whole vectors. The pad of one cache line keeps the positions, which the transforms touch
-// together, from falling into the same cache sets.
+// whole vectors; M lets the transform of dst read a tile at constant offsets. The pad of one cache
+// line keeps what is touched together, V's positions and M's tiles, from falling into the same
+// cache sets.
 #pragma once
 
 #include <algorithm>
@@ -78,7 +79,10 @@ inline std::int64_t v_stride(std::int64_t ic, std::int64_t tiles) {
   return tiles * round_up(ic, kWidth) + kLine<typename Products::Number>;
 }
 
-inline std::int64_t m_stride(std::int64_t tiles) { return tiles * kGroupChannels + kLine<float>; }
+// From one tile of M to the next: an odd number of groups of channels.
+inline constexpr std::int64_t m_stride(std::int64_t positions) {
+  return (positions | 1) * kGroupChannels;
+}
 
 // Output channels for which U and M have room: whole blocks, whole vectors.
 inline std::int64_t padded_channels(std::int64_t oc, std::int64_t block) {

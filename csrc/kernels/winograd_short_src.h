@@ -43,11 +43,11 @@ inline void src_tiles(const WinogradShape& shape, const std::array<const std::ui
                       const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
   const Corner first = corner_of(shape, at[0]), second = corner_of(shape, at[1]);
   alignas(64) std::uint8_t padded[2][T::kPositions * kWidth];
-  Steps steps = steps_of(shape);
   if (is_inside<T>(shape, first) && is_inside<T>(shape, second)) {
+    const Steps steps = steps_of(shape);
     return src_planes<T>(
-        TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)}, steps, v,
-        stride);
+        TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)},
+        tile_steps<kWidth>(shape), v, stride);
   }
   padded_tile<T, kWidth>(shape, images[0], first, padded[0]);
   padded_tile<T, kWidth>(shape, images[1], second, padded[1]);
@@ -183,9 +183,9 @@ template <typename T>
 inline void fixed_tile(const WinogradShape& shape, const std::uint16_t* image, const Walk<T>& at,
                        float factor, std::int16_t* v, std::int64_t stride) {
   const Corner corner = corner_of(shape, at);
-  Steps steps = steps_of(shape);
   if (is_inside<T>(shape, corner)) {
-    const std::uint16_t* src = image + corner.offset(steps);
+    const std::uint16_t* src = image + corner.offset(steps_of(shape));
+    const TileSteps<kWidth> steps = tile_steps<kWidth>(shape);
     prefetch_tile<T>(src + 2 * T::Width::kM * steps.pixel, steps);
     return src_planes<T>(FixedTile<typename T::Width>{src, factor}, steps, v, stride);
   }
