@@ -38,7 +38,7 @@ struct WinogradOrder {
 
 // Kernels of at most `taps` taps that a kernel is, along each dim in their order.
 WinogradSizes winograd_parts(const ConvolutionProblem& problem, const WinogradSizes& taps);
-// Whether it is for tiles at stride 2: of two dims, whose kernels are alike in all that they take.
+// Whether the last two dims of its tiles have stride 2; a third has tiles of one output then.
 bool is_for_stride2(const ConvolutionProblem& problem);
 
 // So many groups as fill whole blocks of src and dst are one convolution, whose weights between
