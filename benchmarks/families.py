@@ -1,9 +1,11 @@
 """One model of each family of timm that nobody has tuned for, optimized, beside torch and OpenVINO.
 
     python benchmarks/families.py [NAME...] --threads 2
+    python benchmarks/families.py --kinds --threads 2
 
-The smallest model of each family with ordinary images, with random weights. Each has a process of
-its own, in which all three run in interleaved rounds once their results are those of the model.
+The smallest model of each family with ordinary images, with random weights; or small nets, each
+around one kind of layer (zoo/kinds.py). Each has a process of its own, in which all three run in
+interleaved rounds once their results are those of the model.
 OpenVINO converts the module itself. See README.md."""
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from zoo import kinds
 from zoo.row import declare_torchvision_ops, make
 from zoo.timed import Timed
 
@@ -50,6 +53,8 @@ vitamin_small_224 volo_d1_224 xception41p xcit_nano_12_p8_224
 
 
 def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+    if name in kinds.KINDS:
+        return kinds.build(name)
     declare_torchvision_ops()  # timm imports torchvision
     import timm
 
@@ -135,12 +140,13 @@ def main() -> int:
         print(json.dumps(once(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help="of timm")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of timm, or a kind")
+    parser.add_argument("--kinds", action="store_true", help="all kinds of layers")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--rounds", type=positive, default=15)
     args = parser.parse_args()
     rows, ratios, faults = [], [], []
-    for name in args.names:
+    for name in args.names or (kinds.KINDS if args.kinds else NAMES):
         result = measure(name, args.threads, args.rounds)
         rows.append(row_of(name, result["ms"]))
         print(*rows[-1], *result["faults"], file=sys.stderr, flush=True)

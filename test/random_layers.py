@@ -80,6 +80,10 @@ ACTIVATIONS = (
     "{x} * torch.tanh(F.softplus({x}))",
     "{x} * torch.sigmoid(1.702 * {x})",
     "F.elu({x}).mul(0.5).add(1)",
+    "F.elu({x})",
+    "F.softplus({x})",
+    "torch.cos({x})",
+    "F.softshrink({x}) * 2",
 )
 
 

@@ -32,11 +32,17 @@ class Attention(nn.Module):
         return self.function(q, k, v, *bias)
 
 
+def turned(x):
+    return x.permute(*range(x.dim() - 2), -1, -2)
+
+
 FORMS = {
     "op": F.scaled_dot_product_attention,
     "op with a scale": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3),
     "matmul": lambda q, k, v: (0.3 * q @ k.transpose(-1, -2)).softmax(-1) @ v,
     "mul": lambda q, k, v: ((q @ k.mT) * 0.3).softmax(dim=-1) @ v,
+    "values on the left": lambda q, k, v: (v.mT @ (q @ k.mT).softmax(-1).mT).mT,
+    "permuted": lambda q, k, v: turned(turned(v) @ turned((0.3 * q @ turned(k)).softmax(-1))),
     "div": lambda q, k, v: F.softmax(q @ k.mT / math.sqrt(q.shape[-1]), v.dim() - 1) @ v,
 }
 

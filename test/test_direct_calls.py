@@ -319,7 +319,7 @@ DIRECT = {
     "resample": {
         "size": (ValueError, lambda: resample(size=(5,))),
         "scales": (ValueError, lambda: resample(scales=(2.0,))),
-        "interpolation": (ValueError, lambda: resample(interpolation=3)),
+        "interpolation": (ValueError, lambda: resample(interpolation=4)),
         "nothing": (ValueError, lambda: resample(size=(5, 0))),
         "no-pixels": (ValueError, lambda: resample(input=PHYSICAL[:, :, :0])),
         "double": (NotImplementedError, lambda: resample(PHYSICAL.double())),

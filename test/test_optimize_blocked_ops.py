@@ -62,7 +62,6 @@ LAYERS = {
         BY_US,
         lambda c: norm(nn.InstanceNorm2d(c, affine=True)),
     ),
-    "prelu of channels": ("aten::_prelu_kernel", BY_US, lambda c: norm(nn.PReLU(c))),
     "reflection_pad": ("aten::pad", BY_ATEN, lambda c: nn.ReflectionPad2d((1, 0, 2, 1))),
     "circular": ("aten::pad", BY_ATEN, lambda c: Op(lambda x: F.pad(x, (1, 1, 0, 1), "circular"))),
     "replicate": (
@@ -87,7 +86,7 @@ LAYERS = {
     ),
     "bicubic": (
         "aten::upsample_bicubic2d",
-        BY_ATEN,
+        BY_US,
         lambda c: Op(lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic")),
     ),
 }

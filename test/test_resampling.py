@@ -65,6 +65,12 @@ def test_linear(rank, align_corners, where_to):
 
 
 @pytest.mark.parametrize("where_to", WHERE_TO)
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_cubic(align_corners, where_to):
+    check(2, 17, WHERE_TO[where_to] | {"mode": "bicubic", "align_corners": align_corners})
+
+
+@pytest.mark.parametrize("where_to", WHERE_TO)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_nearest(rank, mode, where_to):
@@ -72,7 +78,7 @@ def test_nearest(rank, mode, where_to):
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_channels(channels, mode):
     check(2, channels, {"size": (9, 11), "mode": mode}, batches=(1,))
 
@@ -100,7 +106,7 @@ class Last(nn.Module):
 
 
 @pytest.mark.parametrize("channels", [7, 24])
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_images_that_are_views_of_tokens(channels, mode):
     model = Last(channels, {"scale_factor": 2, "mode": mode}).eval()
     x = torch.randn(2, 5, 4, 6)
@@ -108,7 +114,7 @@ def test_images_that_are_views_of_tokens(channels, mode):
     assert_exact(model, optimized, x)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_values_that_are_no_numbers(mode):
     """They reach the pixels that they reach in ATen."""
     model = Resampled(2, 9, {"scale_factor": 2, "mode": mode}).eval()

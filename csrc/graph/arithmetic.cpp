@@ -83,13 +83,22 @@ Term quotient(const Call& call) { return call.to.divide(call.term(0), call.term(
 Term negative(const Call& call) { return call.to.multiply(call.term(0), Term::number(-1)); }
 Term square(const Call& call) { return call.to.multiply(call.term(0), call.term(0)); }
 
+// x^n for whole n > 0, by squares.
+Term whole_power(Computation& to, const Term& x, std::int64_t n) {
+  if (n == 1) return x;
+  const Term half = whole_power(to, x, n / 2), square = to.multiply(half, half);
+  return n % 2 == 0 ? square : to.multiply(square, x);
+}
+
 Term power(const Call& call) {
   const Term x = call.term(0), exponent = call.term(1);
   if (!exponent.is_number()) return call.to.apply(Op::power_of, x, exponent);
   const double n = exponent.shift;
-  if (n == 1) return x;
-  if (n == 2) return call.to.multiply(x, x);
-  if (n == 3) return call.to.multiply(call.to.multiply(x, x), x);
+  constexpr double kMostFactors = 8;
+  if (n >= 1 && n <= kMostFactors && 2 * n == std::floor(2 * n)) {
+    const Term whole = whole_power(call.to, x, static_cast<std::int64_t>(n));
+    return n == std::floor(n) ? whole : call.to.multiply(whole, call.to.apply(Op::sqrt, x));
+  }
   if (n == 0.5) return call.to.apply(Op::sqrt, x);
   if (n == -0.5) return call.to.apply(Op::rsqrt, x);
   if (n == -1) return call.to.apply(Op::reciprocal, x);
@@ -145,10 +154,8 @@ Term log_sigmoid(const Call& call) {  // -log(1 + e^-x)
 
 // scale * (x > 0 ? x : alpha * (e^(input_scale x) - 1))
 Term elu_of(Computation& to, const Term& x, double alpha, double scale, double input_scale) {
-  const Term positive = to.apply(Op::greater, x, Term::number(0));
-  const Term below = to.apply(Op::expm1, to.multiply(x, Term::number(input_scale)));
-  return to.apply(Op::select, positive, to.multiply(x, Term::number(scale)),
-                  to.multiply(below, Term::number(alpha * scale)));
+  const Term scaled = to.multiply(x, Term::number(input_scale));
+  return to.apply(Op::elu, scaled, scale / input_scale, alpha * scale);
 }
 
 Term elu(const Call& call) {
@@ -169,16 +176,24 @@ Term softsign(const Call& call) {  // x / (1 + |x|)
   return call.to.divide(x, call.to.add(call.to.apply(Op::abs, x), Term::number(1)));
 }
 
+Term hardshrink(const Call& call) {  // |x| <= lambda ? 0 : x
+  const Term x = call.term(0), size = call.to.apply(Op::abs, x);
+  const Term is_small = call.to.apply(Op::less_equal, size, Term::number(call.number(1, 0.5)));
+  return call.to.apply(Op::select, is_small, Term::number(0), x);
+}
+
+Term softshrink(const Call& call) {  // x - clamp(x, -lambda, lambda)
+  const double lambda = call.number(1, 0.5);
+  const Term inside = call.to.clamp(call.term(0), -lambda, lambda);
+  return call.to.add(call.term(0), call.to.multiply(inside, Term::number(-1)));
+}
+
 Term threshold(const Call& call) {
   const Term x = call.term(0);
   return call.to.apply(Op::select, call.to.apply(Op::less_equal, x, call.term(1)), call.term(2), x);
 }
 
-Term prelu(const Call& call) {
-  const Term x = call.term(0), weight = call.term(1);
-  return call.to.apply(Op::select, call.to.apply(Op::greater, x, Term::number(0)), x,
-                       call.to.multiply(x, weight));
-}
+Term prelu(const Call& call) { return call.to.apply(Op::prelu, call.term(0), call.term(1)); }
 
 Term where(const Call& call) {
   return call.to.apply(Op::select, call.term(0), call.term(1), call.term(2));
@@ -263,6 +278,8 @@ constexpr auto kRows = std::to_array<Row>({
     {"softplus", "", softplus},
     {"softsign", "", softsign},
     {"log_sigmoid", "", log_sigmoid},
+    {"hardshrink", "", hardshrink},
+    {"softshrink", "", softshrink},
     {"threshold", "", threshold},
     {"sigmoid", "", unary<Op::sigmoid>},
     {"tanh", "", unary<Op::tanh>},

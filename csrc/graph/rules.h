@@ -123,6 +123,9 @@ bool join_token_layers(Rewrite& rewrite);
 // sums_of_layers.cpp: convolutions and affines of the same image that are summed become one.
 void simplify_sums(Rewrite& rewrite);
 
+// nodes/program.cpp: programs of one image that only they read run in the layer that makes it.
+void join_programs(Rewrite& rewrite);
+
 // one_by_one.cpp: 1x1 convolutions behind another become one, and move before what enlarges images.
 void simplify_products(Rewrite& rewrite);
 

@@ -282,6 +282,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   for (const NodeKind* kind : kKinds) kind->fuse(rewrite);
   take(rewrite);
   for (const NodeKind* kind : kKinds) kind->combine(rewrite);
+  join_programs(rewrite);
   drop_dead(graph);
 }
 

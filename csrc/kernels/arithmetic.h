@@ -13,6 +13,13 @@ template <typename V>
 struct Fast {
   static V times_sigmoid(const V& x, const V& y) { return x / (V(1) + y.neg().exp()); }
   static V tanh(const V& x) { return x.tanh(); }
+  static V exp(const V& x) { return x.exp(); }
+  static V expm1(const V& x) { return x.expm1(); }
+  static V erf(const V& x) { return x.erf(); }
+  // Above 20 it is x to the last bit, and e^x would overflow.
+  static V softplus(const V& x) {
+    return V::blendv(at::vec::minimum(x, V(20)).exp().log1p(), x, x > V(20));
+  }
   static V mish(const V& x) {  // log(1 + e^20) is large enough for a tanh of 1
     return x * at::vec::minimum(x, V(20)).exp().log1p().tanh();
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/arithmetic.h"
-#include "kernels/finish.h"
+#include "kernels/functions.h"
 
 namespace torch_blocked::kernels {
 
@@ -14,6 +14,10 @@ struct Fast<CPU_CAPABILITY::Vec> {
     return CPU_CAPABILITY::times_sigmoid(x, y);
   }
   static Vec tanh(const Vec& x) { return CPU_CAPABILITY::tanh(x); }
+  static Vec exp(const Vec& x) { return CPU_CAPABILITY::exponential(x); }
+  static Vec expm1(const Vec& x) { return CPU_CAPABILITY::exponential_less_one(x); }
+  static Vec erf(const Vec& x) { return CPU_CAPABILITY::erf(x); }
+  static Vec softplus(const Vec& x) { return CPU_CAPABILITY::softplus(x); }
   static Vec mish(const Vec& x) { return CPU_CAPABILITY::mish(x); }
 };
 

@@ -23,20 +23,37 @@ void weigh(const WeighedRows& w) {
 }
 
 // A pixel is kLanes, or t.block if that is 0.
-template <int kLanes>
+template <int kLanes, int kTaps>
 void resample(const PixelTaps& t, const float* src, float* dst) {
   const std::int64_t lanes = kLanes == 0 ? t.block : kLanes;
   for (std::int64_t pixel = 0; pixel < t.pixels; ++pixel, dst += lanes) {
-    const std::int64_t* offsets = t.offsets + pixel * t.taps;
-    if (t.taps == 1) {
+    const std::int64_t* offsets = t.offsets + pixel * kTaps;
+    if constexpr (kTaps == 1) {
       std::copy_n(src + *offsets, lanes, dst);
       continue;
     }
-    const float *a = src + offsets[0], *b = src + offsets[1], *weights = t.weights + pixel * 2;
-    const Vec first(weights[0]), second(weights[1]);
+    const float* last = src + offsets[kTaps - 1];
+    Vec weights[kTaps];
+    unrolled<kTaps>([&]<int tap>() { weights[tap] = Vec(t.weights[pixel * kTaps + tap]); });
     for_lanes(lanes, [&](std::int64_t i, std::int64_t count) {
-      store(at::vec::fmadd(load(a + i, count), first, load(b + i, count) * second), dst + i, count);
+      Vec sum = load(last + i, count) * weights[kTaps - 1];
+      unrolled<kTaps - 1>([&]<int tap>() {
+        sum = at::vec::fmadd(load(src + offsets[tap] + i, count), weights[tap], sum);
+      });
+      store(sum, dst + i, count);
     });
+  }
+}
+
+template <int kLanes>
+void resample(const PixelTaps& t, const float* src, float* dst) {
+  switch (t.taps) {
+    case 1:
+      return resample<kLanes, 1>(t, src, dst);
+    case 2:
+      return resample<kLanes, 2>(t, src, dst);
+    default:
+      return resample<kLanes, 4>(t, src, dst);
   }
 }
 

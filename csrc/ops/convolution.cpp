@@ -186,6 +186,7 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
 ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(p.dst_format.physical_shape(p.dst_dims));
   plan.loops_only = plan.loops_only && !p.epilogue.residual;  // it may have to be copied
+  plan.calls_on_stored = false;
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
               floats](const ConvolutionBuffers& buffers) {
     const auto* residual = static_cast<const float*>(buffers.residual);

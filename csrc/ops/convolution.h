@@ -44,11 +44,16 @@ struct ConvolutionProblem {
   bool blocked() const { return src_format == dst_format && src_format.is_blocked(); }
 };
 
+// Called for `pixels` pixels of dst from `first` on, all of one row of [N, blocks of channels],
+// once they are stored and by who stored them, while they are in its caches.
+using OnStored = std::function<void(std::int64_t row, std::int64_t first, std::int64_t pixels)>;
+
 // The data of one run, in the formats that the problem names. bias has OC elements, or is null;
 // residual is in dst's format, and null unless the epilogue adds it.
 struct ConvolutionBuffers {
   const void *src, *weights, *bias, *residual;
   void* dst;
+  const OnStored* on_stored = nullptr;  // null unless the plan calls it
 };
 
 // A problem made ready to run: it owns primitives and sizes, so one thread runs it at a time.
@@ -59,6 +64,8 @@ struct ConvolutionPlan {
   std::function<void(const ConvolutionBuffers& buffers)> run;
   // All that run() does is in loops of share_units: threads may go through it together.
   bool loops_only = false;
+  // run() calls on_stored for each pixel of dst once.
+  bool calls_on_stored = false;
   // What pack() makes, with oneDNN's dims (G,) O, I, *kernel; nothing where no descriptor can say
   // it.
   std::optional<Descriptor> weights_desc = {};

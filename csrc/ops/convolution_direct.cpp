@@ -215,6 +215,20 @@ kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
   return tiles;
 }
 
+// Whether dst is written in vectors that are whole blocks, pixel after pixel.
+bool writes_rows(const Problem& p, const std::vector<Direct>& phases) {
+  const Direct& d = phases.front();
+  return p.dst_format.is_blocked() && d.dst_block == d.sizes().width && d.whole();
+}
+
+// For pixels of a group's vectors, the first of which is at dst[to].
+void call_on_stored(const Direct& d, std::int64_t image, const Group& group, std::int64_t to,
+                    std::int64_t pixels, const OnStored& on_stored) {
+  const std::int64_t first = to / d.dst_block % Direct::volume(d.dst);
+  const std::int64_t row = image * d.dst_blocks() + group.first / d.dst_block;
+  for (std::int64_t i = 0; i < group.vectors; ++i) on_stored(row + i, first, pixels);
+}
+
 // One band and one group of output channels; `src` is pixel 0 of the band, in place or in slots.
 void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& group,
               const float* src, const ConvolutionBuffers& buffers) {
@@ -231,8 +245,8 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   const std::int64_t out_bytes = d.n * d.dst_blocks() * Direct::volume(d.dst) * d.dst_block *
                                  static_cast<std::int64_t>(sizeof(float));
   kernels::DirectTiles tiles = tiles_of(d, group, buffers);
-  tiles.stream =
-      out_bytes > kStreamBytes && cut.part_steps * step >= d.ic && d.dst_block == d.sizes().width;
+  tiles.stream = out_bytes > kStreamBytes && cut.part_steps * step >= d.ic &&
+                 d.dst_block == d.sizes().width && !buffers.on_stored;
   const std::int64_t pitch = d.in_place ? d.in[2] : cut.axes[2].slots;
   // Rows that follow each other without a gap, and meet the same taps, run as one long row.
   const std::int64_t stretches = std::ssize(d.stretches);
@@ -272,6 +286,9 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
           buffers.residual ? static_cast<const float*>(buffers.residual) + to : nullptr;
       tiles.row = i;
       run(tiles);
+      if (buffers.on_stored && tiles.last) {
+        call_on_stored(d, band.image, group, to, tiles.pixels, *buffers.on_stored);
+      }
     }
   }
 }
@@ -540,6 +557,7 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
                   const at::Tensor& weight) { return pack(*work, transposed, weight); },
       .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
       .loops_only = true,
+      .calls_on_stored = writes_rows(p, work->phases),
       .row_stage = row_stage(p, first),
       .run_rows = [work,
                    columns = p.dst_dims.back()](const ConvolutionBuffers& buffers) -> RunRows {

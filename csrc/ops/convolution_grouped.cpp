@@ -296,6 +296,28 @@ at::Tensor pack(const Grouped& grouped, const at::Tensor& narrow) {
   return packed;
 }
 
+// Units are parts of rows, or rows that follow each other through d, the blocks and the images.
+void run_units(const Grouped& grouped, const GroupedConvolution& g, Range units,
+               const OnStored* on_stored) {
+  if (!on_stored) return grouped.kernel(g, units.begin, units.end);
+  // Rows that are stored before the first of them is met again.
+  constexpr std::int64_t kPixels = 1024;
+  const auto& [d, h, w] = g.axes;
+  const std::int64_t parts = ceil_div(w.out, g.part), of_block = d.out * h.out * parts;
+  const std::int64_t at_once = std::max<std::int64_t>(1, kPixels / g.part);
+  for (std::int64_t i = units.begin; i < units.end;) {
+    const std::int64_t of_rows = i % of_block;
+    const std::int64_t count = std::min({at_once, of_block - of_rows, units.end - i});
+    grouped.kernel(g, i, i + count);
+    const auto pixel_of = [&](std::int64_t unit) {
+      return unit / parts * w.out + std::min(unit % parts * g.part, w.out);
+    };
+    const std::int64_t first = pixel_of(of_rows);
+    (*on_stored)(i / of_block, first, pixel_of(of_rows + count) - first);
+    i += count;
+  }
+}
+
 void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
   std::int64_t units = 0, work = 0;
   for (const Grouped::Part& part : grouped.parts) {
@@ -313,7 +335,8 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
         convolution.bias = static_cast<const float*>(buffers.bias);
         convolution.residual = buffers.residual;
         convolution.dst = buffers.dst;
-        grouped.kernel(convolution, std::max<std::int64_t>(begin, 0), std::min(end, part.units));
+        run_units(grouped, convolution,
+                  {std::max<std::int64_t>(begin, 0), std::min(end, part.units)}, buffers.on_stored);
       }
       begin -= part.units;
       end -= part.units;
@@ -373,6 +396,7 @@ ConvolutionPlan plan(const Problem& p) {
       .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
       .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); },
       .loops_only = true,
+      .calls_on_stored = p.dst_format.is_blocked() && !p.transposed,
       .row_stage = row_stage(p, *grouped),
       .run_rows = [grouped](const ConvolutionBuffers& buffers) -> RunRows {
         return [grouped, buffers](const BlockedRows& src, const std::uint8_t* residual,

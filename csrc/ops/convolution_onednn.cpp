@@ -193,7 +193,7 @@ at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& c
 }
 
 void execute(const Problem& p, Convolution& convolution, const ConvolutionBuffers& buffers) {
-  const auto [src, weights, bias, residual, dst] = buffers;
+  const auto& [src, weights, bias, residual, dst, on_stored] = buffers;
   Primitive& primitive = convolution.primitive;
   if (p.has_bias && p.epilogue.residual) {
     primitive.execute({src, weights, dst, bias, residual});

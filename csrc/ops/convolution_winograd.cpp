@@ -109,10 +109,47 @@ kernels::WinogradDst dst_of(const WinogradShape& shape, kernels::WinogradDst dst
   return dst;
 }
 
+// Whether tiles are counted as dst is: each is of neighbouring pixels then.
+bool writes_rows(const Problem& p) {
+  return WinogradOrder(p).dims == WinogradSizes{0, 1, 2} && are_all(p.dilation, 1);
+}
+
+// For the pixels of tiles and a group of output channels, in rows of as many tiles as there are.
+void call_on_stored(const Winograd& kernel, const WinogradShape& shape, WinogradTiles tiles,
+                    std::int64_t group, std::int64_t outputs, const OnStored& on_stored) {
+  const auto& [depth, height, width] = shape.out;
+  const auto& [m_depth, m_height, m_width] = kernel.tile;
+  const std::int64_t planes = ceil_div(depth, m_depth), rows = ceil_div(height, m_height),
+                     columns = ceil_div(width, m_width), blocks = ceil_div(shape.oc, shape.block),
+                     first_block = outputs * kernel.channels / shape.block,
+                     end_block = std::min(
+                         blocks,
+                         std::max(first_block + 1, (outputs + 1) * kernel.channels / shape.block));
+  const auto call = [&](std::int64_t image, std::int64_t first, std::int64_t pixels) {
+    for (std::int64_t block = first_block; block < end_block; ++block) {
+      on_stored((image * shape.groups + group) * blocks + block, first, pixels);
+    }
+  };
+  for (std::int64_t i = tiles.first, end = i + tiles.count, count; i < end; i += count) {
+    const std::int64_t column = i % columns, row = i / columns % rows,
+                       plane = i / columns / rows % planes, image = i / columns / rows / planes;
+    count = std::min(columns - column, end - i);
+    const std::int64_t x = column * m_width,
+                       pixels = std::min((column + count) * m_width, width) - x;
+    const std::int64_t y_end = std::min((row + 1) * m_height, height);
+    for (std::int64_t z = plane * m_depth; z < std::min((plane + 1) * m_depth, depth); ++z) {
+      for (std::int64_t y = row * m_height; y < y_end; ++y) {
+        call(image, (z * height + y) * width + x, pixels);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles,
-                  const void* src, const void* weights, const kernels::WinogradDst& dst) {
+                  const void* src, const void* weights, const kernels::WinogradDst& dst,
+                  const OnStored* on_stored) {
   const Units units = units_of(kernel, shape, tiles);
   const std::int64_t u_floats = winograd_u_size(kernel, shape);
   share_units(shape.groups * units.blocks * units.groups, kLargeUnit, [&](Pieces& pieces) {
@@ -128,6 +165,7 @@ void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64
       kernel.multiply(shape, block.count, outputs, v,
                       static_cast<const float*>(weights) + group * u_floats, m);
       kernel.dst(shape, block, outputs, m, dst_of(shape, dst, group));
+      if (on_stored) call_on_stored(kernel, shape, block, group, outputs, *on_stored);
     };
     for (Range piece; pieces.next(piece);) {
       for (std::int64_t unit = piece.begin; unit < piece.end; ++unit) {
@@ -149,11 +187,15 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
       .run =
           [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps),
            tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+            WinogradShape own = shape;
+            own.stream &= !buffers.on_stored;
             run_winograd(
-                kernel, shape, tiles, buffers.src, buffers.weights,
-                {static_cast<const float*>(buffers.bias), buffers.residual, buffers.dst, epilogue});
+                kernel, own, tiles, buffers.src, buffers.weights,
+                {static_cast<const float*>(buffers.bias), buffers.residual, buffers.dst, epilogue},
+                buffers.on_stored);
           },
-      .loops_only = true};
+      .loops_only = true,
+      .calls_on_stored = writes_rows(p)};
 }
 
 namespace {
@@ -359,6 +401,7 @@ std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
   const Winograd& kernel = fixed_kernel();
   ConvolutionPlan plan = plan_winograd(p, kernel);
   plan.weights_format = "fixed " + plan.weights_format;
+  plan.calls_on_stored = false;
   plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
   plan.run = [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
               tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {

@@ -72,6 +72,6 @@ ConvolutionPlan plan_winograd(const ConvolutionProblem& problem, const kernels::
 // All `tiles` of all groups, in loops of share_units.
 void run_winograd(const kernels::Winograd& kernel, const kernels::WinogradShape& shape,
                   std::int64_t tiles, const void* src, const void* weights,
-                  const kernels::WinogradDst& dst);
+                  const kernels::WinogradDst& dst, const OnStored* on_stored = nullptr);
 
 }  // namespace torch_blocked

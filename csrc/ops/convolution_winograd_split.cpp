@@ -108,6 +108,7 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
   if (refuses_winograd3(p)) return std::nullopt;
   const Problem q = split(p);
   ConvolutionPlan inner = plan_winograd(q, *kernels::kernels().winograd3);
+  const bool calls_on_stored = inner.calls_on_stored;
   return ConvolutionPlan{
       .weights_format = text(inner.weights_format, "/split/", p.padding),
       .pack = [p, pack = std::move(inner.pack)](
@@ -121,7 +122,8 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
             ConvolutionBuffers of_split = buffers;
             of_split.src = split;
             run(of_split);
-          }};
+          },
+      .calls_on_stored = calls_on_stored};
 }
 
 }  // namespace torch_blocked

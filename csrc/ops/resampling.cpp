@@ -1,6 +1,7 @@
 #include "ops/resampling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,11 +29,31 @@ std::int64_t pixel_at(float coordinate, std::int64_t last) {
   return coordinate < static_cast<float>(last) ? static_cast<std::int64_t>(coordinate) : last;
 }
 
+// The weights of four pixels for what is `t` behind the second of them.
+// Source: ATen's get_cubic_upsample_coefficients, Keys' kernel with a = -0.75.
+std::array<float, 4> cubic_weights(float t) {
+  constexpr float a = -0.75f;
+  const auto near = [](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
+  const auto far = [](float x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
+  return {far(t + 1), near(t), near(1 - t), far(2 - t)};
+}
+
+void add_cubic(Axis& axis, float real) {
+  const std::int64_t end = axis.src - 1;
+  const float floor = std::clamp(std::floor(real), -2.f, static_cast<float>(end));
+  for (std::int64_t i = -1; i <= 2; ++i) {
+    axis.index.push_back(std::clamp<std::int64_t>(static_cast<std::int64_t>(floor) + i, 0, end));
+  }
+  const auto weights = cubic_weights(std::clamp(real - floor, 0.f, 1.f));
+  axis.weight.insert(axis.weight.end(), weights.begin(), weights.end());
+}
+
 // ATen's rules, UpSample.h: compute_scales_value, nearest_neighbor_compute_source_index and
 // area_pixel_compute_source_index, with float32 as there.
 Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
-  const bool linear = p.interpolation == Interpolation::kLinear;
-  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], linear ? 2 : 1, {}, {}};
+  const bool cubic = p.interpolation == Interpolation::kCubic;
+  const bool linear = p.interpolation == Interpolation::kLinear || cubic;
+  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], cubic ? 4 : linear ? 2 : 1, {}, {}};
   const std::optional<double>& given = p.scales[dim];
   float scale = given && *given > 0 ? static_cast<float>(1. / *given)
                                     : static_cast<float>(axis.src) / static_cast<float>(axis.dst);
@@ -49,6 +70,10 @@ Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
       continue;
     }
     float real = p.align_corners ? scale * position : scale * (position + 0.5f) - 0.5f;
+    if (cubic) {
+      add_cubic(axis, real);
+      continue;
+    }
     if (axis.src == axis.dst) real = position;
     real = std::max(real, 0.f);
     const std::int64_t first = pixel_at(real, end);
@@ -93,15 +118,17 @@ struct Resampling {
   void run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const;
 };
 
-// The rows of src that the taps of d and h reach at a time: neighbours, of which the even and the
-// odd ones have a place each.
+// The rows of src that the taps of d and h reach at a time: at most four neighbours of at most two
+// planes, which have a place each.
 class ResampledRows {
  public:
   ResampledRows(const Resampling& r, const float* src)
-      : r_(r), src_(src), memory_(static_cast<std::size_t>(4 * r.dst_row())) {}
+      : r_(r), src_(src), memory_(static_cast<std::size_t>(kPlaces * r.dst_row())) {
+    held_.fill(-1);
+  }
 
   const float* row(std::int64_t plane, std::int64_t row) {
-    const auto place = static_cast<std::size_t>(plane % 2 * 2 + row % 2);
+    const auto place = static_cast<std::size_t>(plane % 2 * kRows + row % kRows);
     float* const to = memory_.data() + static_cast<std::int64_t>(place) * r_.dst_row();
     const std::int64_t at = plane * r_.axes[1].src + row;
     if (std::exchange(held_[place], at) != at) r_.resample_row(src_, at, to);
@@ -109,10 +136,12 @@ class ResampledRows {
   }
 
  private:
+  static constexpr std::int64_t kRows = 4, kPlaces = 2 * kRows;
+
   const Resampling& r_;
   const float* src_;
   std::vector<float> memory_;
-  std::array<std::int64_t, 4> held_{-1, -1, -1, -1};
+  std::array<std::int64_t, kPlaces> held_;
 };
 
 void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const {
@@ -173,8 +202,8 @@ at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArray
     fail_value(kOp, text("a size and a scale for each of ", spatial, " dims"),
                text(size, " and ", scales), "");
   }
-  if (interpolation < 0 || interpolation > static_cast<std::int64_t>(Interpolation::kLinear)) {
-    fail_value(kOp, "interpolation 0, 1 or 2", text(interpolation), "");
+  if (interpolation < 0 || interpolation > static_cast<std::int64_t>(Interpolation::kCubic)) {
+    fail_value(kOp, "interpolation 0 to 3", text(interpolation), "");
   }
   const bool enlarges_nothing = src.pixels() == 0 || channels == 0;
   if (enlarges_nothing || std::ranges::any_of(size, [](std::int64_t each) { return each <= 0; })) {

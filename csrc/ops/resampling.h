@@ -10,13 +10,13 @@
 
 namespace torch_blocked {
 
-enum class Interpolation : std::uint8_t { kNearest, kNearestExact, kLinear };
+enum class Interpolation : std::uint8_t { kNearest, kNearestExact, kLinear, kCubic };
 
 struct ResamplingProblem {
   Interpolation interpolation;
   Dims src_dims, dst_dims;                      // of 1 to 3 spatial dims
   Format format;                                // of src and dst: channels-last or blocked
-  bool align_corners;                           // of kLinear
+  bool align_corners;                           // of kLinear and kCubic
   std::array<std::optional<double>, 3> scales;  // of the dims; none where the sizes say it
 };
 

@@ -22,20 +22,21 @@ _INTERPOLATIONS = {
     "upsample_linear1d": 2,
     "upsample_bilinear2d": 2,
     "upsample_trilinear3d": 2,
+    "upsample_bicubic2d": 3,
 }
 _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-_ALL = (*_INTERPOLATIONS, *_ANTIALIASED, "upsample_bicubic2d")
+_ALL = (*_INTERPOLATIONS, *_ANTIALIASED)
 
 
 @implements(*(getattr(aten, mode).default for mode in _INTERPOLATIONS), takes="input: blocked")
 def resample(func, input, output_size, *rest):
-    """input [N, C, *in] -> [N, C, *output_size], nearest or linear; what ATen refuses, it does."""
+    """input [N, C, *in] -> [N, C, *output_size], nearest to cubic; what ATen refuses, it does."""
     spatial = len(output_size)
     is_known = input._physical.dtype == torch.float32 and input.dim() == spatial + 2
     if not is_known or input._physical.numel() == 0 or min(output_size) <= 0:
         return per_image(func, input, output_size, *rest)
     interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
-    align_corners, *scales = rest if interpolation == 2 else (False, *rest)
+    align_corners, *scales = rest if interpolation >= 2 else (False, *rest)
     scales = [scale or 0.0 for scale in (*scales, *[None] * spatial)[:spatial]]
     physical = _tb.resample(
         input._physical, input._channels, output_size, interpolation, align_corners, scales
@@ -48,7 +49,6 @@ def _(input, channels, size, interpolation, align_corners, scales):
     return input.new_empty(*input.shape[:2], *size, input.shape[-1])
 
 
-implements(aten.upsample_bicubic2d.default)(per_image)
 for _mode in _ALL:
     implements(getattr(aten, f"{_mode}_backward").default)(per_image)
 

@@ -259,6 +259,79 @@ void find_written_out(Rewrite& rewrite, const Uses& uses, Node& node) {
   become(node, {query, key, value, bias}, {scores.scale, true});
 }
 
+// Whether a node exchanges the last two dims of what it reads.
+bool transposes_matrices(const Rewrite& rewrite, const Node& node) {
+  if (node.held.has_value() || node.read(0) == kNone) return false;
+  const auto rank = static_cast<std::int64_t>(rewrite.meta(node.output()).dims.size());
+  const auto at = [&](std::int64_t dim) { return dim < 0 ? dim + rank : dim; };
+  if (is_any(node, {"aten::mT", "aten::adjoint"})) return true;
+  if (is_any(node, {"aten::transpose", "aten::swapdims", "aten::swapaxes"}) &&
+      node.arguments.size() == 3 && is_real(node.arguments[1])) {
+    const std::int64_t a = at(node.arguments[1].constant().toInt()),
+                       b = at(node.arguments[2].constant().toInt());
+    return a + b == 2 * rank - 3 && std::abs(a - b) == 1;
+  }
+  if (node.name != "aten::permute") return false;
+  const auto order = integers(node.arguments[1], static_cast<std::size_t>(rank));
+  if (!order) return false;
+  for (std::int64_t i = 0; i < rank; ++i) {
+    const std::int64_t wanted = i < rank - 2 ? i : 2 * rank - 3 - i;
+    if (at((*order)[static_cast<std::size_t>(i)]) != wanted) return false;
+  }
+  return true;
+}
+
+// The softmax whose transposed result a product takes from the right, as non-local blocks do whose
+// values are [.., E, S]; null if it takes something else.
+Node* transposed_softmax(const Rewrite& rewrite, const Uses& uses, const Node& node) {
+  if (node.held.has_value() || !is_product(&node) || node.read(0) == kNone) return nullptr;
+  if (rewrite.graph.constants.contains(node.read(0))) return nullptr;
+  const auto only_maker = [&](Value value) -> Node* {
+    return uses.only_reader(value) ? uses.maker[Uses::at(value)] : nullptr;
+  };
+  Node* transpose = only_maker(node.read(1));
+  if (!transpose || !transposes_matrices(rewrite, *transpose)) return nullptr;
+  Node* softmax = only_maker(transpose->read(0));
+  const bool is_softmax =
+      softmax && !softmax->held.has_value() && is_softmax_of_rows(rewrite, *softmax);
+  const std::size_t rank = rewrite.meta(node.output()).dims.size();
+  return is_softmax && rewrite.meta(node.read(0)).dims.size() == rank ? softmax : nullptr;
+}
+
+// A product with a transposed softmax, value^T softmax^T, becomes (softmax value)^T.
+void turn_products(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  std::vector<Node> nodes;
+  const auto transposed = [&](Value value, Value result, const Node& origin) {
+    nodes.push_back({.name = "aten::transpose",
+                     .overload = "int",
+                     .arguments = {{ValueRef{value}}, {c10::IValue(-2)}, {c10::IValue(-1)}},
+                     .outputs = {result},
+                     .origin = origin.origin});
+  };
+  const auto turned = [&](Value value) {
+    Meta meta = rewrite.meta(value);
+    std::swap(meta.dims.back(), meta.dims[meta.dims.size() - 2]);
+    return add_value(rewrite, meta);
+  };
+  for (Node& node : rewrite.graph.nodes) {
+    const Node* softmax = transposed_softmax(rewrite, uses, node);
+    if (!softmax) {
+      nodes.push_back(node);
+      continue;
+    }
+    const Value result = node.output(), value = turned(node.read(0));
+    transposed(node.read(0), value, node);
+    node.arguments[0] = {ValueRef{softmax->output()}};
+    node.arguments[1] = {ValueRef{value}};
+    node.outputs = {turned(result)};
+    nodes.push_back(node);
+    transposed(node.output(), result, node);
+  }
+  rewrite.graph.nodes = std::move(nodes);
+  drop_dead(rewrite.graph);
+}
+
 // Attention writes [B, T, H, E], of which what its op returns is a view.
 void transpose_results(Rewrite& rewrite) {
   std::vector<Node> nodes;
@@ -283,6 +356,7 @@ void transpose_results(Rewrite& rewrite) {
 }
 
 void find(Rewrite& rewrite) {
+  turn_products(rewrite);
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     find_op(rewrite, node);

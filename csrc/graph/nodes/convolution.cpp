@@ -286,6 +286,31 @@ std::optional<Slot> residual_of(const Step& step) {
   return residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
 }
 
+// The program on what the convolution stores; nothing if there is none.
+std::shared_ptr<const StoredProgramRun> stored_run_of(const Step& step,
+                                                      const ConvolutionProblem& p) {
+  const auto& program = step.node->as<Convolution>()->stored;
+  if (!program) return nullptr;
+  return std::make_shared<const StoredProgramRun>(*program, p.dst_dims, p.dst_format);
+}
+
+OnStored on_stored_of(const StoredProgramRun& program, void* dst) {
+  return [&program, to = static_cast<float*>(dst)](std::int64_t row, std::int64_t first,
+                                                   std::int64_t pixels) {
+    program(to, row, first, pixels);
+  };
+}
+
+RunRows followed_by(std::shared_ptr<const StoredProgramRun> program, RunRows run_rows,
+                    std::int64_t columns) {
+  return [program = std::move(program), run_rows = std::move(run_rows), columns](
+             const BlockedRows& src, const std::uint8_t* residual, const BlockedRows& dst,
+             Range rows) {
+    run_rows(src, residual, dst, rows);
+    program->rows(dst, columns, rows);
+  };
+}
+
 Prepared prepare_alone(const Step& step, const Choice& choice, const Running& running) {
   const Convolution& c = *step.node->as<Convolution>();
   auto named = plan_convolution(choice.problem, choice.implementation);
@@ -301,7 +326,8 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   const std::optional<Slot> residual = residual_of(step);
-  const bool loops_only = plan.loops_only;
+  const auto stored = stored_run_of(step, choice.problem);
+  const bool loops_only = plan.loops_only && (!stored || plan.calls_on_stored);
   RunRows run_rows;
   if (plan.row_stage) {
     run_rows = plan.run_rows({.src = nullptr,
@@ -309,13 +335,19 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
                               .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                               .residual = nullptr,
                               .dst = nullptr});
+    if (stored) run_rows = followed_by(stored, std::move(run_rows), choice.problem.dst_dims.back());
   }
-  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst] {
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst,
+           stored] {
+            void* to = tensors[dst].mutable_data_ptr();
+            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
             plan.run({.src = tensors[src].const_data_ptr(),
                       .weights = packed.const_data_ptr(),
                       .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                       .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
-                      .dst = tensors[dst].mutable_data_ptr()});
+                      .dst = to,
+                      .on_stored = stored && plan.calls_on_stored ? &on_stored : nullptr});
+            if (stored && !plan.calls_on_stored) stored->all(static_cast<float*>(to));
           },
           loops_only, std::move(run_rows)};
 }
@@ -359,14 +391,18 @@ Prepared prepare_gathered(const Step& step, const Choice& choice, const Running&
                                                 [&] { return plan.pack(c.weight.values()); });
   const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
   const std::optional<Slot> residual = residual_of(step);
-  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, srcs, residual,
+  const auto stored = stored_run_of(step, choice.problem);
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, srcs, residual, stored,
            dst = step.writes[0]] {
+            void* to = tensors[dst].mutable_data_ptr();
+            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
             plan.run(data_of(tensors, srcs),
                      {.src = nullptr,
                       .weights = packed.const_data_ptr(),
                       .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                       .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
-                      .dst = tensors[dst].mutable_data_ptr()});
+                      .dst = to,
+                      .on_stored = stored ? &on_stored : nullptr});
           },
           true};
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/stored_program.h"
 #include "graph/rules.h"
 #include "ops/convolution.h"
 #include "ops/linear.h"
@@ -18,6 +19,7 @@ struct Convolution {
   bool transposed;
   std::int64_t groups;
   Epilogue epilogue = {};
+  std::optional<StoredProgram> stored = {};  // what comes after the epilogue
 };
 
 struct Linear {

@@ -52,7 +52,7 @@ constexpr auto kResamplers = std::to_array<Resampler>(
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bilinear2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
       }},
-     {"aten::upsample_bicubic2d", std::nullopt,
+     {"aten::upsample_bicubic2d", Interpolation::kCubic,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bicubic2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
       }},

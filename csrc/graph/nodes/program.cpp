@@ -3,13 +3,12 @@
 // cache.
 #include "kernels/program.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <array>
 
 #include "graph/arithmetic.h"
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/layers.h"
 #include "graph/nodes/quantized.h"
 #include "graph/planner.h"
 #include "kernels/kernels.h"
@@ -203,6 +202,39 @@ void combine(Rewrite& rewrite) {
   read_bytes(rewrite);
 }
 
+// The convolution whose result a program goes over, reading nothing else but constants; null if
+// there is none. A vector of more channels than a strip has floats cannot be spread over one in all
+// formats.
+Node* convolution_before(const Rewrite& rewrite, const Node& node, const Uses& uses) {
+  const auto* program = node.as<PointwiseProgram>();
+  if (!program || !program->is_image || program->dtype != at::kFloat || program->dst)
+    return nullptr;
+  const Meta& result = rewrite.meta(node.output());
+  const bool fits = node.arguments.size() == 1 && node.read(0) == program->like &&
+                    program->bytes.empty() && result.dims[1] <= ProgramRow::kMostLanes;
+  Node* maker = fits ? uses.maker[Uses::at(program->like)] : nullptr;
+  const auto* convolution = maker ? maker->as<Convolution>() : nullptr;
+  if (!convolution || uses.only_reader(program->like) != &node) return nullptr;
+  return rewrite.meta(program->like) == result ? maker : nullptr;
+}
+
+}  // namespace
+
+void join_programs(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    Node* maker = convolution_before(rewrite, node, uses);
+    if (!maker) continue;
+    auto& program = *node.as<PointwiseProgram>();
+    maker->as<Convolution>()->stored = StoredProgram{program.instructions, program.vectors};
+    maker->name = joined_name(maker->name, node);
+    maker->outputs = std::exchange(node.outputs, {});
+  }
+  sweep(rewrite.graph);
+}
+
+namespace {
+
 // ---- sizes and formats --------------------------------------------------------------------------
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -230,6 +262,8 @@ double cost(Planner& planner, const Node& node, Format format) {
 // The result as rows of pixels of lanes; `blocks` rows are an image.
 struct Rows {
   std::int64_t rows = 1, blocks = 1, pixels, lanes = 1, tail = 0;
+
+  std::int64_t channels() const { return tail == 0 ? lanes : tail; }  // of the last block
 };
 
 Rows rows_of(const SlotPlan& dst) {
@@ -263,10 +297,7 @@ std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
     operands.push_back(std::move(operand));
   });
   for (const at::Tensor& vector : program.vectors) {
-    const std::int64_t channels = dst.dims[1];
-    at::Tensor padded = at::zeros({dst.format.lanes(channels) * dst.format.blocks(channels)});
-    padded.narrow(0, 0, channels).copy_(vector);
-    operands.push_back({Kind::kLanes, std::nullopt, std::move(padded)});
+    operands.push_back({Kind::kLanes, std::nullopt, padded_vector(vector, dst.format)});
   }
   return operands;
 }
@@ -340,7 +371,7 @@ class ProgramRun {
                       of);
     // A byte of 0 is another number than 0, bfloat16's is the same.
     const bool ends_in_tail = row % rows_.blocks == rows_.blocks - 1;
-    if (ends_in_tail && !dst_) clear_tail(of.dst, pixels);
+    if (ends_in_tail && !dst_) clear_lanes(of.dst, pixels, rows_.lanes, rows_.channels());
     if (dtype_ == at::kBFloat16) {
       auto* bits = static_cast<std::uint16_t*>(dst.mutable_data_ptr()) + at;
       table.narrow_floats(numbers, bits, pixels * rows_.lanes);
@@ -348,7 +379,7 @@ class ProgramRun {
     if (!dst_) return;
     auto* bytes = dst.mutable_data_ptr<std::uint8_t>() + at;
     table.quantize(*dst_, numbers, bytes, pixels * rows_.lanes);
-    if (ends_in_tail) clear_tail(bytes, pixels);
+    if (ends_in_tail) clear_lanes(bytes, pixels, rows_.lanes, rows_.channels());
   }
 
   // Elements of a tensor.
@@ -390,15 +421,6 @@ class ProgramRun {
     const auto* bytes = src.const_data_ptr<std::uint8_t>() + begin;
     kernels::kernels().dequantize(*operand.bytes, bytes, numbers, count);
     return {kind, numbers, stride};
-  }
-
-  template <typename Number>
-  void clear_tail(Number* dst, std::int64_t pixels) const {
-    if (rows_.tail == 0) return;
-    for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
-      Number* lanes = dst + pixel * rows_.lanes;
-      std::fill(lanes + rows_.tail, lanes + rows_.lanes, Number{0});
-    }
   }
 
   const std::vector<at::Tensor>& tensors_;
