@@ -265,14 +265,17 @@ template <typename Along, typename Across, typename Products = WinogradFloats,
 constexpr const Winograd& kKernel = KernelOf<Tile<Along, Across, Across>, Products, Number>::kTable;
 
 extern const Winograd winograd2, winograd4, winograd4_1d, winograd2_3d, winograd4_3d, winograd3,
-    winograd3_1d, winograd2_stride2, winograd4_stride2, winograd4_stride2_4taps,
-    winograd4_stride2_5taps, winograd4_stride2_6taps, winograd2_bfloats, winograd4_bfloats,
-    winograd4_words, winograd4_words_vnni, winograd4_fixed, winograd4_fixed_vnni;
+    winograd3_1d, winograd4_2taps, winograd4_2taps_1d, winograd2_stride2, winograd4_stride2,
+    winograd4_stride2_4taps, winograd4_stride2_5taps, winograd4_stride2_6taps, winograd2_bfloats,
+    winograd4_bfloats, winograd4_words, winograd4_words_vnni, winograd4_fixed, winograd4_fixed_vnni;
 constinit const Winograd winograd2 = kKernel<F1, F2>, winograd4 = kKernel<F1, F4>,
                          winograd2_3d = kKernel<F2, F2>, winograd4_3d = kKernel<F2, F4>,
                          winograd3 = kKernel<F1, F3>,
                          winograd4_1d = KernelOf<Tile<F1, F1, F4>, WinogradFloats, float>::kTable,
                          winograd3_1d = KernelOf<Tile<F1, F1, F3>, WinogradFloats, float>::kTable,
+                         winograd4_2taps = kKernel<F1, F4Of2>,
+                         winograd4_2taps_1d =
+                             KernelOf<Tile<F1, F1, F4Of2>, WinogradFloats, float>::kTable,
                          winograd2_stride2 = kKernel<F1, AtStride2<F2Of2, OneTap<2>>>,
                          winograd4_stride2 = kKernel<F1, AtStride2<F4Of2, OneTap<4>>>,
                          winograd4_stride2_4taps = kKernel<F1, AtStride2<F4Of2, F4Of2>>,

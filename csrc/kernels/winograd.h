@@ -21,8 +21,9 @@ struct WinogradShape {
   std::int64_t ic, oc, block, src_ic;
   std::array<std::int64_t, 3> in, out, padding;
   std::array<std::int64_t, 3> in_steps,
-      out_steps;  // numbers from one plane, row, pixel to the next
-  bool stream;    // write dst past the cache
+      out_steps;           // numbers from one plane, row, pixel to the next
+  std::int64_t out_block;  // and from one block of channels of dst
+  bool stream;             // write dst past the cache
   std::array<std::int64_t, 3> stride{1, 1, 1}, dilation{1, 1, 1}, parts{1, 1, 1};
   std::int64_t groups = 1;          // of src_ic and oc channels, beside each other in src and dst
   std::uint8_t padding_number = 0;  // what stands for 0, in src of bytes

@@ -286,7 +286,7 @@ template <typename T, int kLanes, typename Stored>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {
   const Steps steps{shape.out_steps[0], shape.out_steps[1], shape.out_steps[2]};
-  const std::int64_t block_size = block_size_of(shape.out, shape.block);
+  const std::int64_t block_size = shape.out_block;
   const std::int64_t blocks = (shape.oc + shape.block - 1) / shape.block;
   const std::int64_t first = group * kGroupChannels;
   const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);

@@ -165,6 +165,11 @@ std::optional<ConvolutionPlan> plan_winograd3(const ConvolutionProblem& problem)
 double estimate_winograd3(const ConvolutionProblem& problem);
 const char* refuses_winograd3(const ConvolutionProblem& problem);
 
+// convolution_winograd_phases.cpp: transposed kernels with strides, as several at stride 1.
+std::optional<ConvolutionPlan> plan_winograd_phases(const ConvolutionProblem& problem);
+double estimate_winograd_phases(const ConvolutionProblem& problem);
+const char* refuses_winograd_phases(const ConvolutionProblem& problem);
+
 // convolution_strassen.cpp: 1x1 kernels by seven eighths of the products. Only optimize runs it,
 // where it was measured to be fastest: it takes a NaN to other pixels.
 std::optional<ConvolutionPlan> plan_strassen(const ConvolutionProblem& problem);

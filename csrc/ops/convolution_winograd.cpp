@@ -371,6 +371,20 @@ double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& c
 
 }  // namespace
 
+double winograd_microseconds(const Problem& p, const Winograd& kernel) {
+  const auto& [products, src, dst, weights] = costs_of(p).f4;
+  const Cost& position = (isa() == Isa::kAmx    ? kStride2Amx
+                          : isa() == Isa::kAvx2 ? kStride2Avx2
+                                                : kStride2)
+                             .f4;
+  const bool has_own = kernel.positions == (WinogradOrder(p).wide == 1 ? 6 : 36);
+  if (has_own) return microseconds(p, kernel, {products, src, dst, weights});
+  const auto each = static_cast<double>(kernel.positions);
+  return microseconds(
+      p, kernel,
+      {each * position.products, each * position.src, each * position.dst, position.weights});
+}
+
 double estimate_winograd4(const Problem& p) { return estimate(p, large_tiles, &Costs::f4); }
 
 double estimate_winograd2(const Problem& p) { return estimate(p, small_tiles, &Costs::f2); }

@@ -67,6 +67,8 @@ kernels::WinogradWeights winograd_weights(const ConvolutionProblem& problem,
 //   -> U, one after the other where there are groups
 at::Tensor pack_winograd(const kernels::Winograd& kernel, const ConvolutionProblem& problem,
                          const at::Tensor& weight);
+// How long `kernel`, one with the largest tiles, should take for such a problem.
+double winograd_microseconds(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // How `kernel` runs a problem that it can run.
 ConvolutionPlan plan_winograd(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // All `tiles` of all groups, in loops of share_units.

@@ -70,6 +70,7 @@ WinogradShape shape_of(const Problem& p, const WinogradSizes& taps) {
           .padding = order(padding),
           .in_steps = steps(spatial_of(p.src_dims)),
           .out_steps = steps(spatial_of(p.dst_dims)),
+          .out_block = c10::multiply_integers(spatial_of(p.dst_dims)) * p.dst_format.block,
           .stream = p.dtype == at::kFloat &&
                     c10::multiply_integers(p.dst_dims) * static_cast<std::int64_t>(sizeof(float)) >
                         kStreamBytes,
