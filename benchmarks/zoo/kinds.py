@@ -212,7 +212,7 @@ def perceptron():
 # By the name of a torch.nn module, which all layers of convolutions() have.
 ACTIVATIONS = (
     "ReLU LeakyReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardsigmoid Softplus Softsign Sigmoid "
-    "Tanh Tanhshrink Softshrink LogSigmoid"
+    "Tanh Tanhshrink LogSigmoid"
 ).split()
 
 

@@ -29,10 +29,18 @@ constexpr std::int64_t kStrip = ProgramRow::kMostLanes;
 // From one strip to the next, in other sets of L1: 4 KB apart, all would share them.
 constexpr std::int64_t kApart = kStrip + 16;
 
+// Where a strip of an operand lies. `mask` is 0 for one vector that all pixels read, else all bits.
+struct Place {
+  const float* data;
+  std::int64_t mask = -1;
+
+  Vec vector(std::int64_t i, std::int64_t lanes) const { return load(data + (i & mask), lanes); }
+};
+
 // One instruction on `count` floats of each place.
 struct Strip {
   const Instruction& instruction;
-  const float *x, *y, *z;
+  Place x, y, z;
   float* dst;
   std::int64_t count;
 
@@ -47,9 +55,9 @@ struct Strip {
     constexpr std::int64_t reads = arity(op);
     // Copies of members, which a store might change for all that GCC knows.
     const auto one = [=, x = x, y = y, z = z, dst = dst](std::int64_t i, std::int64_t lanes) {
-      const Vec a = at::vec::fmadd(load(x + i, lanes), x_scale, x_shift);
-      const Vec b = reads > 1 ? at::vec::fmadd(load(y + i, lanes), y_scale, y_shift) : a;
-      const Vec c = reads > 2 ? load(z + i, lanes) : a;
+      const Vec a = at::vec::fmadd(x.vector(i, lanes), x_scale, x_shift);
+      const Vec b = reads > 1 ? at::vec::fmadd(y.vector(i, lanes), y_scale, y_shift) : a;
+      const Vec c = reads > 2 ? z.vector(i, lanes) : a;
       store(compute(op, a, b, c, alpha, beta), dst + i, lanes);
     };
     const std::int64_t end = count;
@@ -94,13 +102,17 @@ void run_program(const Program& program, const ProgramRow& row) {
   alignas(64) float filled[kOperands][kApart];  // of the operands that are not in memory so
   alignas(64) float strips[Program::kMostStrips][kApart];
   alignas(64) static constexpr float kZeros[kStrip] = {};
-  const float* places[Program::kZeros + 1];
-  places[Program::kZeros] = kZeros;
+  Place places[Program::kZeros + 1];
+  places[Program::kZeros] = {kZeros};
   const std::int64_t step = kStrip / row.lanes;  // pixels of a strip
-  for (std::int64_t i = 0; i < Program::kMostStrips; ++i) places[kOperands + i] = strips[i];
+  for (std::int64_t i = 0; i < Program::kMostStrips; ++i) places[kOperands + i] = {strips[i]};
   for (std::int64_t i = 0; i < program.operands; ++i) {
-    if (row.operands[i].kind != Kind::kFull) places[i] = filled[i];
+    if (row.operands[i].kind != Kind::kFull) places[i] = {filled[i]};
     if (row.operands[i].kind != Kind::kLanes) continue;
+    if (row.lanes == kWidth) {
+      places[i] = {row.operands[i].data, 0};
+      continue;
+    }
     repeat_lanes(row.operands[i].data, row.lanes, filled[i],
                  std::min(step, row.pixels) * row.lanes);
   }
@@ -108,7 +120,7 @@ void run_program(const Program& program, const ProgramRow& row) {
     const std::int64_t count = std::min(step, row.pixels - pixel) * row.lanes;
     for (std::int64_t i = 0; i < program.operands; ++i) {
       const ProgramOperand& operand = row.operands[i];
-      if (operand.kind == Kind::kFull) places[i] = operand.data + pixel * row.lanes;
+      if (operand.kind == Kind::kFull) places[i] = {operand.data + pixel * row.lanes};
       if (operand.kind == Kind::kPixels) {
         spread_pixels_of(operand, pixel, row.lanes, filled[i], count);
       }

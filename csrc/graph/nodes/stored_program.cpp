@@ -66,9 +66,11 @@ void StoredProgramRun::all(float* dst) const {
 }
 
 void StoredProgramRun::rows(const BlockedRows& dst, std::int64_t columns, Range rows) const {
+  const std::int64_t row_bytes = columns * lanes_ * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t at_once = dst.row == row_bytes ? rows.end - rows.begin : 1;
   for (std::int64_t block = 0; block < blocks_; ++block) {
-    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-      (*this)(reinterpret_cast<float*>(dst.at(block, row)), block, columns);
+    for (std::int64_t row = rows.begin; row < rows.end; row += at_once) {
+      (*this)(reinterpret_cast<float*>(dst.at(block, row)), block, at_once* columns);
     }
   }
 }
