@@ -173,6 +173,7 @@ UNARY = {
     "hardswish": F.hardswish, "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.3], dtype=x.dtype)), "elu": F.elu,
     "elu of numbers": lambda x: F.elu(x, 0.7), "celu": lambda x: F.celu(x, 0.6), "selu": F.selu,
+    "celu below zero": lambda x: F.celu(x, -0.8),
     "gelu": F.gelu, "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
     "mish": F.mish, "softplus": F.softplus, "softplus of numbers": lambda x: F.softplus(x, 2.0),
     "softsign": F.softsign, "logsigmoid": F.logsigmoid,

@@ -152,8 +152,9 @@ Term log_sigmoid(const Call& call) {  // -log(1 + e^-x)
   return call.to.multiply(call.to.apply(Op::softplus, x), Term::number(-1));
 }
 
-// scale * (x > 0 ? x : alpha * (e^(input_scale x) - 1))
+// scale * (x > 0 ? x : alpha * (e^(input_scale x) - 1)), where input_scale keeps the sign of x
 Term elu_of(Computation& to, const Term& x, double alpha, double scale, double input_scale) {
+  if (!(input_scale > 0) || !std::isfinite(input_scale)) throw NotKnown();
   const Term scaled = to.multiply(x, Term::number(input_scale));
   return to.apply(Op::elu, scaled, scale / input_scale, alpha * scale);
 }

@@ -129,6 +129,9 @@ const char* refuses_winograd_phases(const Problem& p) {
   if (p.spatial() > 2) return "is for images and signals";
   if (!p.blocked()) return "reads and writes one blocked format only";
   if (p.dst_format.block % 8 != 0) return "takes blocks of whole vectors only";
+  for (std::size_t i = 0; i < p.spatial(); ++i) {  // so that there are no more phases than taps
+    if (p.weight_dims[2 + i] < p.stride[i]) return "takes no kernels smaller than their stride";
+  }
   const ConvolutionPhases phases(p);
   if (!kernel_of(p, most_taps(phases))) return "takes 2 to 4 taps for each output and dim";
   const auto fits = [](const ConvolutionPhase& phase) {

@@ -52,7 +52,7 @@ void StoredProgramRun::operator()(float* dst, std::int64_t row, std::int64_t fir
 }
 
 void StoredProgramRun::all(float* dst) const {
-  // So many floats stay in L1 or L2 from one instruction to the next anyway.
+  // Some strips: few enough for all threads to have work.
   constexpr std::int64_t kUnit = 8 * kernels::ProgramRow::kMostLanes;
   const std::int64_t most = std::max<std::int64_t>(1, kUnit / lanes_),
                      parts = ceil_div(pixels_, most);
