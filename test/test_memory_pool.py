@@ -57,9 +57,11 @@ def test_parts_of_what_died_are_used_and_joined_again():
     large = blocked(32)
     begin = large.data_ptr()
     del large
-    parts = [blocked(megabytes, fill) for fill, megabytes in enumerate((8, 20, 4))]
+    # What is left is more than a quarter above each request, or all of it would be given at once.
+    parts = [blocked(megabytes, fill) for fill, megabytes in enumerate((8, 16, 8))]
     assert _C.idle_pool_bytes() == 0
-    assert sorted(each.data_ptr() for each in parts)[0] == begin
+    offsets = sorted(each.data_ptr() - begin for each in parts)
+    assert offsets == [0, 8 * MEGABYTE, 24 * MEGABYTE]
     assert all((part == fill).all() for fill, part in enumerate(parts))
     del parts
     idle = _C.idle_pool_bytes()
