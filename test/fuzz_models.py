@@ -340,10 +340,10 @@ def cut_down(failure: Failure, tries: int = 150) -> tuple[Program, Failure]:
     return program, best
 
 
-def report(failure: Failure, shrink: bool) -> str:
-    program = random_program(failure.seed)
-    if shrink:
-        program, failure = cut_down(failure)
+def report(failure: Failure) -> str:
+    if failure.form == "generator":  # making the model ends this process, too, or is no model
+        return f"seed {failure.seed}, while it was made: {failure.kind}: {failure.text}\n"
+    program, failure = cut_down(failure)
     return (
         f"seed {failure.seed}, {failure.form}, size {failure.size}: {failure.kind}: "
         f"{failure.text}\n"
@@ -367,7 +367,7 @@ def run_seeds(
             kind = (failure.form, failure.kind)
             kinds[kind] += 1
             if kinds[kind] <= shrink:
-                say(report(failure, failure.form != "generator"))
+                say(report(failure))
             else:
                 say(f"seed {failure.seed}, {failure.form}, size {failure.size}: {failure.kind}")
         if done % 500 == 0:

@@ -35,6 +35,7 @@ class _Child:
         self.pipe, end = Pipe()
         self.process = os.fork()
         if self.process == 0:
+            self.pipe.close()  # or it waits for itself where the parent dies
             _serve(work, cases, end, quiet)
         end.close()
 

@@ -128,6 +128,8 @@ def attach(model: nn.Module, seed: int, name: str, text: str) -> None:
                         value.uniform_(0.5, 2)
                     elif value.dim() > 1:
                         value.mul_(1.7)
+                    elif isinstance(part, nn.PReLU):
+                        value.uniform_(-1.5, 1.5)
                     elif "norm" in type(part).__name__.lower():
                         value.uniform_(-1, 1.5)
         made.eval()

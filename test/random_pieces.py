@@ -8,7 +8,7 @@ are rows of random_rows.py. `Skip` says that no value fits.
 
 from __future__ import annotations
 
-from random_layers import ACTIVATIONS, CHANNELS, convolution_for, norm_for, read_for
+from random_layers import CHANNELS, activation_for, convolution_for, norm_for, read_for
 from random_rows import IMAGES, POINTWISE, VIEWS, row_for
 
 PIECES: list = []  # (weight, piece)
@@ -30,6 +30,49 @@ def piece(weight):
 def pointwise(g):
     x = g.pick(rank=(1, 6), any_float=True)
     return f"{g.out} = {row_for(g, POINTWISE, x)}"
+
+
+# What formulas are made of: bounded slopes, no jumps, {a} and {b} are formulas themselves.
+_TERMS = (
+    "({a} + {b})",
+    "({a} - {b})",
+    "({a} * {b})",
+    "({a} / ({b}.abs() + 1))",
+    "({p} - {a})",
+    "({a} * {p})",
+    "torch.maximum({a}, {b})",
+    "torch.where({a} > {b}, {a}, {b})",
+    "torch.sigmoid({a})",
+    "torch.tanh({a})",
+    "F.relu({a})",
+    "{a}.clamp({p}, {q})",
+    "torch.exp(-{a}.abs())",
+    "torch.rsqrt({a} * {a} + 0.5)",
+    "F.elu({a}, {p})",
+    "F.softplus({a})",
+)
+
+
+def _formula(g, values, depth):
+    if depth == 0 or g.rng.random() < 0.1:
+        return g.rng.choice(values)
+    a, b = (_formula(g, values, depth - 1) for _ in "ab")
+    p, q = (g.rng.choice((-1.5, -1, 0, 0.5, 2, 3)) for _ in "pq")
+    return g.rng.choice(_TERMS).format(a=a, b=b, p=p, q=q)
+
+
+@piece(3)
+def formula(g):
+    """Ops on numbers alone, in a row or reading each other, right behind a layer now and then."""
+    x = g.pick(rank=(2, 5))
+    text = x
+    if g.rank(x) == 4 and g.dims(x)[1] > 0 and g.rng.random() < 0.6:
+        made, _ = convolution_for(g, 2, g.dims(x)[1])
+        text = f"{g.module(made)}({x})"
+    values = ["t", "t", "t", "u"]
+    if text == x:
+        values.append(g.pick_like(x))
+    return f"t = {text}\nu = {_formula(g, ['t'], 2)}\n{g.out} = {_formula(g, values, 3)}"
 
 
 @piece(9)
@@ -86,10 +129,10 @@ def convolution(g):
     text = f"{g.module(made)}({read})"
     if n == rank - 2 and g.rng.random() < 0.35:
         text = f"{g.module(norm_for(g, n, out))}({text})"
-    activation = g.rng.choice(ACTIVATIONS)
     lines = [f"{g.out} = {text}"]
-    if activation != "{x}":
-        lines.append(f"{g.out} = {activation.format(x=g.out)}")
+    activation = activation_for(g, g.out)
+    if activation != g.out:
+        lines.append(f"{g.out} = {activation}")
     if g.rng.random() < 0.2:
         lines.append(f"{g.out} = {x} + {g.out}")
     return "\n".join(lines)
@@ -170,7 +213,7 @@ def parts(g):
         calls.append(f"{x}[:, :1]")
     channels = first + 5 * bool(names[1]) + (len(calls) - 1 - bool(names[1]))
     norm = g.module(f"nn.BatchNorm2d({channels})")
-    text = g.rng.choice(ACTIVATIONS).format(x=g.out)
+    text = activation_for(g, g.out)
     return f"{g.out} = {norm}(torch.cat(({', '.join(calls)},), 1))\n{g.out} = {text}"
 
 
@@ -265,7 +308,7 @@ def neck(g):
     if g.rng.random() < 0.4:
         second = g.module(f"nn.Conv2d({outputs}, {g.rng.choice((3, 17))}, 1)")
         text += f"\n{g.out} = {second}({g.out})"
-    return f"{text}\n{g.out} = {g.rng.choice(ACTIVATIONS).format(x=g.out)}"
+    return f"{text}\n{g.out} = {activation_for(g, g.out)}"
 
 
 @piece(2)
@@ -290,7 +333,7 @@ def branches(g):
     for call in calls[1:]:
         text = f"({text} {g.rng.choice('++-')} {call})"
     scale = g.rng.choice(("", " * 0.5", f" * {x}.new_ones(()).add(1)"))
-    return f"{g.out} = {text}{scale}\n{g.out} = {g.rng.choice(ACTIVATIONS).format(x=g.out)}"
+    return f"{g.out} = {text}{scale}\n{g.out} = {activation_for(g, g.out)}"
 
 
 @piece(3)

@@ -3,7 +3,7 @@ products of matrices in every spelling."""
 
 from __future__ import annotations
 
-from random_layers import ACTIVATIONS, CHANNELS
+from random_layers import CHANNELS, activation_for
 from random_pieces import Skip, piece
 
 
@@ -28,7 +28,7 @@ def linear(g):
         raise Skip
     out = g.rng.choice(CHANNELS)
     layer = g.module(f"nn.Linear({last}, {out}{g.rng.choice(('', '', ', bias=False'))})")
-    text = g.rng.choice(ACTIVATIONS).format(x="t")
+    text = activation_for(g, "t")
     end = g.rng.choice(("", "", f"\n{g.out} = {g.out}.movedim(-1, 1)")) if rank > 2 else ""
     return f"t = {layer}({read})\n{g.out} = {text}{end}"
 
@@ -51,7 +51,7 @@ def norm_of_rows(g):
     layer = g.module(f"nn.Linear({g.dims(x)[-1]}, {out})")
     norm = g.module(f"nn.BatchNorm1d({out})")
     like = g.rng.choice(("t", "t", f"{x}[..., :1].expand(*{x}.shape[:-1], {out})"))
-    text = g.rng.choice(ACTIVATIONS).format(x=g.out)
+    text = activation_for(g, g.out)
     return (
         f"t = {layer}({x})\n{g.out} = {norm}(t.flatten(0, -2)).reshape_as({like})\n{g.out} = {text}"
     )
@@ -105,7 +105,7 @@ def token_layers(g):
         )
     )
     back = back.format(x=x)
-    act = g.rng.choice((*ACTIVATIONS, "{x}")).format(x="t")
+    act = activation_for(g, "t")
     return (
         f"t = {first}({x}{there})\nt = {act}\nt = {middle}(t{back}){there}\n"
         f"{g.out} = {second}(F.gelu(t)){g.rng.choice(('', back))}"
@@ -166,6 +166,6 @@ def block_of_tokens(g):
     first = g.module(f"nn.Linear({width}, {hidden})")
     second = g.module(f"nn.Linear({hidden}, {width}{g.rng.choice(('', ', bias=False'))})")
     scale = g.rng.choice(("", "", f" * {g.constant(width)}"))
-    hidden_values = g.rng.choice(ACTIVATIONS).format(x=f"{first}({x})")
+    hidden_values = activation_for(g, f"{first}({x})")
     total = g.rng.choice(("{x} + t", "t + {x}", "F.relu({x} + t)", "(t + {x}) + {x}"))
     return f"t = {second}({hidden_values}){scale}\n{g.out} = {total.format(x=x)}"
