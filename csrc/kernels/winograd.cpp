@@ -20,16 +20,15 @@ template <typename T, typename Products, int kLanes, typename From>
   for (std::int64_t channel = 0; channel < shape.ic; channel += kLanes) {
     const std::int64_t part = channel / of_part, own = channel % of_part;
     const From* first = src + own / shape.block * block_size + own % shape.block;
-    const Corner offset = part_offset<T>(shape, part);
-    Walk<T> at(shape, tiles.first);
-    for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
-      // [tiles of the group, kWidth]
-      auto* to = v + begin * padded_ic + channel / kWidth * count * kWidth + channel % kWidth;
-      for (std::int64_t i = 0; i < count; ++i, to += kWidth, at.next()) {
-        const Corner corner = corner_of(shape, at) + offset;
-        src_tile<T, kLanes>(shape, first + at.image * image, corner, to, stride);
-      }
-    });
+    GroupOf group(tiles.count, Products::kTiles);
+    const auto put_of = [&](std::int64_t tile, int depth) {
+      group.go_to(tile);  // [tiles of the group, kWidth]
+      auto* to = v + group.begin * padded_ic + channel % kWidth +
+                 (channel / kWidth * (group.end - group.begin) + tile - group.begin) * kWidth;
+      return Positions<T, kLanes, typename Products::Number>{to + depth * T::kPlane * stride,
+                                                             stride};
+    };
+    transform_tiles<T, kLanes>(shape, tiles, first, image, part_offset<T>(shape, part), put_of);
   }
 }
 

@@ -30,13 +30,28 @@ struct Stores {
     }
     store_lanes<kLanes>(value & lanes, dst + at);
   }
+  // Of pixels that are `step` numbers apart.
+  template <int kLanes, int kCount>
+  TORCH_BLOCKED_INLINE void store_row(const Vec (&values)[kCount], std::int64_t at,
+                                      std::int64_t step) const {
+    if constexpr (std::is_same_v<Number, float> && kLanes == kWidth) {
+      if (stream) {
+        return unrolled<kCount>([&]<int i>() TORCH_BLOCKED_INLINE {
+          kernels::CPU_CAPABILITY::stream(values[i] & lanes, dst + at + i * step);
+        });
+      }
+    }
+    unrolled<kCount>([&]<int i>() TORCH_BLOCKED_INLINE {
+      store_lanes<kLanes>(values[i] & lanes, dst + at + i * step);
+    });
+  }
 };
 
 // A residual and bounds, or less: all that there is of most epilogues. Where functions are called,
 // no sum stays in a register: 64@56 of bfloat16 takes 205 us so, 233 with all kinds of epilogues.
 template <typename Number>
 struct Bounded {
-  static constexpr bool kInTwo = false, kWholeRows = false;
+  static constexpr bool kInTwo = false;
   Stores<Number> stores;
   const Number* residual;
   bool is_clamped;
@@ -59,10 +74,26 @@ struct Bounded {
 
   template <int kLanes>
   void put(const Vec& sum, std::int64_t at) const {
-    Vec value = sum + stores.bias;
-    if (residual) value = value + load_lanes<kLanes>(residual + at);
-    if (is_clamped) value = at::vec::clamp(value, least, most);
-    stores.template store<kLanes>(value, at);
+    const Vec sums[] = {sum};
+    put_row<kLanes>(sums, at, 0);
+  }
+  // Of pixels that are `step` numbers apart: what is asked for each pixel else is asked once.
+  template <int kLanes, int kCount>
+  TORCH_BLOCKED_INLINE void put_row(const Vec (&sums)[kCount], std::int64_t at,
+                                    std::int64_t step) const {
+    Vec values[kCount];
+    const auto each = [](auto&& f) TORCH_BLOCKED_INLINE { unrolled<kCount>(f); };
+    each([&]<int i>() TORCH_BLOCKED_INLINE { values[i] = sums[i] + stores.bias; });
+    if (residual) {
+      each([&]<int i>() TORCH_BLOCKED_INLINE {
+        values[i] = values[i] + load_lanes<kLanes>(residual + at + i * step);
+      });
+    }
+    if (is_clamped) {
+      each([&]<int i>()
+               TORCH_BLOCKED_INLINE { values[i] = at::vec::clamp(values[i], least, most); });
+    }
+    stores.template store_row<kLanes>(values, at, step);
   }
 };
 
@@ -82,7 +113,7 @@ template <typename Number, int kLanes>
 // Any epilogue, whose first activation is that of all outputs of a tile at once.
 template <typename Number>
 struct Finished {
-  static constexpr bool kInTwo = true, kWholeRows = false;
+  static constexpr bool kInTwo = true;
   Stores<Number> stores;
   const Epilogue& epilogue;
   Rest rest;
@@ -105,7 +136,7 @@ struct Finished {
 // Of fixed point.
 template <typename Stored>
 struct Scaled {
-  static constexpr bool kInTwo = Stored::kInTwo, kWholeRows = false;
+  static constexpr bool kInTwo = Stored::kInTwo;
   Stored stored;
   Vec scale;
 
@@ -123,11 +154,18 @@ struct Scaled {
   void put(const Vec& sum, std::int64_t at) const {
     stored.template put<kLanes>(Stored::kInTwo ? sum : sum * scale, at);
   }
+  template <int kLanes, int kCount>
+  TORCH_BLOCKED_INLINE void put_row(const Vec (&sums)[kCount], std::int64_t at,
+                                    std::int64_t step) const {
+    Vec scaled[kCount];
+    unrolled<kCount>([&]<int i>() TORCH_BLOCKED_INLINE { scaled[i] = sums[i] * scale; });
+    stored.template put_row<kLanes>(scaled, at, step);
+  }
 };
 
 // Bytes that bounds make of sums.
 struct BoundedBytes {
-  static constexpr bool kInTwo = false, kWholeRows = true;
+  static constexpr bool kInTwo = false;
   const DotChannels& channels;
   const std::uint8_t* residual;
   Vec residual_scale;
@@ -148,7 +186,8 @@ struct BoundedBytes {
     store_bytes(bounded(channels, value(sum, at)), dst + at);
   }
   // Four pixels that follow each other.
-  void put_row(const Vec (&sums)[4], std::int64_t at) const {
+  template <int kLanes>
+  void put_row(const Vec (&sums)[4], std::int64_t at, std::int64_t) const {
     if (!channels.is_small) {
       unrolled<4>([&]<int i>() { put<kWidth>(sums[i], at + i * kWidth); });
       return;
@@ -161,7 +200,7 @@ struct BoundedBytes {
 
 // Bytes or float32 that a general end makes of sums.
 struct EndedBytes {
-  static constexpr bool kInTwo = true, kWholeRows = false;
+  static constexpr bool kInTwo = true;
   const WinogradDst& to;
   const DotChannels& channels;
 
@@ -184,7 +223,6 @@ struct EndedBytes {
 // Where one tile's outputs go: planes x rows x columns of them are inside dst, from `at` on.
 template <typename T, int kLanes, typename Stored>
 struct DstTile {
-  static constexpr bool kWholeRows = Stored::kWholeRows;
   std::int64_t at;
   Steps steps;
   std::int64_t planes, rows, columns;
@@ -193,75 +231,74 @@ struct DstTile {
   bool takes(int plane, int row) const {
     return (T::Depth::kM == 1 || plane < planes) && row < rows;
   }
-  void put(int plane, int row, int column, const Vec& value) const {
-    if (column >= columns) return;
-    stored.template put<kLanes>(value,
-                                at + plane * steps.plane + row * steps.row + column * steps.pixel);
+  std::int64_t begin_of(int plane, int row) const {
+    return at + plane * steps.plane + row * steps.row;
   }
-  void put_row(int plane, int row, const Vec (&values)[T::Width::kM]) const {
+  TORCH_BLOCKED_INLINE void put_row(int plane, int row, const Vec (&values)[T::Width::kM]) const {
+    const std::int64_t begin = begin_of(plane, row);
     if (columns >= T::Width::kM) {
-      return stored.put_row(values, at + plane * steps.plane + row * steps.row);
+      return stored.template put_row<kLanes>(values, begin, steps.pixel);
     }
-    for (int column = 0; column < T::Width::kM; ++column) put(plane, row, column, values[column]);
+    // Indices are constants, or the values would not be in registers.
+    unrolled<T::Width::kM>([&]<int i>() {
+      if (i < columns) stored.template put<kLanes>(values[i], begin + i * steps.pixel);
+    });
   }
 };
 
 // The outputs of a tile on their own.
 template <typename T, int kLanes>
 struct Outputs {
-  static constexpr bool kWholeRows = false;
   alignas(64) float values[T::Depth::kM][T::Height::kM][T::Width::kM][kLanes];
 
   bool takes(int, int) const { return true; }
-  void put(int plane, int row, int column, const Vec& value) {
-    value.store(values[plane][row][column], kLanes);
+  TORCH_BLOCKED_INLINE void put_row(int plane, int row, const Vec (&row_values)[T::Width::kM]) {
+    unrolled<T::Width::kM>(
+        [&]<int i>() TORCH_BLOCKED_INLINE { row_values[i].store(values[plane][row][i], kLanes); });
   }
 };
 
-template <typename T, int kLanes, int plane, int... rows, typename To>
-inline void dst_pass(Rows<rows...>, const float* m, To& to) {
+// Columns first, whose results wait in memory, 24 vectors of F(4, 3): so M is read once, and its
+// rows are put as such. Inlined and unrolled, but as loops: of functions for each index GCC keeps
+// fewer vectors in registers.
+template <typename T, int kLanes, int plane, typename To>
+TORCH_BLOCKED_INLINE inline void dst_plane(const float* m, To& to) {
   using Height = typename T::Height;
   using Width = typename T::Width;
-  constexpr int kRows[] = {rows...};
-  Vec t[sizeof...(rows)][Width::kTile];
-  unrolled<Width::kTile>([&]<int column>() {
-    const auto element = [&](int i) {
-      return T::Depth::template dst<plane>([&](int depth) {
+  alignas(64) float t[Height::kM][Width::kTile][kLanes];
+  TORCH_BLOCKED_UNROLL
+  for (int column = 0; column < Width::kTile; ++column) {
+    Vec sums[Height::kTile], values[Height::kM];
+    unrolled<Height::kTile>([&]<int i>() TORCH_BLOCKED_INLINE {
+      sums[i] = T::Depth::template dst<plane>([&](int depth) {
         return Vec::loadu(m + (depth * T::kPlane + i * Width::kTile + column) * kGroupChannels,
                           kLanes);
       });
-    };
-    unrolled<sizeof...(rows)>(
-        [&]<int i>() { t[i][column] = Height::template dst<kRows[i]>(element); });
-  });
-  unrolled<sizeof...(rows)>([&]<int i>() {
-    if (!to.takes(plane, kRows[i])) return;
-    const auto value = [&]<int column>() {
-      return Width::template dst<column>([&](int j) { return t[i][j]; });
-    };
-    if constexpr (To::kWholeRows) {
-      Vec values[Width::kM];
-      unrolled<Width::kM>(
-          [&]<int column>() { values[column] = value.template operator()<column>(); });
-      to.put_row(plane, kRows[i], values);
-    } else {
-      unrolled<Width::kM>([&]<int column>() {
-        to.put(plane, kRows[i], column, value.template operator()<column>());
-      });
-    }
-  });
-}
-
-template <typename T, int kLanes, int plane, typename... passes, typename To>
-inline void dst_plane(Passes<passes...>, const float* m, To& to) {
-  (dst_pass<T, kLanes, plane>(passes(), m, to), ...);
+    });
+    unrolled<Height::kM>([&]<int row>() TORCH_BLOCKED_INLINE {
+      values[row] = Height::template dst<row>([&](int i) { return sums[i]; });
+    });
+    unrolled<Height::kM>([&]<int row>()
+                             TORCH_BLOCKED_INLINE { values[row].store(t[row][column], kLanes); });
+  }
+  TORCH_BLOCKED_UNROLL
+  for (int row = 0; row < Height::kM; ++row) {
+    if (!to.takes(plane, row)) break;
+    Vec sums[Width::kTile], values[Width::kM];
+    unrolled<Width::kTile>([&]<int j>()
+                               TORCH_BLOCKED_INLINE { sums[j] = Vec::loadu(t[row][j], kLanes); });
+    unrolled<Width::kM>([&]<int column>() TORCH_BLOCKED_INLINE {
+      values[column] = Width::template dst<column>([&](int j) { return sums[j]; });
+    });
+    to.put_row(plane, row, values);
+  }
 }
 
 // A^T M A of kLanes channels of one tile.
 template <typename T, int kLanes, typename To>
-inline void dst_tile(const float* m, To& to) {
-  unrolled<T::Depth::kM>(
-      [&]<int plane>() { dst_plane<T, kLanes, plane>(typename T::Height::DstPasses(), m, to); });
+TORCH_BLOCKED_INLINE inline void dst_tile(const float* m, To& to) {
+  unrolled<T::Depth::kM>([&]<int plane>()
+                             TORCH_BLOCKED_INLINE { dst_plane<T, kLanes, plane>(m, to); });
 }
 
 // The same by way of an array. With an epilogue for each of the 32 outputs of a 3-D tile the code
@@ -273,42 +310,58 @@ inline void dst_tile_in_two(const float* m, const DstTile<T, kLanes, Stored>& to
   if constexpr (Stored::kInTwo) {
     to.stored.template begin<kLanes>(&outputs.values[0][0][0][0], sizeof outputs / sizeof(float));
   }
+  const std::int64_t columns = std::min<std::int64_t>(to.columns, T::Width::kM);
   for (int plane = 0; plane < T::Depth::kM; ++plane) {
     for (int row = 0; row < T::Height::kM && to.takes(plane, row); ++row) {
-      for (int column = 0; column < T::Width::kM; ++column) {
-        to.put(plane, row, column, Vec::loadu(outputs.values[plane][row][column], kLanes));
+      for (int i = 0; i < columns; ++i) {
+        to.stored.template put<kLanes>(Vec::loadu(outputs.values[plane][row][i], kLanes),
+                                       to.begin_of(plane, row) + i * to.steps.pixel);
       }
     }
   }
 }
 
+// Where vectors of output channels of a group go.
+template <typename Stored, int kLanes>
+auto stored_of(const WinogradShape& shape, const WinogradDst& to, std::int64_t first) {
+  const auto of = [&](std::int64_t channel) {
+    const auto count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
+    return Stored(to, count > 0 ? channel : first, count, shape.stream);
+  };
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return std::array{of(first + i * kLanes)...};
+  }(std::make_integer_sequence<int, kGroupChannels / kLanes>());
+}
+
+// All vectors of a tile before the next: they share the cache lines of M, which lies in L2.
 template <typename T, int kLanes, typename Stored>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {
-  const Steps steps{shape.out_steps[0], shape.out_steps[1], shape.out_steps[2]};
-  const std::int64_t block_size = shape.out_block;
-  const std::int64_t blocks = (shape.oc + shape.block - 1) / shape.block;
-  const std::int64_t first = group * kGroupChannels;
-  const std::int64_t end = std::min(first + kGroupChannels, blocks * shape.block);
-  const std::int64_t image = shape.groups * blocks * block_size;
-  for (std::int64_t channel = first; channel < end; channel += kLanes, m += kLanes) {
-    const std::int64_t count = std::clamp<std::int64_t>(shape.oc - channel, 0, kLanes);
-    const Stored stored(to, channel, count, shape.stream);
-    const std::int64_t block = channel / shape.block * block_size + channel % shape.block;
-    Walk<T> at(shape, tiles.first);
-    for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-      const auto left = [&](std::size_t dim, std::int64_t first) {
-        const std::int64_t step = shape.dilation[dim];
-        return step == 1 ? shape.out[dim] - first : (shape.out[dim] - first + step - 1) / step;
-      };
-      const DstTile<T, kLanes, Stored> tile{.at = block + at.image * image + at.d() * steps.plane +
-                                                  at.h() * steps.row + at.w() * steps.pixel,
-                                            .steps = steps.times(shape.dilation),
-                                            .planes = left(0, at.d()),
-                                            .rows = left(1, at.h()),
-                                            .columns = left(2, at.w()),
-                                            .stored = stored};
-      const float* from = m + i * m_stride(T::kPositions);
+  const Steps steps{shape.out_steps[0], shape.out_steps[1], shape.out_steps[2]},
+      tile_steps = steps.times(shape.dilation);
+  const std::int64_t blocks = ceil_div(shape.oc, shape.block);
+  const std::int64_t first = group * kGroupChannels,
+                     end = std::min(first + kGroupChannels, blocks * shape.block);
+  const std::int64_t image = shape.groups * blocks * shape.out_block;
+  const auto stored = stored_of<Stored, kLanes>(shape, to, first);
+  const auto left = [&](std::size_t dim, std::int64_t begin) {
+    const std::int64_t step = shape.dilation[dim];
+    return step == 1 ? shape.out[dim] - begin : (shape.out[dim] - begin + step - 1) / step;
+  };
+  Walk<T> at(shape, tiles.first);
+  for (std::int64_t i = 0; i < tiles.count; ++i, at.next(), m += m_stride(T::kPositions)) {
+    const std::int64_t pixel =
+        at.image * image + at.d() * steps.plane + at.h() * steps.row + at.w() * steps.pixel;
+    const std::array<std::int64_t, 3> inside{left(0, at.d()), left(1, at.h()), left(2, at.w())};
+    for (std::int64_t channel = first; channel < end; channel += kLanes) {
+      const DstTile<T, kLanes, Stored> tile{
+          .at = channel / shape.block * shape.out_block + channel % shape.block + pixel,
+          .steps = tile_steps,
+          .planes = inside[0],
+          .rows = inside[1],
+          .columns = inside[2],
+          .stored = stored[static_cast<std::size_t>((channel - first) / kLanes)]};
+      const float* from = m + (channel - first);
       if constexpr (Stored::kInTwo || T::kOutputs > 16) {
         dst_tile_in_two(from, tile);
       } else {

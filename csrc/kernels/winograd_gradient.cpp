@@ -14,42 +14,37 @@ std::int64_t slab_stride(std::int64_t channels, std::int64_t slab) {
   return slab * round_up(channels, kWidth) + kLine<float>;
 }
 
-// Calls f(channel, at, to, stride) for every vector of channels and tile of the slab; clears the
-// rest.
-template <typename F>
-inline void for_slab(const WinogradShape& shape, WinogradTiles tiles, std::int64_t slab,
-                     std::int64_t channels, float* values, F&& f) {
-  const std::int64_t stride = slab_stride(channels, slab);
-  for (std::int64_t channel = 0; channel < channels; channel += kWidth) {
-    float* to = values + channel * slab;  // [slab, kWidth]
-    Walk<T> at(shape, tiles.first);
-    for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
-      f(channel, at, to + i * kWidth, stride);
-    }
-    for (std::int64_t position = 0; position < T::kPositions; ++position) {
-      std::fill(to + position * stride + tiles.count * kWidth,
-                to + position * stride + slab * kWidth, 0.f);
-    }
+// Clears what tiles of a vector of channels leave of a slab.
+inline void clear_rest(std::int64_t tiles, std::int64_t slab, std::int64_t stride, float* to) {
+  for (std::int64_t position = 0; position < T::kPositions; ++position) {
+    std::fill(to + position * stride + tiles * kWidth, to + position * stride + slab * kWidth, 0.f);
   }
 }
 
-// The first float of a vector of channels of an image.
-inline const float* channel_of(const float* data, const WinogradShape& shape, std::int64_t image,
-                               std::int64_t channels, std::int64_t channel,
-                               const std::array<std::int64_t, 3>& size) {
-  const std::int64_t blocks = (channels + shape.block - 1) / shape.block;
-  return data +
-         (image * blocks + channel / shape.block) * size[0] * size[1] * size[2] * shape.block +
-         channel % shape.block;
-}
+// Where a vector of channels begins, and one image after the other.
+struct Channels {
+  const float* first;
+  std::int64_t image;
+
+  Channels(const float* data, const WinogradShape& shape, std::int64_t channels,
+           std::int64_t channel, const std::array<std::int64_t, 3>& size)
+      : first(data + channel / shape.block * block_size_of(size, shape.block) +
+              channel % shape.block),
+        image(ceil_div(channels, shape.block) * block_size_of(size, shape.block)) {}
+};
 
 [[gnu::flatten]] void slab_of_src(const WinogradShape& shape, WinogradTiles tiles,
                                   std::int64_t slab, const float* src, float* v) {
-  for_slab(shape, tiles, slab, shape.ic, v,
-           [&](std::int64_t channel, const Walk<T>& at, float* to, std::int64_t stride) {
-             const float* image = channel_of(src, shape, at.image, shape.ic, channel, shape.in);
-             src_tile<T, kWidth>(shape, image, corner_of(shape, at), to, stride);
-           });
+  const std::int64_t stride = slab_stride(shape.ic, slab);
+  for (std::int64_t channel = 0; channel < shape.ic; channel += kWidth) {
+    float* to = v + channel * slab;  // [slab, kWidth]
+    const Channels from(src, shape, shape.ic, channel, shape.in);
+    const auto put_of = [&](std::int64_t tile, int) {
+      return Positions<T, kWidth, float>{to + tile * kWidth, stride};
+    };
+    transform_tiles<T, kWidth>(shape, tiles, from.first, from.image, Corner{}, put_of);
+    clear_rest(tiles.count, slab, stride, to);
+  }
 }
 
 // A diff_dst A^T of one vector of channels of one tile.
@@ -75,25 +70,31 @@ inline void diff_dst_tile(const float* diff, std::int64_t row_stride, std::int64
 [[gnu::flatten]] void slab_of_diff_dst(const WinogradShape& shape, WinogradTiles tiles,
                                        std::int64_t slab, const float* diff_dst, float* d) {
   alignas(64) float padded[Plane::kM * Plane::kM * kWidth];
+  const std::int64_t stride = slab_stride(shape.oc, slab);
   const std::int64_t pixel = shape.block, row = shape.out[2] * pixel;
-  for_slab(
-      shape, tiles, slab, shape.oc, d,
-      [&](std::int64_t channel, const Walk<T>& at, float* to, std::int64_t stride) {
-        const float* image = channel_of(diff_dst, shape, at.image, shape.oc, channel, shape.out);
-        const float* tile = image + (at.d() * shape.out[1] + at.h()) * row + at.w() * pixel;
-        const std::int64_t rows = std::min<std::int64_t>(shape.out[1] - at.h(), Plane::kM),
-                           columns = std::min<std::int64_t>(shape.out[2] - at.w(), Plane::kM);
-        if (rows == Plane::kM && columns == Plane::kM) {
-          return diff_dst_tile(tile, row, pixel, to, stride);
+  for (std::int64_t channel = 0; channel < shape.oc; channel += kWidth) {
+    float* to = d + channel * slab;  // [slab, kWidth]
+    const Channels from(diff_dst, shape, shape.oc, channel, shape.out);
+    Walk<T> at(shape, tiles.first);
+    for (std::int64_t i = 0; i < tiles.count; ++i, at.next()) {
+      const float* tile = from.first + at.image * from.image +
+                          (at.d() * shape.out[1] + at.h()) * row + at.w() * pixel;
+      const std::int64_t rows = std::min<std::int64_t>(shape.out[1] - at.h(), Plane::kM),
+                         columns = std::min<std::int64_t>(shape.out[2] - at.w(), Plane::kM);
+      if (rows == Plane::kM && columns == Plane::kM) {
+        diff_dst_tile(tile, row, pixel, to + i * kWidth, stride);
+        continue;
+      }
+      std::memset(padded, 0, sizeof padded);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < columns; ++c) {
+          Vec::loadu(tile + r * row + c * pixel).store(padded + (r * Plane::kM + c) * kWidth);
         }
-        std::memset(padded, 0, sizeof padded);
-        for (std::int64_t i = 0; i < rows; ++i) {
-          for (std::int64_t j = 0; j < columns; ++j) {
-            Vec::loadu(tile + i * row + j * pixel).store(padded + (i * Plane::kM + j) * kWidth);
-          }
-        }
-        diff_dst_tile(padded, Plane::kM * kWidth, kWidth, to, stride);
-      });
+      }
+      diff_dst_tile(padded, Plane::kM * kWidth, kWidth, to + i * kWidth, stride);
+    }
+    clear_rest(tiles.count, slab, stride, to);
+  }
 }
 
 // G^T sums G

@@ -9,6 +9,42 @@ namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 // ---- bytes
 // ---------------------------------------------------------------------------------------
 
+// Rows of a transform that are worked out together: they share sums.
+template <int... rows>
+struct Rows {};
+
+template <typename... passes>
+struct Passes {};
+
+// Those of WholeF4. All at once take more registers than there are.
+using BytePasses = Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>;
+
+// Numbers from one row to the next of a tile whose pixels follow each other. With the step of
+// pixels a constant, the addresses of a tile of 6 x 6 are 6 in registers; as variables most of the
+// 36 lie in memory, which took a third of the time.
+struct TileSteps {
+  static constexpr std::int64_t pixel = kWidth;
+  std::int64_t row;
+};
+
+// kWidth words of a pixel, and of two. Vectors of GCC, which keeps their arrays in registers; those
+// of a class of them it does not.
+using PixelWords [[gnu::vector_size(2 * kWidth)]] = std::int16_t;
+using PairWords [[gnu::vector_size(4 * kWidth)]] = std::int16_t;
+
+// Bytes of a pixel as words, or of two.
+TORCH_BLOCKED_INLINE inline PixelWords load_words(const std::uint8_t* src) {
+  using Bytes [[gnu::vector_size(kWidth)]] = std::uint8_t;
+  Bytes bytes;
+  std::memcpy(&bytes, src, sizeof bytes);
+  return __builtin_convertvector(bytes, PixelWords);
+}
+
+template <typename Words>
+TORCH_BLOCKED_INLINE inline void put_words(const Words& words, std::int16_t* dst) {
+  std::memcpy(dst, &words, sizeof words);
+}
+
 // Bytes of a pixel of each of two tiles as words.
 TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
                                                  const std::uint8_t* next) {
@@ -24,20 +60,98 @@ TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
 #endif
 }
 
-// Words of the pixels of two tiles, from the first pixel of each on.
+// Words of the pixels of a tile, and of those of two, all from the first pixel on.
+struct OneTile {
+  const std::uint8_t* src;
+
+  TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const { return load_words(src + offset); }
+};
+
 struct TwoTiles {
   const std::uint8_t *src, *next;
 
   TORCH_BLOCKED_INLINE auto load(std::int64_t offset) const {
     return load_words(src + offset, next + offset);
   }
-  template <int row, int column>
-  void store(const PairWords& value, std::int16_t* v) const {
-    put_words(value, v);
-  }
 };
 
-// B^T src B of a vector of two tiles, which follow each other in V.
+template <typename T, int... rows, typename Source>
+inline void src_pass(Rows<rows...>, const Source& src, const TileSteps& steps, std::int16_t* v,
+                     std::int64_t stride) {
+  using Height = typename T::Height;
+  using Width = typename T::Width;
+  constexpr int kRows[] = {rows...};
+  using Words = std::remove_cvref_t<decltype(src.load(0))>;
+  Words t[sizeof...(rows)][Width::kTile];
+  unrolled<Width::kTile>([&]<int column>() {
+    const auto element = [&](int i) { return src.load(i * steps.row + column * steps.pixel); };
+    unrolled<sizeof...(rows)>(
+        [&]<int i>() { t[i][column] = Height::template src<kRows[i]>(element); });
+  });
+  unrolled<sizeof...(rows)>([&]<int i>() {
+    unrolled<Width::kTile>([&]<int column>() {
+      const Words value = Width::template src<column>([&](int j) { return t[i][j]; });
+      put_words(value, v + (kRows[i] * Width::kTile + column) * stride);
+    });
+  });
+}
+
+template <typename T, typename... passes, typename Source>
+inline void src_passes(Passes<passes...>, const Source& src, const TileSteps& steps,
+                       std::int16_t* v, std::int64_t stride) {
+  (src_pass<T>(passes(), src, steps, v, stride), ...);
+}
+
+// B^T src B; position p to v + p * stride.
+template <typename T, typename Source>
+inline void src_words(const Source& src, const TileSteps& steps, std::int16_t* v,
+                      std::int64_t stride) {
+  src_passes<T>(BytePasses(), src, steps, v, stride);
+}
+
+// Whether all pixels of a tile are in src.
+template <typename T>
+inline bool is_inside(const WinogradShape& shape, const Corner& at) {
+  const auto inside = [&](std::size_t i, std::int64_t first, std::int64_t tile) {
+    return first >= 0 && first + tile <= shape.in[i];
+  };
+  return inside(0, at.d, 1) && inside(1, at.h, T::Height::kTile) &&
+         inside(2, at.w, T::Width::kTile);
+}
+
+// A tile of an image with padding around it, [rows, pixels, kWidth].
+template <typename T>
+void padded_tile(const WinogradShape& shape, const std::uint8_t* image, const Corner& at,
+                 std::uint8_t* tile) {
+  constexpr std::int64_t kPixels = T::Width::kTile;
+  const std::int64_t begin = std::clamp<std::int64_t>(-at.w, 0, kPixels),
+                     end = std::clamp(shape.in[2] - at.w, begin, kPixels);  // of what is inside
+  for (std::int64_t h = at.h; h < at.h + T::Height::kTile; ++h, tile += kPixels * kWidth) {
+    std::fill_n(tile, kPixels * kWidth, shape.padding_number);
+    if (at.d < 0 || at.d >= shape.in[0] || h < 0 || h >= shape.in[1]) continue;
+    const std::uint8_t* from = image + Corner{at.d, h, at.w + begin}.offset(steps_of(shape));
+    std::memcpy(tile + begin * kWidth, from, static_cast<std::size_t>((end - begin) * kWidth));
+  }
+}
+
+template <typename T>
+inline constexpr TileSteps kPaddedSteps{T::Width::kTile * kWidth};
+
+// B^T src B of a vector of one tile.
+template <typename T>
+inline void src_tile(const WinogradShape& shape, const std::uint8_t* image, const Walk<T>& at,
+                     std::int16_t* v, std::int64_t stride) {
+  const Corner corner = corner_of(shape, at);
+  alignas(64) std::uint8_t padded[T::kPositions * kWidth];
+  if (is_inside<T>(shape, corner)) {
+    const OneTile tile{image + corner.offset(steps_of(shape))};
+    return src_words<T>(tile, {shape.in_steps[1]}, v, stride);
+  }
+  padded_tile<T>(shape, image, corner, padded);
+  src_words<T>(OneTile{padded}, kPaddedSteps<T>, v, stride);
+}
+
+// The same of two tiles, which follow each other in V.
 template <typename T>
 inline void src_tiles(const WinogradShape& shape, const std::array<const std::uint8_t*, 2>& images,
                       const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
@@ -45,13 +159,12 @@ inline void src_tiles(const WinogradShape& shape, const std::array<const std::ui
   alignas(64) std::uint8_t padded[2][T::kPositions * kWidth];
   if (is_inside<T>(shape, first) && is_inside<T>(shape, second)) {
     const Steps steps = steps_of(shape);
-    return src_planes<T>(
-        TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)},
-        tile_steps<kWidth>(shape), v, stride);
+    return src_words<T>(TwoTiles{images[0] + first.offset(steps), images[1] + second.offset(steps)},
+                        {shape.in_steps[1]}, v, stride);
   }
-  padded_tile<T, kWidth>(shape, images[0], first, padded[0]);
-  padded_tile<T, kWidth>(shape, images[1], second, padded[1]);
-  src_planes<T>(TwoTiles{padded[0], padded[1]}, kPaddedSteps<T, kWidth>, v, stride);
+  padded_tile<T>(shape, images[0], first, padded[0]);
+  padded_tile<T>(shape, images[1], second, padded[1]);
+  src_words<T>(TwoTiles{padded[0], padded[1]}, kPaddedSteps<T>, v, stride);
 }
 
 // B^T src B of bytes, whose words fill a vector with two tiles.
@@ -74,7 +187,7 @@ template <typename T, typename Products>
         at.next();
       }
       if (count > 0) {
-        src_tile<T, kWidth>(shape, src + at.image * image, corner_of(shape, at), to, stride);
+        src_tile(shape, src + at.image * image, at, to, stride);
         at.next();
       }
     });
@@ -165,34 +278,19 @@ inline float tile_scale(float largest, float largest_word) {
   return largest > kSmall ? largest / largest_word : 0;
 }
 
-// The pixels of a tile, of which words are made by its scale.
-template <typename Plane>
-struct FixedTile {
-  const std::uint16_t* src;
-  float scale;
+// Where words of a tile go, which are made by `factor`.
+template <typename T>
+struct FixedPositions {
+  std::int16_t* v;
+  std::int64_t stride;
+  float factor;
 
-  auto load(std::int64_t offset) const { return load_bfloats(src + offset); }
-  template <int row, int column>
-  void store(const Vec& value, std::int16_t* v) const {
-    store_words(value * Vec(scale * (Plane::kShare[row] * Plane::kShare[column])), v);
+  void operator()(int row, int column, const Vec& value) const {
+    constexpr auto& kShare = T::Width::kShare;
+    store_words(value * Vec(factor * (kShare[row] * kShare[column])),
+                v + (row * T::Width::kTile + column) * stride);
   }
 };
-
-// B^T src B of a tile, times `factor`.
-template <typename T>
-inline void fixed_tile(const WinogradShape& shape, const std::uint16_t* image, const Walk<T>& at,
-                       float factor, std::int16_t* v, std::int64_t stride) {
-  const Corner corner = corner_of(shape, at);
-  if (is_inside<T>(shape, corner)) {
-    const std::uint16_t* src = image + corner.offset(steps_of(shape));
-    const TileSteps<kWidth> steps = tile_steps<kWidth>(shape);
-    prefetch_tile<T>(src + 2 * T::Width::kM * steps.pixel, steps);
-    return src_planes<T>(FixedTile<typename T::Width>{src, factor}, steps, v, stride);
-  }
-  alignas(64) std::uint16_t padded[T::kPositions * kWidth];
-  padded_tile<T, kWidth>(shape, image, corner, padded);
-  src_planes<T>(FixedTile<typename T::Width>{padded, factor}, kPaddedSteps<T, kWidth>, v, stride);
-}
 
 // The same as transform_src in fixed point: V ends with what the products of each tile are
 // multiplied by.
@@ -210,14 +308,15 @@ template <typename T, typename Products>
     scales[i] = tile_scale(largest, Products::kLargest);
   }
   for (std::int64_t vector = 0; vector * kWidth < shape.ic; ++vector, src += block_size) {
-    at = Walk<T>(shape, tiles.first);
-    for_groups(tiles.count, Products::kTiles, [&](std::int64_t begin, std::int64_t count) {
-      std::int16_t* to = v + begin * padded_ic + vector * count * kWidth;
-      for (std::int64_t i = 0; i < count; ++i, to += kWidth, at.next()) {
-        const float factor = scales[begin + i] > 0 ? 1 / scales[begin + i] : 0;
-        fixed_tile<T>(shape, src + at.image * image, at, factor, to, stride);
-      }
-    });
+    GroupOf group(tiles.count, Products::kTiles);
+    const auto put_of = [&](std::int64_t tile, int) {
+      group.go_to(tile);
+      return FixedPositions<T>{
+          v + group.begin * padded_ic +
+              (vector * (group.end - group.begin) + tile - group.begin) * kWidth,
+          stride, scales[tile] > 0 ? 1 / scales[tile] : 0};
+    };
+    transform_tiles<T, kWidth>(shape, tiles, src, image, Corner{}, put_of);
   }
 }
 

@@ -17,13 +17,6 @@ inline constexpr float kSqrt2 = 1.41421356237309505f, kHalfSqrt2 = 0.70710678118
 
 inline Vec fma(float a, const Vec& b, const Vec& c) { return at::vec::fmadd(Vec(a), b, c); }
 
-// Rows of a transform that are worked out together: they share sums.
-template <int... rows>
-struct Rows {};
-
-template <typename... passes>
-struct Passes {};
-
 // What a transform of m outputs and some taps is made of: positions, which are as many as the
 // pixels of src that it takes, rows of G, and the row of G that a position's products are with.
 template <int m, int taps>
@@ -34,13 +27,6 @@ struct Interpolated {
 
 // Each transform takes one column r, of elements r(i): src<row>(r) is that row of B^T r, and so on.
 struct F4 : Interpolated<4, 3> {
-  // In 16 registers all rows at once, of which most wait in memory, take 0.85 of the time of those
-  // that fit: src is read once. 32 registers hold more of them than that.
-  using SrcPasses =
-      std::conditional_t<(kWidth > 8), Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>,
-                         Passes<Rows<0, 1, 2, 3, 4, 5>>>;
-  using DstPasses = Passes<Rows<0, 2>, Rows<1, 3>>;
-
   // B^T
   template <int row, typename R>
   static Vec src(R&& r) {
@@ -106,9 +92,6 @@ struct F4 : Interpolated<4, 3> {
 
 // F(3, 4): kernels of 4 taps at the points of F(4, 3), so that src is transformed alike.
 struct F3 : Interpolated<3, 4> {
-  using SrcPasses = F4::SrcPasses;
-  using DstPasses = Passes<Rows<0, 1, 2>>;
-
   template <int row, typename R>
   static Vec src(R&& r) {
     return F4::src<row>(r);
@@ -174,9 +157,6 @@ struct FixedF4 : F4 {
 // A^T times 24, of which each row takes back what that of G has. All but the division by 24 of each
 // dim is exact. src is words, all else float32.
 struct WholeF4 : Interpolated<4, 3> {
-  using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>;
-  using DstPasses = F4::DstPasses;
-
   // B^T: [4 0 -5 0 1 0], [0 -4 -4 1 1 0], [0 4 -4 -1 1 0], [0 -2 -1 2 1 0], [0 2 -1 -2 1 0],
   // [0 4 0 -5 0 1]
   template <int row, typename R>
@@ -221,9 +201,6 @@ struct WholeF4 : Interpolated<4, 3> {
 };
 
 struct F2 : Interpolated<2, 3> {
-  using SrcPasses = Passes<Rows<0>, Rows<1, 2>, Rows<3>>;
-  using DstPasses = Passes<Rows<0, 1>>;
-
   template <int row, typename R>
   static Vec src(R&& r) {
     if constexpr (row == 0) return r(0) - r(2);
@@ -247,15 +224,10 @@ struct F2 : Interpolated<2, 3> {
   }
 };
 
-template <int... rows>
-Passes<Rows<rows>...> one_by_one(std::integer_sequence<int, rows...>);
-
 // No transform: outputs of a kernel of one tap.
 template <int m>
 struct OneTap {
   static constexpr int kStride = 1, kM = m, kTaps = 1, kTile = m, kWeights = 1;
-  using SrcPasses = decltype(one_by_one(std::make_integer_sequence<int, m>()));
-  using DstPasses = SrcPasses;
   static constexpr int weights_of(int) { return 0; }
 
   template <int row, typename R>
@@ -279,8 +251,6 @@ using F1 = OneTap<1>;
 // F(4, 2) at +-3/8, +-5/4 and infinity, numbers that are exact. At stride 2 the error of 3x3
 // kernels is 0.8 to 1.0 times that of direct sums so, and 1.6 times at 0, +-1, 2 and infinity.
 struct F4Of2 : Interpolated<4, 2> {
-  using SrcPasses = Passes<Rows<0, 1, 2, 3, 4>>;
-  using DstPasses = Passes<Rows<0, 2>, Rows<1, 3>>;
   static constexpr float kNear = 0.375f, kFar = 1.25f, kNear2 = kNear * kNear, kFar2 = kFar * kFar;
 
   // The point of a row, and the square of the other.
@@ -317,9 +287,6 @@ struct F4Of2 : Interpolated<4, 2> {
 
 // F(2, 2) at 0, 1 and infinity.
 struct F2Of2 : Interpolated<2, 2> {
-  using SrcPasses = Passes<Rows<0>, Rows<1>, Rows<2>>;
-  using DstPasses = Passes<Rows<0, 1>>;
-
   template <int row, typename R>
   static Vec src(R&& r) {
     if constexpr (row == 1) return r(1);
@@ -338,13 +305,6 @@ struct F2Of2 : Interpolated<2, 2> {
   }
 };
 
-template <int first, int... rows>
-Rows<first + rows...> moved(Rows<rows...>);
-
-// Those of a transform, and those of another, whose rows come after its `first` ones.
-template <int first, typename... own, typename... others>
-Passes<own..., decltype(moved<first>(others()))...> joined(Passes<own...>, Passes<others...>);
-
 // At stride 2 the even pixels of src meet the even taps alone, and the odd ones the odd taps: two
 // convolutions at stride 1, whose outputs are added up. 4 outputs of 3 taps are F(4, 2) and four
 // products, 9 instead of 12; those of the odd tap are with the same weight.
@@ -352,9 +312,6 @@ template <typename Even, typename Odd>
 struct AtStride2 {
   static constexpr int kStride = 2, kM = Even::kM, kTaps = Even::kTaps + Odd::kTaps,
                        kTile = Even::kTile + Odd::kTile, kWeights = Even::kWeights + Odd::kWeights;
-  using SrcPasses =
-      decltype(joined<Even::kTile>(typename Even::SrcPasses(), typename Odd::SrcPasses()));
-  using DstPasses = typename Even::DstPasses;
   static_assert(Odd::kM == kM && (Even::kTaps == Odd::kTaps || Even::kTaps == Odd::kTaps + 1));
 
   static constexpr int weights_of(int position) {
