@@ -10,7 +10,7 @@ class SameLanes : public InBlocks {
   using Number = T;
   static constexpr bool kOneInput = true, kZeroTail = true;  // src and weights are 0 there
 
-  SameLanes(const GroupedConvolution&, const GroupedRow<T>&, std::int64_t, const T* src)
+  SameLanes(const GroupedConvolution&, const GroupedRows<T>&, std::int64_t, const T* src)
       : src_(src) {}
 
   Vec operator()(std::int64_t pixel) const { return load_lanes<kWidth>(src_ + pixel * kWidth); }
@@ -28,7 +28,7 @@ class LanesOfPixels {
   static std::int64_t src_pixel(const GroupedConvolution& g) { return g.src_pixel; }
   static std::int64_t dst_pixel(const GroupedConvolution& g) { return g.dst_pixel; }
 
-  LanesOfPixels(const GroupedConvolution& g, const GroupedRow<T>&, std::int64_t, const T* src)
+  LanesOfPixels(const GroupedConvolution& g, const GroupedRows<T>&, std::int64_t, const T* src)
       : src_(src), step_(g.src_pixel) {}
 
   Vec operator()(std::int64_t pixel) const { return load_lanes<kWidth>(src_ + pixel * step_); }

@@ -21,7 +21,7 @@ class Broadcast : public InBlocks {
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Broadcast(const GroupedConvolution& g, const GroupedRow<T>& row, std::int64_t input,
+  Broadcast(const GroupedConvolution& g, const GroupedRows<T>& row, std::int64_t input,
             const T* src) {
     const LaneSource& source = row.lanes[input * g.sources];
     src_ = src + source.block * row.src_plane + source.lanes[0];
@@ -40,7 +40,7 @@ class Permute : public InBlocks {
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Permute(const GroupedConvolution& g, const GroupedRow<T>& row, std::int64_t input, const T* src)
+  Permute(const GroupedConvolution& g, const GroupedRows<T>& row, std::int64_t input, const T* src)
       : src_(src + row.lanes[input * g.sources].block * row.src_plane),
         index_(index_of(row.lanes[input * g.sources])) {}
 
@@ -61,7 +61,7 @@ class PermuteTwo : public InBlocks {
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  PermuteTwo(const GroupedConvolution&, const GroupedRow<T>& row, std::int64_t input,
+  PermuteTwo(const GroupedConvolution&, const GroupedRows<T>& row, std::int64_t input,
              const T* src) {
     const LaneSource* sources = row.lanes + input * 2;
     first_ = src + sources[0].block * row.src_plane;
@@ -88,7 +88,7 @@ class Gather : public InBlocks {
   using Number = T;
   static constexpr bool kOneInput = false, kZeroTail = false;
 
-  Gather(const GroupedConvolution& g, const GroupedRow<T>& row, std::int64_t input, const T* src)
+  Gather(const GroupedConvolution& g, const GroupedRows<T>& row, std::int64_t input, const T* src)
       : src_(src),
         first_(row.lanes + input * g.sources),
         end_(first_ + first_->count),

@@ -1,13 +1,15 @@
 // Walks the output rows of depthwise and grouped convolutions in tiles.
+#include "format/sizes.h"
 #include "kernels/finish.h"
 #include "kernels/grouped_tiles.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Sums of a row whose epilogue is one loop: a tile's pixels are too few for one that is long, as
-// SiLU's.
+// Sums whose epilogue is one loop: a tile's pixels are too few for one that is long, as SiLU's.
 constexpr std::int64_t kFinishedPixels = 64;
+// What rows that are computed together may read and write: their next tiles find it in L1.
+constexpr std::int64_t kRowsBytes = 16 << 10;
 
 // The size that takes the least time for a row: a tile costs its pixels and about 1 more.
 std::size_t tile_size(std::int64_t pixels) {
@@ -24,6 +26,8 @@ std::size_t tile_size(std::int64_t pixels) {
 
 struct Taps {
   std::int64_t begin, end;
+
+  bool operator==(const Taps&) const = default;
 };
 
 // The taps that see the input when tap 0 is at input index `at`.
@@ -46,9 +50,24 @@ struct Walk {
   std::int64_t plane_parts = g.axes[0].out * g.axes[1].out * parts;
   std::int64_t weights_h = g.inputs * g.axes[2].kernel * kWidth;
   std::int64_t weights_d = g.axes[1].kernel * weights_h;
+  bool clamps = g.epilogue.empty() ||
+                (g.epilogue.before.kind == Activation::Kind::kClamp && !g.epilogue.residual);
+  std::int64_t tiled_pixels = ceil_div(std::min(g.axes[2].out, g.part), pixels) * pixels;
+  std::int64_t most_rows = rows_at_once();
+
+  // How many rows a tile is computed of before the next: what a call and a row cost beside their
+  // products is as much as these on maps of 7x7.
+  std::int64_t rows_at_once() const {
+    if (parts > 1) return 1;
+    const auto bytes = static_cast<std::int64_t>(sizeof(Number)) * kWidth *
+                       (g.axes[2].in * g.axes[1].stride + g.axes[2].out);
+    const std::int64_t rows =
+        clamps ? kRowsBytes / bytes : std::min(kRowsBytes / bytes, kFinishedPixels / tiled_pixels);
+    return std::max<std::int64_t>(rows, 1);
+  }
 
   // What the rows of an output plane, a block of an image, share.
-  GroupedRow<Number> plane_row(std::int64_t block) const {
+  GroupedRows<Number> plane_rows(std::int64_t block) const {
     const GroupedAxis &d = g.axes[0], &h = g.axes[1];
     const std::int64_t count = std::min(kWidth, g.oc - block * kWidth);
     const Activation& activation = g.epilogue.before;
@@ -58,6 +77,9 @@ struct Walk {
             .weights = nullptr,
             .lanes = g.lanes + block * g.inputs * g.sources,
             .dst = nullptr,
+            .count = 1,
+            .src_step = h.stride * g.src_row,
+            .dst_step = h.dst_step * g.dst_row,
             .kd = 0,
             .kh = 0,
             .src_d = d.dilation * h.in * g.src_row,
@@ -69,77 +91,94 @@ struct Walk {
             .lanes_mask = lanes_mask(count),
             .least = Vec(clamp ? activation.alpha : -kInfinity),
             .greatest = Vec(clamp ? activation.beta : kInfinity),
-            .clamps = g.epilogue.empty() || (clamp && !g.epilogue.residual),
+            .clamps = clamps,
             .sums = nullptr,
-            .first = 0};
+            .first = 0,
+            .sums_step = tiled_pixels * kWidth};
   }
 
-  // Parts [begin, end) of one output plane.
-  void plane(std::int64_t plane, std::int64_t begin, std::int64_t end) const {
+  // Of at most `most` rows from the one on whose tap 0 is at `ih`, those that the same taps see.
+  std::int64_t rows_alike(std::int64_t ih, const Taps& taps, std::int64_t most) const {
+    const GroupedAxis& h = g.axes[1];
+    std::int64_t rows = 1;
+    while (rows < most && taps_inside(h, ih + rows * h.stride) == taps) ++rows;
+    return rows;
+  }
+
+  // Parts [begin, end) of an output plane.
+  void plane(std::int64_t image, std::int64_t block, std::int64_t begin, std::int64_t end) const {
     const auto& [d, h, w] = g.axes;
-    const std::int64_t block = plane % g.dst_blocks, image = plane / g.dst_blocks;
-    GroupedRow<Number> row = plane_row(block);
+    GroupedRows<Number> rows = plane_rows(block);
     const Number* src = static_cast<const Number*>(g.src) + image * g.src_image +
                         (g.lanes ? 0 : block) * g.src_plane;
     const float* weights = g.weights + block * d.kernel * weights_d;
     Number* dst = static_cast<Number*>(g.dst) + image * g.dst_image + block * g.dst_plane +
                   w.dst_first * g.dst_pixel;
-    std::int64_t part = begin % parts, oh = begin / parts % h.out, od = begin / parts / h.out;
-    for (std::int64_t at = begin; at < end; ++at) {
+    std::int64_t part = 0, oh = 0, od = 0;
+    if (begin > 0) {  // divisions take as long as half a row of 7 pixels
+      part = begin % parts;
+      oh = begin / parts % h.out;
+      od = begin / parts / h.out;
+    }
+    for (std::int64_t at = begin; at < end; at += rows.count) {
       const std::int64_t id = od * d.stride + d.origin, ih = oh * h.stride + h.origin;
       const Taps taps_d = taps_inside(d, id), taps_h = taps_inside(h, ih);
-      row.kd = taps_d.end - taps_d.begin;
-      row.kh = taps_h.end - taps_h.begin;
-      row.src =
-          src + (id * h.in + ih) * g.src_row + taps_d.begin * row.src_d + taps_h.begin * row.src_h;
-      row.weights = weights + taps_d.begin * weights_d + taps_h.begin * weights_h;
-      row.dst = dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) *
-                          g.dst_row;
-      run_any(row, part * g.part, std::min(w.out, (part + 1) * g.part));
+      rows.count = rows_alike(ih, taps_h, std::min({most_rows, end - at, h.out - oh}));
+      rows.kd = taps_d.end - taps_d.begin;
+      rows.kh = taps_h.end - taps_h.begin;
+      rows.src = src + (id * h.in + ih) * g.src_row + taps_d.begin * rows.src_d +
+                 taps_h.begin * rows.src_h;
+      rows.weights = weights + taps_d.begin * weights_d + taps_h.begin * weights_h;
+      rows.dst = dst + ((d.dst_first + od * d.dst_step) * h.dst + h.dst_first + oh * h.dst_step) *
+                           g.dst_row;
+      run_any(rows, part * g.part, std::min(w.out, (part + 1) * g.part));
       if (++part < parts) continue;
       part = 0;
-      if (++oh < h.out) continue;
+      oh += rows.count;
+      if (oh < h.out) continue;
       oh = 0;
       ++od;
     }
   }
 
-  // Output pixels [first, last) of a row, with any epilogue.
-  void run_any(GroupedRow<Number>& row, std::int64_t first, std::int64_t last) const {
-    if (row.clamps) return run(row, first, last);
-    // What the last tile has beyond `last` is not stored.
+  // Output pixels [first, last) of rows, with any epilogue.
+  void run_any(GroupedRows<Number>& rows, std::int64_t first, std::int64_t last) const {
+    if (clamps) return run(rows, first, last);
+    // What the last tile of a row has beyond `last` is not stored.
     alignas(64) std::array<float, (kFinishedPixels + kTilePixels.back()) * kWidth> sums;
-    row.sums = sums.data();
+    rows.sums = sums.data();
     for (const std::int64_t step = kFinishedPixels / pixels * pixels; first < last; first += step) {
-      row.first = first;
+      rows.first = first;
       const std::int64_t end = std::min(last, first + step);
-      run(row, first, end);
-      finish(row, end - first);
+      run(rows, first, end);
+      finish(rows, end - first);
     }
   }
 
-  // dst = epilogue(sums)
-  void finish(const GroupedRow<Number>& row, std::int64_t count) const {
+  // dst = epilogue(sums), of `pixels` of each row; in one loop where they follow each other.
+  void finish(const GroupedRows<Number>& rows, std::int64_t pixels) const {
     const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
-    const float* sums = row.sums;
-    Number* dst = row.dst + row.first * step;
-    const Vec mask = row.lanes_mask;
-    with_finish<Number>(g.epilogue, g.residual, g.dst, [=](const auto& finish) {
-      const float* from = sums;
-      Number* to = dst;
-      for (std::int64_t i = 0; i < count; ++i, from += kWidth, to += step) {
-        store_lanes<kWidth>(finish(Vec::loadu(from), to) & mask, to);
+    const bool dense = rows.sums_step == pixels * kWidth && rows.dst_step == pixels * step;
+    const std::int64_t loops = dense ? 1 : rows.count, count = dense ? rows.count * pixels : pixels;
+    const Vec mask = rows.lanes_mask;
+    with_finish<Number>(g.epilogue, g.residual, g.dst, [&](const auto& finish) {
+      for (std::int64_t row = 0; row < loops; ++row) {
+        const float* from = rows.sums + row * rows.sums_step;
+        Number* to = rows.dst + rows.first * step + row * rows.dst_step;
+        for (std::int64_t i = 0; i < count; ++i, from += kWidth, to += step) {
+          store_lanes<kWidth>(finish(Vec::loadu(from), to) & mask, to);
+        }
       }
     });
   }
 
-  // Output pixels [first, last) of a row.
-  void run(const GroupedRow<Number>& row, std::int64_t first, std::int64_t last) const {
+  // Output pixels [first, last) of rows.
+  void run(const GroupedRows<Number>& rows, std::int64_t first, std::int64_t last) const {
     const GroupedAxis& w = g.axes[2];
     const std::int64_t reach = (pixels - 1) * w.stride + (w.kernel - 1) * w.dilation;
     for (; first < last; first += pixels) {
       const std::int64_t in = first * w.stride + w.origin;
-      tiles[size][in >= 0 && in + reach < w.in](g, row, first, std::min(pixels, last - first));
+      tiles[size][in >= 0 && in + reach < w.in](g, rows, first, std::min(pixels, last - first));
     }
   }
 };
@@ -156,11 +195,16 @@ void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* ker
   };
   while (!fits(*kernels)) ++kernels;
   const Walk<Number> walk{g, kernels->tiles};
-  while (begin < end) {
-    const std::int64_t plane = begin / walk.plane_parts, first = begin % walk.plane_parts;
-    const std::int64_t last = std::min(walk.plane_parts, first + end - begin);
-    walk.plane(plane, first, last);
-    begin += last - first;
+  const std::int64_t plane = begin / walk.plane_parts;
+  std::int64_t image = plane / g.dst_blocks, block = plane % g.dst_blocks,
+               first = begin - plane * walk.plane_parts;
+  for (std::int64_t left = end - begin; left > 0; first = 0) {
+    const std::int64_t last = std::min(walk.plane_parts, first + left);
+    walk.plane(image, block, first, last);
+    left -= last - first;
+    if (++block < g.dst_blocks) continue;
+    block = 0;
+    ++image;
   }
 }
 

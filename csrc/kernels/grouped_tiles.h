@@ -13,21 +13,23 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// One output row of one channel block; src and dst of float32 or bfloat16.
+// Output rows of one channel block for which the same taps see the input; src and dst of float32 or
+// bfloat16. Pointers are those of the first row.
 template <typename Number>
-struct GroupedRow {
+struct GroupedRows {
   const Number* src;        // of the image, input pixel 0 under the first tap that sees the input
   const float* weights;     // [inputs, KW, kWidth] of that tap
   const LaneSource* lanes;  // [inputs, sources]
   Number* dst;              // output pixel 0
-  std::int64_t kd, kh;      // how many taps see the input, along d and h
+  std::int64_t count, src_step, dst_step;           // rows, and elements from one to the next
+  std::int64_t kd, kh;                              // how many taps see the input, along d and h
   std::int64_t src_d, src_h, weights_d, weights_h;  // elements from a tap to the next
   std::int64_t src_plane;                           // and from a block of src to the next
   Vec bias, lanes_mask;                             // of the channels there are
   Vec least, greatest;                              // the activation, if it is a clamp
   bool clamps;                                      // the epilogue is at most that clamp
-  float* sums;  // where not: [pixels from `first` on, kWidth], for the epilogue
-  std::int64_t first;
+  float* sums;  // where not: [rows, pixels from `first` on, kWidth], for the epilogue
+  std::int64_t first, sums_step;
 };
 
 // The pixels of a Source in a blocked format, at distances that the compiler knows.
@@ -87,49 +89,63 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
   }
 }
 
-// Output pixels [first, first + count) of a row, count <= kPixels.
+// Adds all taps to the sums of kPixels outputs, whose first tap that sees the input reads src_d.
 template <typename Source, int kPixels, int kTaps, int kStride, bool kInside,
           typename Number = Source::Number>
-void grouped_tile(const GroupedConvolution& g, const GroupedRow<Number>& row, std::int64_t first,
-                  std::int64_t count) {
+TORCH_BLOCKED_INLINE inline void add_rows(const GroupedConvolution& g,
+                                          const GroupedRows<Number>& rows, InputPixels pixels,
+                                          const Number* src_d, std::array<Vec, kPixels>& sums) {
   const GroupedAxis& w = g.axes[2];
-  const std::int64_t origin = first * w.stride + w.origin;
-  const InputPixels pixels{-origin, w.in - origin};
-  const Vec bias = row.bias;
-  auto sums = vectors<kPixels>([&](int) { return bias; });
-  const Number* src_d = row.src + origin * Source::src_pixel(g);
-  const float* weights_d = row.weights;
-  for (std::int64_t kd = row.kd; kd > 0; --kd, src_d += row.src_d, weights_d += row.weights_d) {
+  const float* weights_d = rows.weights;
+  for (std::int64_t kd = rows.kd; kd > 0; --kd, src_d += rows.src_d, weights_d += rows.weights_d) {
     const Number* src = src_d;
     const float* weights_h = weights_d;
-    for (std::int64_t kh = row.kh; kh > 0; --kh, src += row.src_h, weights_h += row.weights_h) {
+    for (std::int64_t kh = rows.kh; kh > 0; --kh, src += rows.src_h, weights_h += rows.weights_h) {
       const float* weights = weights_h;
       const std::int64_t inputs = Source::kOneInput ? 1 : g.inputs;
       for (std::int64_t input = 0; input < inputs; ++input, weights += w.kernel * kWidth) {
-        const Source source(g, row, input, src);
+        const Source source(g, rows, input, src);
         add_taps<kPixels, kTaps, kStride, kInside>(w, pixels, source, weights, sums);
       }
     }
   }
-  if (row.clamps) {
-    const std::int64_t step = w.dst_step * Source::dst_pixel(g);
-    Number* dst = row.dst + first * step;
-    const Vec least = row.least, greatest = row.greatest, mask = row.lanes_mask;
-    TORCH_BLOCKED_UNROLL
-    for (int i = 0; i < kPixels; ++i) {
-      if (i >= count) break;
-      const Vec value = at::vec::clamp(sums[i], least, greatest);
-      store_lanes<kWidth>(Source::kZeroTail ? value : value & mask, dst + i * step);
+}
+
+// Output pixels [first, first + count) of the rows, count <= kPixels.
+template <typename Source, int kPixels, int kTaps, int kStride, bool kInside,
+          typename Number = Source::Number>
+void grouped_tile(const GroupedConvolution& g, const GroupedRows<Number>& rows, std::int64_t first,
+                  std::int64_t count) {
+  const GroupedAxis& w = g.axes[2];
+  const std::int64_t origin = first * w.stride + w.origin;
+  const InputPixels pixels{-origin, w.in - origin};
+  const std::int64_t step = w.dst_step * Source::dst_pixel(g);
+  const Number* src = rows.src + origin * Source::src_pixel(g);
+  Number* dst = rows.dst + first * step;
+  float* to = rows.sums + (first - rows.first) * kWidth;
+  for (std::int64_t row = 0; row < rows.count; ++row, src += rows.src_step) {
+    const Vec bias = rows.bias;
+    auto sums = vectors<kPixels>([&](int) { return bias; });
+    add_rows<Source, kPixels, kTaps, kStride, kInside>(g, rows, pixels, src, sums);
+    if (rows.clamps) {
+      const Vec least = rows.least, greatest = rows.greatest, mask = rows.lanes_mask;
+      TORCH_BLOCKED_UNROLL
+      for (int i = 0; i < kPixels; ++i) {
+        if (i >= count) break;
+        const Vec value = at::vec::clamp(sums[i], least, greatest);
+        store_lanes<kWidth>(Source::kZeroTail ? value : value & mask, dst + i * step);
+      }
+      dst += rows.dst_step;
+    } else {
+      TORCH_BLOCKED_UNROLL
+      for (int i = 0; i < kPixels; ++i) sums[i].store(to + i * kWidth);
+      to += rows.sums_step;
     }
-  } else {
-    float* to = row.sums + (first - row.first) * kWidth;
-    TORCH_BLOCKED_UNROLL
-    for (int i = 0; i < kPixels; ++i) sums[i].store(to + i * kWidth);
   }
 }
 
 template <typename Number>
-using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRow<Number>&, std::int64_t,
+using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRows<Number>&, std::int64_t,
                              std::int64_t);
 
 // Output pixels of a tile: 7 and 14 divide the maps of most networks. 32 (16) registers hold the

@@ -4,6 +4,7 @@
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -40,11 +41,17 @@ inline void store_lanes(const Vec& value, float* dst) {
   value.store(dst, kLanes);
 }
 
-// All bits in the first `count` lanes.
+// All bits in the first `count` lanes. at::vec would copy as many floats, by a call.
 inline Vec lanes_mask(std::int64_t count) {
-  alignas(64) float ones[kWidth];
-  std::memset(ones, 0xff, sizeof ones);
-  return Vec::loadu(ones, count);
+  struct Bits {
+    std::int32_t values[2 * kWidth];
+  };
+  static constexpr Bits kBits = [] {
+    Bits bits{};
+    std::fill_n(bits.values, kWidth, -1);
+    return bits;
+  }();
+  return Vec::loadu(kBits.values + kWidth - count);
 }
 
 // What at::vec lacks, in intrinsics; no other kernel source has any but amx.cpp, which is for one
