@@ -55,8 +55,8 @@ struct Walk {
   std::int64_t tiled_pixels = ceil_div(std::min(g.axes[2].out, g.part), pixels) * pixels;
   std::int64_t most_rows = rows_at_once();
 
-  // How many rows a tile is computed of before the next: what a call and a row cost beside their
-  // products is as much as these on maps of 7x7.
+  // How many rows a tile is computed of before the next: on small maps a call costs as much as the
+  // products of one row.
   std::int64_t rows_at_once() const {
     if (parts > 1) return 1;
     const auto bytes = static_cast<std::int64_t>(sizeof(Number)) * kWidth *
@@ -115,7 +115,7 @@ struct Walk {
     Number* dst = static_cast<Number*>(g.dst) + image * g.dst_image + block * g.dst_plane +
                   w.dst_first * g.dst_pixel;
     std::int64_t part = 0, oh = 0, od = 0;
-    if (begin > 0) {  // divisions take as long as half a row of 7 pixels
+    if (begin > 0) {  // seldom, and these are six divisions of 64 bits
       part = begin % parts;
       oh = begin / parts % h.out;
       od = begin / parts / h.out;
