@@ -121,7 +121,7 @@ _NUMBERS = (-3.0, -1.3, -1, -0.7, -0.5, 0, 0.0, 0.3, 0.5, 1, 1.0, 1.5, 2, 2.5)
 
 
 def activation_for(g, x):
-    """An activation of x: half of them as people write them, half with any parameters."""
+    """An activation of x: more of them as people write them, the others with any parameters."""
     text = g.rng.choice(ACTIVATIONS if g.rng.random() < 0.6 else PARAMETRIC)
     numbers = [n for n in _NUMBERS if n]
     return text.format(

@@ -258,9 +258,9 @@ struct Outputs {
   }
 };
 
-// Columns first, whose results wait in memory, 24 vectors of F(4, 3): so M is read once, and its
-// rows are put as such. Inlined and unrolled, but as loops: of functions for each index GCC keeps
-// fewer vectors in registers.
+// Columns first, whose results wait in memory, 24 vectors of F(4, 3): so M is read once, in 3-D
+// once for each plane, and rows are put as such. Inlined and unrolled, but as loops: of functions
+// for each index GCC keeps fewer vectors in registers.
 template <typename T, int kLanes, int plane, typename To>
 TORCH_BLOCKED_INLINE inline void dst_plane(const float* m, To& to) {
   using Height = typename T::Height;

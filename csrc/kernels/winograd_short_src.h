@@ -6,8 +6,7 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
-// ---- bytes
-// ---------------------------------------------------------------------------------------
+// ---- bytes ----
 
 // Rows of a transform that are worked out together: they share sums.
 template <int... rows>
@@ -194,8 +193,7 @@ template <typename T, typename Products>
   }
 }
 
-// ---- fixed point
-// ---------------------------------------------------------------------------------
+// ---- fixed point ----
 
 // The float32 of the largest of lanes that are bits of bfloat16 without signs.
 inline float largest_bfloat(const PairWords& bits) {

@@ -264,7 +264,8 @@ inline void transform_rows(const float (*t)[T::Height::kTile][kLanes], Put&& put
 }
 
 // B^T src B of kLanes channels of all tiles, of whose images the first begins at src, `image`
-// numbers before the next; put_of(tile) is put(position of the first row, row, column, value).
+// numbers before the next. put_of(tile, depth) says where positions of a tile at a row of depth's
+// B^T go, as put(row, column, value).
 //
 // A row of tiles has its columns transformed at once: of 6 columns of F(4, 3) a tile shares 2 with
 // the next. What lies outside of src is neither loaded nor copied, which matters where maps are
@@ -297,7 +298,7 @@ struct Positions {
   }
 };
 
-// The groups of for_groups, by the tiles in them.
+// Walks to the group of for_groups in which a tile is.
 class GroupOf {
  public:
   std::int64_t begin = 0, end = 0;
