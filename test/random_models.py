@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import random_branches  # noqa: F401  its pieces
+import random_modules  # noqa: F401  its pieces
 import random_tokens  # noqa: F401  its pieces
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from random_layers import CHANNELS
 from random_pieces import PIECES, Skip
 from torch import Tensor, nn
@@ -28,12 +30,38 @@ import torch_blocked  # noqa: F401  Tensor.to_blocked
 OTHER_SIZES = 5  # beside the example's
 
 Pair = collections.namedtuple("Pair", ("first", "second"))
-_NAMES = {"torch": torch, "F": F, "nn": nn, "Pair": Pair}
+
+
+class Halved(torch.autograd.Function):
+    """A function of a user's, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+@torch.jit.script
+def scripted(x):
+    return torch.relu(x) - 0.1 * x
+
+
+_NAMES = {
+    "torch": torch,
+    "F": F,
+    "nn": nn,
+    "Pair": Pair,
+    "Halved": Halved,
+    "scripted": scripted,
+}
 
 _LARGEST = 20.0  # a value beyond this is scaled
 _MOST_ELEMENTS = 40_000
 _VALUE = re.compile(r"\b[vx]\d+\b")
-_CUT = re.compile(r"\.data\b|to_blocked\(")
+_CUT = re.compile(r"\.data\b|to_blocked\(|\bfloat\(\w+\.|\bint\(|\.nonzero\(|checkpoint\(")
 
 
 @dataclass(frozen=True)
@@ -244,8 +272,9 @@ class _Builder:
             raise Skip
         return self.rng.choice(names)
 
-    def pick_integers(self) -> str:
-        names = [name for name, kind in self.inputs if kind == "ids"]
+    def pick_input(self, wanted: str) -> str:
+        """An input of a kind that is no float."""
+        names = [name for name, kind in self.inputs if kind == wanted]
         if not names:
             raise Skip
         return self.rng.choice(names)
@@ -257,10 +286,10 @@ class _Builder:
         return f"self.{name}"
 
     def constant(self, *dims: int) -> str:
-        kind = self.rng.choice(("nn.Parameter(torch.randn({d}))", "nn.Buffer(torch.randn({d}))"))
+        kind = self.rng.choice(("Parameter", "Buffer"))
         scale = "" if len(dims) < 2 else " * 0.3"
-        dims = f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
-        return self.module(kind.format(d=dims).replace("))", f"){scale})"))
+        sizes = f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
+        return self.module(f"nn.{kind}(torch.randn({sizes}){scale})")
 
     def another_dtype(self, coarse: bool) -> None:
         if self.rng.random() > 0.3:  # in few models: these lose the float64 reference
@@ -319,7 +348,7 @@ class _Builder:
                 code += factor
         for name in self._names():  # what was written to in place
             for each in self.values(name):
-                if each.numel() and not float(each.abs().max()) < 100:
+                if each.numel() and not float(each.float().abs().max()) < 100:
                     return None
         if not self.mutates_inputs and not self._inputs_unchanged():
             return None

@@ -381,6 +381,18 @@ class Chaos(nn.Module):
         return x
 
 
+def test_what_nothing_can_be_compared_with_is_no_defect_either():
+    """After 40 steps a nudge has moved each result anywhere."""
+    torch.manual_seed(0)
+    model, x = Chaos(40).eval(), torch.randn(2, 3, 9, 9)
+    with pytest.warns(UserWarning, match="cannot be compared .* move the model's own by .*%"):
+        fast = tb.optimize(model, x, tune=False)
+    assert fast.choice == "model"
+    assert fast.reason.startswith("rounding decides its results")
+    assert torch.equal(fast(x), model(x))
+    assert tb.optimize(model, x, tune=False, verify=False).choice == "blocked"
+
+
 @pytest.mark.parametrize("wrong", (False, True))
 def test_a_model_that_rounding_decides_is_no_defect(wrong, monkeypatch):
     """After 16 steps two right forms differ by percents, as two runs of nudged inputs do."""

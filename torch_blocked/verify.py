@@ -25,6 +25,8 @@ TOLERANCE_IN_STEPS = 0.15
 NUDGE_IN_STEPS, NUDGE = 1e-5, 1e-6
 # In bfloat16: so many times the error that ATen's own ops make in it, within these bounds.
 _LEAST, _TIMES, _MOST = 0.05, 4, 0.5
+# Results that a nudge moves so far are those of rounding, and two right forms may differ by anything.
+CHAOTIC = _MOST / _TIMES
 
 # Elements of integer and boolean results that may differ: where two scores are all but equal,
 # rounding decides.
@@ -46,17 +48,23 @@ def nudged(value: Any, nudge: float) -> Any:
     return pytree.tree_map_only(Tensor, moved, value)
 
 
-def tolerance_beside(expected: Any, by_ops: Any, least: float = _LEAST) -> float:
-    """The tolerance of a form in bfloat16, where the capture's ops by ATen give `by_ops` in it, or
-    of any other, where they give that for nudged inputs: in deep networks rounding errors grow, and
-    where a norm divides by next to nothing."""
-    pairs = zip(structure.flatten(expected)[0], structure.flatten(by_ops)[0], strict=True)
+def moved(expected: Any, result: Any) -> float:
+    """How far results are from others at most, of the largest value of each: of forms that are both
+    right, or of one form and nudged inputs."""
+    pairs = zip(structure.flatten(expected)[0], structure.flatten(result)[0], strict=True)
     errors = [
         ((_plain(a) - _plain(b)).abs().max() / _plain(a).abs().max().clamp(min=1e-30)).item()
         for a, b in pairs
         if isinstance(a, Tensor) and a.is_floating_point() and a.numel() and a.shape == b.shape
     ]
-    return min(max(least, _TIMES * max(errors, default=0)), _MOST)
+    return max(errors, default=0)
+
+
+def tolerance_beside(error: float, least: float = _LEAST) -> float:
+    """The tolerance where rounding moves results by `error`: of a form in bfloat16 as the capture's
+    ops by ATen, of any other as nudged inputs. In deep networks rounding errors grow, and where a
+    norm divides by next to nothing."""
+    return min(max(least, _TIMES * error), _MOST)
 
 
 def difference(expected: Any, result: Any, tolerance: float) -> str:
@@ -95,7 +103,8 @@ def _of_tensors(a: Tensor, b: Tensor, tolerance: float) -> str:
     if not a.numel():
         return ""
     apart, scale = (a - b).abs().max().item(), a.abs().max().item()
-    return f"off by {apart:.2g} of {scale:.2g}" if apart > tolerance * scale else ""
+    least = torch.finfo(a.dtype).tiny  # what is less may be 0 in one form
+    return f"off by {apart:.2g} of {scale:.2g}" if apart > max(tolerance * scale, least) else ""
 
 
 def _infinite(value: Tensor) -> Tensor:

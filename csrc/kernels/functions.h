@@ -2,6 +2,10 @@
 // units in the last place.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <bit>
+
 #include "kernels/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
@@ -47,7 +51,7 @@ inline Vec exponential(const Vec& x) {
 // sum is. The polynomial of degree 6 has the least error relative to e^r - 1: 1.3e-8.
 inline Vec exponential_less_one(const Vec& x) {
   const Reduced at(at::vec::clamp(x, Vec(-20.f), Vec(89.f)));
-  const Vec half = scale_by_power(Vec(0.5f), at.n);
+  const Vec half = scale_by_power(Vec(1.f), at.n - Vec(1.f));  // 2^n itself is infinite for 128
   Vec p(1.38825073e-3f);
   for (const float term : {8.36658105e-3f, 4.16672006e-2f, 1.66665435e-1f, 4.9999997e-1f, 1.f}) {
     p = at::vec::fmadd(p, at.r, Vec(term));
@@ -68,10 +72,11 @@ inline Vec softplus(const Vec& x) {
   return at::vec::fmadd(s + s, p, at::vec::clamp_min(x, Vec(0.f)));
 }
 
-// 2^x, to 1e-7 of it besides the rounding of x; with AVX2 at least 2^-126 and at most an infinity.
-// AVX-512 splits a power of two by itself, at any size, so that neither clamps nor rounding are
-// needed: 7 instructions. The polynomials are those of degree 5 with 2^0 = 1 and the least error
-// relative to 2^r: 8.2e-8 for r in [0, 1), 9.2e-8 for |r| <= 1/2.
+// 2^(x * factor), to 1e-7 of it besides the rounding of the product, and 1 + that; with AVX2 the
+// power is at least 2^-126 and at most an infinity. AVX-512 splits a power of two by itself, at any
+// size, so that neither clamps nor rounding are needed: 7 instructions. The polynomials are those
+// of degree 5 with 2^0 = 1 and the least error relative to 2^r: 8.2e-8 for r in [0, 1), 9.2e-8 for
+// |r| <= 1/2.
 #if defined(CPU_CAPABILITY_AVX512)
 inline Vec power_of_fraction(const Vec& r) {
   Vec p(1.86713008e-3f);
@@ -81,24 +86,61 @@ inline Vec power_of_fraction(const Vec& r) {
   return p;
 }
 
-inline Vec power_of_two(const Vec& x) {
-  const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  return _mm512_scalef_ps(power_of_fraction(r), x);
+inline Vec power_of_two(const Vec& x, float factor) {
+  const Vec product = x * Vec(factor);
+  const Vec r = _mm512_reduce_ps(product, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  return _mm512_scalef_ps(power_of_fraction(r), product);
+}
+
+inline Vec one_and_power_of_two(const Vec& x, float factor) {
+  return Vec(1.f) + power_of_two(x, factor);
 }
 #else
-inline Vec power_of_two(const Vec& x) {
-  const Vec clipped = at::vec::clamp(x, Vec(-126.f), Vec(128.f));  // NaN stays
-  const Vec n = clipped.round(), r = clipped - n;
-  Vec p(0.00132646585f);
-  for (const float term : {0.00967156612f, 0.0555073434f, 0.240222413f, 0.69314698f, 1.f}) {
-    p = at::vec::fmadd(p, r, Vec(term));
+// x * factor as the whole number next to it, whose power of two this is, and the rest, in four
+// instructions: a sum with 1.5 * 2^23 is rounded to whole numbers, and its last bits are that
+// number, to which the sum adds the bias of exponents.
+struct SplitPower {
+  Vec power, of_rest;  // of the rest, |r| <= 1/2, the polynomial
+
+  SplitPower(const Vec& x, float factor) {
+    const Vec least(std::min(-126.f / factor, 128.f / factor)),
+        most(std::max(-126.f / factor, 128.f / factor)), shift(0x1.8p23f + 127);
+    const Vec clipped = at::vec::clamp(x, least, most);  // NaN stays
+    const Vec sum = at::vec::fmadd(clipped, Vec(factor), shift);
+    power = exponent_of(sum);
+    const Vec r = at::vec::fmsub(clipped, Vec(factor), sum - shift);
+    of_rest = Vec(0.00132646585f);
+    for (const float term : {0.00967156612f, 0.0555073434f, 0.240222413f, 0.69314698f, 1.f}) {
+      of_rest = at::vec::fmadd(of_rest, r, Vec(term));
+    }
   }
-  return scale_by_power(p, n);
+
+  // The last 9 bits of each lane as a float's sign and exponent.
+  static Vec exponent_of(const Vec& x) {
+#if defined(CPU_CAPABILITY_AVX2)
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
+#else
+    alignas(64) std::array<float, kWidth> lanes;
+    x.store(lanes.data());
+    for (float& lane : lanes) lane = std::bit_cast<float>(std::bit_cast<std::uint32_t>(lane) << 23);
+    return Vec::loadu(lanes.data());
+#endif
+  }
+};
+
+inline Vec power_of_two(const Vec& x, float factor) {
+  const SplitPower split(x, factor);
+  return split.power * split.of_rest;
+}
+
+inline Vec one_and_power_of_two(const Vec& x, float factor) {
+  const SplitPower split(x, factor);
+  return at::vec::fmadd(split.power, split.of_rest, Vec(1.f));
 }
 #endif
 
-// The same, and 0 where it is less than 2^-126: such numbers are denormal, for which Intel's cores
-// need assists. NaN stays.
+// 2^x, and 0 where it is less than 2^-126: such numbers are denormal, for which Intel's cores need
+// assists. NaN stays.
 inline Vec power_or_zero(const Vec& x) {
   const Vec least(-126.f);
 #if defined(CPU_CAPABILITY_AVX512)
@@ -106,17 +148,16 @@ inline Vec power_or_zero(const Vec& x) {
   const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(counts, power_of_fraction(r), x);
 #else
-  const Vec is_less = x < least;
-  return Vec::blendv(power_of_two(Vec::blendv(x, least, is_less)), Vec(0.f), is_less);
+  return Vec::blendv(power_of_two(x, 1.f), Vec(0.f), x < least);
 #endif
 }
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 4e-6 where e^-y counts for
+// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 1.3e-6 where e^-y counts for
 // more than 2^20.
 inline Vec times_sigmoid(const Vec& x, const Vec& y) {
-  return quotient(x, Vec(1.f) + power_of_two(y * Vec(-kLog2E)));
+  return quotient(x, one_and_power_of_two(y, -kLog2E));
 }
 
 inline Vec silu(const Vec& x) { return times_sigmoid(x, x); }
@@ -165,8 +206,8 @@ inline Vec gelu_tanh(const Vec& x) {
 inline Vec tanh(const Vec& x) {
   constexpr float kSmall = 0.625f, kLarge = 20.f;  // where it is 1 to the last bit
   const Vec size = x.abs(), square = x * x, one(1.f);
-  const Vec power = power_of_two(at::vec::clamp_max(size, Vec(kLarge)) * Vec(2 * kLog2E));
-  const Vec large = one - quotient(Vec(2.f), one + power);
+  const Vec power = one_and_power_of_two(at::vec::clamp_max(size, Vec(kLarge)), 2 * kLog2E);
+  const Vec large = one - quotient(Vec(2.f), power);
   Vec p(-5.7049864e-3f);
   for (const float term : {2.0639086e-2f, -5.3739715e-2f, 1.3331442e-1f, -3.3333281e-1f}) {
     p = at::vec::fmadd(p, square, Vec(term));

@@ -242,7 +242,7 @@ void softmax_rows(const SoftmaxRows& rows, std::int64_t begin, std::int64_t end)
     });
     const Vec most(reduced(greatest, Max()));
     for_lanes(rows.columns, [&](std::int64_t i, std::int64_t count) {
-      const Vec power = power_of_two((load(src + i, count) - most) * Vec(kLog2E));
+      const Vec power = power_of_two(load(src + i, count) - most, kLog2E);
       store(power, dst + i, count);
       sums = sums + only(power, count, 0.f);
     });
