@@ -252,8 +252,8 @@ def _compare(
         warnings.warn(
             "torch_blocked::optimize: the results of the optimized model cannot be compared with "
             f"the model's for {named(call.inputs.metas, call.signature)}: inputs that differ by "
-            f"{nudge:.0e} of the largest move the model's own by {by_rounding:.0%}, as rounding may. "
-            "The model itself runs on; verify=False takes the optimized one",
+            f"{nudge:.0e} of the largest move the model's own by {by_rounding:.0%}, as may "
+            "rounding. The model itself runs on; verify=False takes the optimized one",
             stacklevel=5,
         )
     elif what:

@@ -25,7 +25,7 @@ TOLERANCE_IN_STEPS = 0.15
 NUDGE_IN_STEPS, NUDGE = 1e-5, 1e-6
 # In bfloat16: so many times the error that ATen's own ops make in it, within these bounds.
 _LEAST, _TIMES, _MOST = 0.05, 4, 0.5
-# Results that a nudge moves so far are those of rounding, and two right forms may differ by anything.
+# Results that a nudge moves so far are those of rounding: two right forms differ by anything.
 CHAOTIC = _MOST / _TIMES
 
 # Elements of integer and boolean results that may differ: where two scores are all but equal,

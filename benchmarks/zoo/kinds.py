@@ -147,6 +147,13 @@ def crnn():
     return net, torch.randn(1, 1, 32, 256)
 
 
+def gru():
+    """[1, 100, 80] -> [1, 100, 40], as speech is read."""
+    layers = nn.GRU(80, 256, num_layers=3, batch_first=True)
+    net = Call(lambda x, layers, out: out(layers(x)[0]), layers, nn.Linear(256, 40))
+    return net, torch.randn(1, 100, 80)
+
+
 def mixer():
     def mixed(x: Tensor, norm: nn.Module, tokens: nn.Module, channels: nn.Module) -> Tensor:
         x = x + tokens(norm(x).transpose(1, 2)).transpose(1, 2)
@@ -269,6 +276,7 @@ KINDS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "WaveNet": wavenet,
     "dilated 1-D": temporal,
     "CRNN": crnn,
+    "GRU": gru,
     "MLP-Mixer": mixer,
     "transformer": encoder,
     "perceptron": perceptron,
