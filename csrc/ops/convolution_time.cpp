@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "runtime/isa.h"
+
 namespace torch_blocked {
 
 double microseconds_of(double fmas) { return fmas / 6e4; }
 
 double streamed_fmas(double products, double tiles) {
-  constexpr double kTilesAtLeast = 10;
-  return products * std::max(tiles, kTilesAtLeast);
+  const double least = isa() == Isa::kAvx2 ? 12 : 10;
+  return products * std::max(tiles, least);
 }
 
 bool is_dilated(const ConvolutionProblem& p) {

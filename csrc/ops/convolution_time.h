@@ -15,7 +15,9 @@ double microseconds_of(double fmas);
 
 // The FMAs that take as long as `products` for each of `tiles` tiles, per pair of an input and an
 // output channel: few tiles wait for the weights. Of 44 models' layers on maps of 7x7 and 8x8,
-// those of Winograd's 4 tiles took as long as 10 to 12 would on a Zen 3, on one thread and on two.
+// those of Winograd's 4 tiles took as long as 10 to 12 would on a Zen 3, on one thread and on two;
+// with 10, one of 40 plans of ResNet-18 had F(4x4) at 512@7, which takes 1.7 times as long as
+// F(2x2) (benchmarks/plans.py): 7 % of the model.
 double streamed_fmas(double products, double tiles);
 
 bool is_dilated(const ConvolutionProblem& problem);
