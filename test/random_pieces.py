@@ -523,26 +523,6 @@ def masked(g):
     return f"{g.out} = {row.format(x=x, y=y)}"
 
 
-@piece(4)
-def masked_by_input(g):
-    """A boolean image of one channel, which is an input."""
-    mask = g.pick_input("mask")
-    x = g.pick(rank=g.rank(mask), any_float=True)
-    row = g.rng.choice(
-        (
-            "{x} * {m}",
-            "torch.where({m}, {x}, 0.5)",
-            "{x}.masked_fill(~{m}, -1.0)",
-            "{x} * {m}.float()" if not g.double else "{x} * {m}",
-            "{x} * ({m} | ({m}.flip(-1) & {m}))",
-            "{x} * {m}.all(-1, keepdim=True) + {m}.any(1, keepdim=True)",
-            "({x} * {m}).sum(1, keepdim=True) / ({m}.sum() + 1)",
-            "{x} + F.max_pool2d({m}.to({x}.dtype), 3, 1, 1)",
-        )
-    )
-    return f"{g.out} = {row.format(x=x, m=mask)}"
-
-
 @piece(1)
 def embedded(g):
     ids = g.pick_input("ids")
