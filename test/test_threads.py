@@ -63,7 +63,7 @@ def test_a_team_beside_another_has_the_cores_that_are_left():
     torch.set_num_threads(max(cores, 2))
     try:
         with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(_C.walk_loops, [3200] * 300, sleep=timedelta(milliseconds=5))
+            first = pool.submit(_C.walk_loops, [3200] * 600, sleep=timedelta(milliseconds=5))
             time.sleep(0.3)
             counts, of_caller = _C.walk_loops([3200] * 4)
             assert not first.done()
