@@ -54,7 +54,9 @@ def check(model, optimized, *args):
 def optimized_of(model, *args):
     optimized = tb.optimize(model, args, tune=False)
     assert optimized.choice == "blocked"
-    assert not any("by aten" in line for line in optimized.plan().splitlines())
+    rows = [line.split() for line in optimized.plan().splitlines()[2:]]
+    steps = [row for row in rows if row[0].startswith(("aten::lstm", "aten::gru", "aten::rnn"))]
+    assert steps and all("torch_blocked" in row for row in steps)
     return optimized
 
 
@@ -99,6 +101,25 @@ def test_states_that_are_given_and_other_sizes(kind):
     optimized = optimized_of(model, *arguments(2, 7))
     for batch, steps in ((2, 7), (2, 1), (1, 3), (40, 5)):
         check(model, optimized, *arguments(batch, steps))
+
+
+@torch.no_grad()
+def test_a_first_state_that_is_learned():
+    """One for all sequences, expanded: its rows lie on each other."""
+
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GRU(4, 9, batch_first=True)
+            self.first = nn.Parameter(torch.randn(1, 1, 9))
+
+        def forward(self, x):
+            return self.layer(x, self.first.expand(-1, x.shape[0], -1))
+
+    model = Learned().eval()
+    optimized = optimized_of(model, torch.randn(3, 5, 4))
+    for batch in (3, 1, 12):
+        check(model, optimized, torch.randn(batch, 5, 4))
 
 
 @torch.no_grad()

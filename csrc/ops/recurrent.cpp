@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
