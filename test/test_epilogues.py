@@ -11,15 +11,19 @@ import torch_blocked as tb
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
-# Implementation: input channels, output channels, kernel, groups. Images are 9 x 45 pixels: rows of
-# more pixels than are activated at once, and a rest.
-LAYERS = {
-    "direct": (20, 33, 1, 1),
-    "winograd2": (17, 24, 3, 1),
-    "winograd4": (17, 24, 3, 1),
-    "depthwise": (17, 17, 3, 17),
-    "grouped": (24, 48, 3, 3),
-}
+# Implementation; input channels, output channels, kernel, groups. Images are 9 x 45 pixels: rows of
+# more pixels than are activated at once, and a rest. Vectors of outputs belong to one group, and to
+# two and three.
+LAYERS = (
+    ("direct", (20, 33, 1, 1)),
+    ("direct", (64, 48, 3, 2)),
+    ("direct", (20, 60, 1, 5)),
+    ("direct", (42, 21, 3, 7)),
+    ("winograd2", (17, 24, 3, 1)),
+    ("winograd4", (17, 24, 3, 1)),
+    ("depthwise", (17, 17, 3, 17)),
+    ("grouped", (24, 48, 3, 3)),
+)
 ACTIVATIONS = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "hardswish": F.hardswish,
@@ -56,11 +60,11 @@ def optimized(net, tensors, implementation):
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("implementation", LAYERS)
-def test_epilogue(implementation, activation, epilogue):
+@pytest.mark.parametrize(("implementation", "layer"), LAYERS)
+def test_epilogue(implementation, layer, activation, epilogue):
     torch.manual_seed(0)
-    inputs, outputs, *_ = LAYERS[implementation]
-    net = Net(*LAYERS[implementation], activation, epilogue).eval()
+    inputs, outputs, *_ = layer
+    net = Net(*layer, activation, epilogue).eval()
     tensors = torch.randn(2, inputs, 9, 45), torch.randn(2, outputs, 9, 45)
     with threads(2):
         fast = optimized(net, tensors, implementation)

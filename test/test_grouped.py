@@ -1,11 +1,12 @@
-"""Depthwise and grouped convolutions by kernels of ours, chosen or not."""
+"""Depthwise and grouped convolutions by kernels of ours, direct among them, chosen or not."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import CHANNELS, assert_close, threads
+from problems import CHANNELS, assert_close, prefer, threads
 from test_optimize import blocked, cache_folder  # noqa: F401
 from torch import nn
 
@@ -115,33 +116,52 @@ GROUPS = (
 )
 
 
-@by_block
+# direct takes blocks of several vectors, too.
+by_implementation = pytest.mark.parametrize(
+    ("implementation", "block"), (("grouped", BLOCKS[0]), ("direct", BLOCKS[0]), ("direct", 32))
+)
+
+
+@by_implementation
 @by_transposed
 @pytest.mark.parametrize("stride", (1, 2))
 @pytest.mark.parametrize("channels", GROUPS, ids=lambda c: "{}-{}g{}".format(*c))
-def test_groups(block, transposed, stride, channels):
+def test_groups(implementation, block, transposed, stride, channels):
     inputs, outputs, groups = channels
     tensors = layer((2, inputs * groups, 9, 15), groups, outputs * groups, (3, 3), transposed)
     arguments = {"stride": stride, "padding": 1, "groups": groups}
-    check("grouped", tensors, block, transposed, **arguments)
+    check(implementation, tensors, block, transposed, **arguments)
 
 
+@by_implementation
 @pytest.mark.parametrize("channels", ((4, 4, 8), (3, 3, 11), (6, 6, 7), (16, 16, 3)))
 @pytest.mark.parametrize(
-    ("kernel", "dilation"), (((1, 1), 1), ((5, 5), 1), ((3, 3), 2), ((9,), 3), ((3, 3, 3), 1))
+    ("kernel", "dilation"),
+    (((1, 1), 1), ((5, 5), 1), ((3, 3), 2), ((9,), 3), ((3, 3, 3), 1), ((2, 5), 16)),
 )
-def test_group_kernels(channels, kernel, dilation):
+def test_group_kernels(implementation, block, channels, kernel, dilation):
     inputs, outputs, groups = channels
-    spatial = {1: (170,), 2: (9, 11), 3: (4, 5, 6)}[len(kernel)]
+    spatial = {1: (170,), 2: (9, 33), 3: (4, 5, 6)}[len(kernel)]
     tensors = layer((1, inputs * groups, *spatial), groups, outputs * groups, kernel)
-    padding = dilation * (kernel[0] // 2)
-    check("grouped", tensors, BLOCKS[0], padding=padding, dilation=dilation, groups=groups)
+    padding = [dilation * (each // 2) for each in kernel]
+    check(implementation, tensors, block, padding=padding, dilation=dilation, groups=groups)
+
+
+@by_implementation
+@pytest.mark.parametrize("batch", (0, 1, 3))
+@pytest.mark.parametrize("channels", ((16, 48, 2), (20, 5, 4), (300, 16, 3)))
+def test_pixels_of_groups(implementation, block, batch, channels):
+    inputs, outputs, groups = channels
+    tensors = layer((batch, inputs * groups, 7, 9), groups, outputs * groups, (1, 1))
+    check(implementation, tensors, block, groups=groups)
 
 
 LAYERS = (
     ("depthwise", (1, 64, 14, 14), 64),
     ("depthwise", (1, 16, 1, 600), 16),
     ("grouped", (1, 128, 14, 14), 32),
+    ("direct", (1, 128, 14, 14), 4),
+    ("direct", (1, 60, 14, 14), 5),
 )
 
 
@@ -160,9 +180,9 @@ def test_threads_change_no_bit(implementation, dims, groups):
 
 
 @by_block
-@pytest.mark.parametrize("implementation", ("depthwise", "grouped"))
+@pytest.mark.parametrize("implementation", ("depthwise", "grouped", "direct"))
 def test_infinite_input_stays_in_its_group(implementation, block):
-    groups = {"depthwise": 33, "grouped": 11}[implementation]
+    groups = 33 if implementation == "depthwise" else 11
     input, weight, bias = layer((1, 33, 9, 7), groups, 33, (3, 3))
     input[0, 32, 4, 4] = torch.inf
     result = run(implementation, (input, weight, bias), block, padding=1, groups=groups)
@@ -171,9 +191,9 @@ def test_infinite_input_stays_in_its_group(implementation, block):
     assert result.to_dense()[0, : 33 - 33 // groups].isfinite().all()
 
 
-@pytest.mark.parametrize("implementation", ("depthwise", "grouped"))
+@pytest.mark.parametrize("implementation", ("depthwise", "grouped", "direct"))
 def test_strides_of_weights(implementation):
-    groups = {"depthwise": 12, "grouped": 3}[implementation]
+    groups = 12 if implementation == "depthwise" else 3
     input, weight, bias = layer((1, 12, 9, 7), groups, 12, (3, 3))
     storage = torch.zeros(12, 12 // groups, 6, 9)
     storage[..., ::2, ::3] = weight
@@ -194,6 +214,7 @@ def test_strides_of_weights(implementation):
         ("grouped", 8, 8, torch.float32),
         ("grouped", 1, 8, torch.float32),
         ("grouped", 2, 4, torch.float32),
+        ("direct", 2, 4, torch.float32),
     ),
 )
 def test_refuses_other_problems(implementation, groups, block, dtype):
@@ -209,7 +230,9 @@ CHOICES = (
     (128, 128, 32, 3, "grouped"),  # 4 channels a group: oneDNN has only `ref`
     (96, 96, 32, 3, "grouped"),
     (64, 64, 1, 5, None),
-    (96, 96, 32, 1, "onednn_channels_last"),  # nothing shares the permutation of lanes
+    (96, 96, 32, 1, "direct"),  # nothing shares the permutation of lanes
+    (240, 60, 3, 1, "direct"),
+    (64, 64, 2, 1, "direct"),
 )
 
 
@@ -250,6 +273,18 @@ def prefer_channels_last(channels):
             implementation, time = ("depthwise", "0.01") if last else (implementation, "100000")
         lines.append("\t".join((name, implementation, time)))
     path.write_text("\n".join(lines) + "\n")
+
+
+@torch.no_grad()
+def test_groups_in_channels_last(cache_folder):  # noqa: F811
+    """All groups are in each pixel: none is an image of its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(60, 64, 3, padding=1, groups=4), nn.SiLU()).eval()
+    x = torch.randn(2, 60, 9, 7)
+    prefer(torch_blocked.optimize(net, x, tune="full", verify=False), "direct", "nhwc-nhwc")
+    fast = blocked(net, x, tune="full", verify=False)
+    assert ("direct", "nhwc") in [(s.implementation, s.output.split()[0]) for s in fast.steps()]
+    assert_close(fast(x), net(x), copy.deepcopy(net).double()(x.double()))
 
 
 @pytest.mark.parametrize(

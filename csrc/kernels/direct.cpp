@@ -246,6 +246,14 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::
         sums(i, j) = sums(i, j) + Vec::loadu(place(begun, i, j));
       });
     }
+    if constexpr (kVectors == 1) {
+      if (t.first_lane > 0 || t.end_lane < kWidth) {
+        const Vec lanes = lanes_mask(std::min(t.end_lane, kWidth)) ^ lanes_mask(t.first_lane);
+        for_sums<kPixels, 1>([&](int i, int j) TORCH_BLOCKED_INLINE {
+          sums(i, j) = Vec::blendv(Vec::loadu(place(dst, i, j)), sums(i, j), lanes);
+        });
+      }
+    }
     if (t.last) finish_sums<kPixels, kVectors>(t, sums);
     if (t.parts > 0) {
       alignas(64) float lanes[kPixels * kVectors * kWidth];

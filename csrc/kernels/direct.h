@@ -31,6 +31,8 @@ struct DirectTiles {
   std::int64_t pixels;    // at dst_step floats from each other
   std::int64_t vectors;   // of output channels
   std::int64_t channels;  // that are not tail, at most vectors * width
+  // Of a single vector, the lanes that are written; those beside them stay as they are in dst.
+  std::int64_t first_lane = 0, end_lane = 16;
   std::int64_t dst_step;
   std::array<std::int64_t, 3> dst_offsets;  // of the vectors
   // Where blocks are narrower than a vector: how many, of dst_step lanes each, the channels fill,

@@ -112,9 +112,8 @@ class Gather : public InBlocks {
 template <typename Source>
 constexpr std::array kKernels{
 #if !defined(CPU_CAPABILITY_DEFAULT)  // which has no registers for the taps
-    grouped_kernel<Source, 3, 1>(),
-    grouped_kernel<Source, 3, 2>(),
-    grouped_kernel<Source, 2, 1>(),
+    grouped_kernel<Source, 3, 1>(), grouped_kernel<Source, 3, 2>(),
+    grouped_kernel<Source, 2, 1>(), grouped_kernel<Source, 1, 1>(),
 #endif
     grouped_kernel<Source, 0, 0>(),
 };

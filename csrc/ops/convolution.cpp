@@ -11,6 +11,7 @@
 #include <array>
 #include <bit>
 #include <limits>
+#include <numeric>
 
 #include "format/errors.h"
 #include "ops/convolution_time.h"
@@ -373,6 +374,15 @@ ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
   check_weight(p, bias);
   p.dst_dims = output_dims(p);
   return p;
+}
+
+GroupBundles group_bundles(const Problem& p) {
+  if (p.groups == 1) return {1, 1};
+  const auto filling = [&](std::int64_t channels) {
+    return p.dst_format.block / std::gcd(channels / p.groups, p.dst_format.block);
+  };
+  const std::int64_t groups = std::lcm(filling(p.src_dims[1]), filling(p.dst_dims[1]));
+  return {p.groups % groups == 0 ? p.groups / groups : 0, groups};
 }
 
 SpatialSizes spatial_sizes(const Problem& p) {

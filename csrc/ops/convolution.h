@@ -126,6 +126,15 @@ struct SpatialSizes {
 };
 SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
 
+// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
+// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
+// `count` such bundles of `groups` lie beside each other; none where groups are left over. Of one
+// blocked format.
+struct GroupBundles {
+  std::int64_t count, groups;
+};
+GroupBundles group_bundles(const ConvolutionProblem& problem);
+
 // The rows of the list, and their estimates. convolution_onednn.cpp: primitives on blocked
 // activations; the same in nhwc between two reorders.
 std::optional<ConvolutionPlan> plan_onednn_blocked(const ConvolutionProblem& problem);

@@ -1,4 +1,4 @@
-// A direct convolution of ours: any kernel, stride, dilation and padding, float32, groups = 1. A
+// A direct convolution of ours: any kernel, stride, dilation, padding and groups, float32. A
 // transposed one is an ordinary one at stride 1 for each phase: the outputs whose indices have the
 // same remainder by the stride meet the same taps.
 //
@@ -38,71 +38,6 @@ using namespace direct;
 
 // dst larger than this is written past the cache, as by winograd.
 constexpr std::int64_t kStreamBytes = 8 << 20;
-
-// Channels of a block that the kernel block_planes takes.
-constexpr std::int64_t kMostPlaneBlock = 32;
-
-// weight [OC, IC, *kernel], transposed [IC, OC, *kernel], any strides
-//   -> [groups, vectors of IC, taps, lanes, channels of the group], planes [groups, IC, taps, ...],
-// zeros beyond OC.
-void pack_phase(const Direct& d, const at::Tensor& weight, bool transposed, float* to) {
-  const std::int64_t width = d.sizes().width, step = d.step(), taps = d.taps();
-  const auto* from = weight.const_data_ptr<float>();
-  const std::int64_t oc_stride = weight.stride(transposed ? 1 : 0);
-  const std::int64_t ic_stride = weight.stride(transposed ? 0 : 1);
-  // Offset of each tap.
-  const Sizes3 strides = as_3d(weight.strides().slice(2), 0);
-  std::vector<std::int64_t> tap_offsets;
-  for (std::int64_t kd = 0; kd < d.kernel[0]; ++kd) {
-    for (std::int64_t kh = 0; kh < d.kernel[1]; ++kh) {
-      for (const std::int64_t kw : taps_in_order(d)) {
-        const Sizes3 tap{kd, kh, kw};
-        std::int64_t offset = 0;
-        for (std::size_t i = 0; i < 3; ++i) {
-          offset += (d.tap_first[i] + tap[i] * d.tap_step[i]) * strides[i];
-        }
-        tap_offsets.push_back(offset);
-      }
-    }
-  }
-  const bool is_plane = taps == 1 && ic_stride == 1 && oc_stride == d.ic;
-  const auto pack_vector = [&](const Group& group, std::int64_t channel) {
-    const std::int64_t size = group.vectors * width;
-    const std::int64_t oc = std::clamp<std::int64_t>(d.oc - group.first, 0, size);
-    const std::int64_t lanes = std::min(step, d.ic - channel);
-    // Weights of 1x1 are planes of IC pixels, blocked like an image. To read one input channel of
-    // all OC at a time would crowd a set of L1 where IC is a power of 2: 2048x1024 took 3.9 ms.
-    if (is_plane && size <= kMostPlaneBlock) {
-      const kernels::ImageReorder reorder{.src = from + group.first * oc_stride,
-                                          .dst = to + group.first * d.lanes(),
-                                          .channels = oc,
-                                          .block = size,
-                                          .pixels = d.ic,
-                                          .stream = false};
-      return d.kernels->block_planes(reorder, channel, channel + lanes);
-    }
-    float* out = to + group.first * d.lanes() + channel * taps * size;
-    for (const std::int64_t tap : tap_offsets) {
-      for (std::int64_t lane = 0; lane < lanes; ++lane, out += size) {
-        const float* in = from + group.first * oc_stride + (channel + lane) * ic_stride + tap;
-        if (oc_stride == 1) {
-          std::copy_n(in, oc, out);
-        } else {
-          for (std::int64_t i = 0; i < oc; ++i) out[i] = in[i * oc_stride];
-        }
-        std::fill(out + oc, out + size, 0.f);
-      }
-    }
-  };
-  const std::int64_t channels = ceil_div(d.ic, step);
-  parallel_units(static_cast<std::int64_t>(d.groups.size()) * channels, step * taps * 2 * width,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t unit = begin; unit < end; ++unit) {
-                     pack_vector(d.groups[static_cast<std::size_t>(unit / channels)],
-                                 unit % channels * step);
-                   }
-                 });
-}
 
 // A unit of work: a band of output pixels and a group of output channels.
 struct Unit {
@@ -174,9 +109,10 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
         .w_stride = d.whole_rows() ? 1 : d.stride[2]});
 }
 
-// What all rows of a band and a group of output channels have in common.
-kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
+// What all rows of a band and a group of output channels have in common, in one image.
+kernels::DirectTiles tiles_of(const Direct& d, std::int64_t image, const Group& group,
                               const ConvolutionBuffers& buffers) {
+  const std::int64_t bundle = image % d.bundles;
   const std::int64_t width = d.sizes().width;
   const std::int64_t block_stride = Direct::volume(d.dst) * d.dst_block;
   const std::int64_t lane = group.first % d.dst_block;
@@ -185,8 +121,9 @@ kernels::DirectTiles tiles_of(const Direct& d, const Group& group,
       .src_step = d.pixel_step(),
       .segments = nullptr,
       .count = 0,
-      .weights = static_cast<const float*>(buffers.weights) + group.first * d.lanes(),
-      .bias = buffers.bias ? static_cast<const float*>(buffers.bias) + group.first : nullptr,
+      .weights = static_cast<const float*>(buffers.weights) + bundle * d.bundle_floats(),
+      .bias = buffers.bias ? static_cast<const float*>(buffers.bias) + bundle * d.oc + group.first
+                           : nullptr,
       .residual = nullptr,
       .dst = nullptr,
       .pixels = 0,
@@ -229,25 +166,14 @@ void call_on_stored(const Direct& d, std::int64_t image, const Group& group, std
   for (std::int64_t i = 0; i < group.vectors; ++i) on_stored(row + i, first, pixels);
 }
 
-// One band and one group of output channels; `src` is pixel 0 of the band, in place or in slots.
-void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& group,
-              const float* src, const ConvolutionBuffers& buffers) {
-  const std::int64_t step = d.step();
-  const std::int64_t first_row = band.plane * d.out[1] + band.row;
-  const auto to_dst = [&](std::size_t i, std::int64_t at) {
-    return d.dst_first[i] + at * d.dst_step[i];
-  };
-  const std::int64_t dst_row = to_dst(0, band.plane) * d.dst[1] + to_dst(1, band.row);
-  const std::int64_t offset = (band.image * d.dst_blocks() + group.first / d.dst_block) *
-                                  Direct::volume(d.dst) * d.dst_block +
-                              (dst_row * d.dst[2] + to_dst(2, band.column)) * d.dst_block +
-                              group.first % d.dst_block;
-  const std::int64_t out_bytes = d.n * d.dst_blocks() * Direct::volume(d.dst) * d.dst_block *
-                                 static_cast<std::int64_t>(sizeof(float));
-  kernels::DirectTiles tiles = tiles_of(d, group, buffers);
-  tiles.stream = out_bytes > kStreamBytes && cut.part_steps * step >= d.ic &&
-                 d.dst_block == d.sizes().width && !buffers.on_stored;
+// One band and one pass of a group of output channels. `tiles` has what its passes share, `src` is
+// pixel 0 of the band, in place or in slots, `offset` where its first pixel is in dst.
+void run_pass(const Direct& d, const Cut& cut, const Band& band, const Group& group,
+              const Pass& pass, bool last_pass, const float* src, std::int64_t offset,
+              const ConvolutionBuffers& buffers, kernels::DirectTiles tiles) {
+  const std::int64_t step = d.step(), steps = d.steps(pass.inputs);
   const std::int64_t pitch = d.in_place ? d.in[2] : cut.axes[2].slots;
+  const std::int64_t first_row = band.plane * d.out[1] + band.row;
   // Rows that follow each other without a gap, and meet the same taps, run as one long row.
   const std::int64_t stretches = std::ssize(d.stretches);
   const auto reach_of = cut.reach_of.begin() + first_row * stretches;
@@ -257,16 +183,19 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
       std::all_of(reach_of, reach_of + band.rows, [&](auto each) { return each == *reach_of; });
   const std::int64_t rows = merge ? 1 : band.rows;
   tiles.rows = rows * stretches;
+  tiles.weights += pass.weights;
+  tiles.first_lane = pass.lanes.begin;
+  tiles.end_lane = pass.lanes.end;
+  if (!last_pass) tiles.activation = {};
   const auto run = !d.planes             ? d.kernels->direct_tiles
                    : d.pixel_step() == 1 ? d.kernels->direct_plane_tiles
                                          : d.kernels->direct_row_tiles;
-  const std::int64_t steps = ceil_div(d.ic, step);
   for (std::int64_t first = 0; first < steps; first += cut.part_steps) {
-    const std::int64_t count = std::min(cut.part_steps, steps - first);
+    const std::int64_t end = std::min(first + cut.part_steps, steps);
     tiles.first = first == 0;
-    tiles.last = first + count == steps;
-    const std::int64_t lanes = std::min(count * step, d.ic - first * step) * d.taps();
-    tiles.ahead = lanes * group.vectors * d.sizes().width;
+    tiles.last = end == steps;
+    const std::int64_t lanes = d.step_begin(pass.inputs, end) - d.step_begin(pass.inputs, first);
+    tiles.ahead = lanes * d.taps() * group.vectors * d.sizes().width;
     for (std::int64_t i = 0; i < tiles.rows; ++i) {
       const std::int64_t row = i / stretches;
       const Range& stretch = d.stretches[static_cast<std::size_t>(i % stretches)];
@@ -274,22 +203,45 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
       tiles.pixels = std::min(stretch.end - band.column, band.columns) - skipped;
       if (tiles.pixels <= 0) continue;
       if (merge) tiles.pixels *= band.rows;
-      const Reach& reach = cut.reaches[reach_of[i]];
+      const Segments& segments = cut.reaches[reach_of[i]].segments[pass.reads];
       const std::int64_t to =
           offset + row * d.dst_step[1] * d.dst[2] * d.dst_block + skipped * tiles.dst_step;
-      const std::int64_t begin = reach.step_begin[static_cast<std::size_t>(first)];
-      tiles.segments = reach.segments.data() + begin;
-      tiles.count = reach.step_begin[static_cast<std::size_t>(first + count)] - begin;
+      const std::int64_t begin = segments.step_begin[static_cast<std::size_t>(first)];
+      tiles.segments = segments.all.data() + begin;
+      tiles.count = segments.step_begin[static_cast<std::size_t>(end)] - begin;
       tiles.src = src + (row * pitch + skipped) * step;
       tiles.dst = static_cast<float*>(buffers.dst) + to;
       tiles.residual =
           buffers.residual ? static_cast<const float*>(buffers.residual) + to : nullptr;
       tiles.row = i;
       run(tiles);
-      if (buffers.on_stored && tiles.last) {
+      if (buffers.on_stored && tiles.last && last_pass) {
         call_on_stored(d, band.image, group, to, tiles.pixels, *buffers.on_stored);
       }
     }
+  }
+}
+
+// One band and one group of output channels.
+void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& group,
+              const float* src, const ConvolutionBuffers& buffers) {
+  const auto to_dst = [&](std::size_t i, std::int64_t at) {
+    return d.dst_first[i] + at * d.dst_step[i];
+  };
+  const std::int64_t dst_row = to_dst(0, band.plane) * d.dst[1] + to_dst(1, band.row);
+  const std::int64_t image_floats = d.dst_blocks() * Direct::volume(d.dst) * d.dst_block;
+  const std::int64_t offset =
+      band.image * image_floats + group.first / d.dst_block * Direct::volume(d.dst) * d.dst_block +
+      (dst_row * d.dst[2] + to_dst(2, band.column)) * d.dst_block + group.first % d.dst_block;
+  const std::int64_t out_bytes = d.n * image_floats * static_cast<std::int64_t>(sizeof(float));
+  kernels::DirectTiles tiles = tiles_of(d, band.image, group, buffers);
+  const auto is_one_part = [&](const Pass& pass) { return d.steps(pass.inputs) <= cut.part_steps; };
+  tiles.stream = out_bytes > kStreamBytes && d.dst_block == d.sizes().width && !buffers.on_stored &&
+                 group.passes.end - group.passes.begin == 1 &&
+                 is_one_part(d.passes[static_cast<std::size_t>(group.passes.begin)]);
+  for (std::int64_t i = group.passes.begin; i < group.passes.end; ++i) {
+    run_pass(d, cut, band, group, d.passes[static_cast<std::size_t>(i)], i + 1 == group.passes.end,
+             src, offset, buffers, tiles);
   }
 }
 
@@ -315,20 +267,6 @@ class Work {
  private:
   mutable PerThreads<std::vector<Cut>> cuts_;
 };
-
-at::Tensor pack(const Work& work, bool transposed, const at::Tensor& weight) {
-  std::int64_t floats = 0;
-  for (const Direct& d : work.phases) floats += d.packed_floats();
-  const at::Tensor packed = empty_packed(floats, weight.scalar_type());
-  trace::Timed timed(trace::Kind::kPack, "convolution",
-                     static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
-  float* to = packed.mutable_data_ptr<float>();
-  for (const Direct& d : work.phases) {
-    pack_phase(d, weight, transposed, to);
-    to += d.packed_floats();
-  }
-  return packed;
-}
 
 // The band that a thread has in its slots.
 struct Filled {
@@ -397,8 +335,9 @@ void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
   }
   segments.push_back({0, 0, 0});
   for (const Group& group : d.groups) {
-    kernels::DirectTiles tiles = tiles_of(d, group, buffers);
+    kernels::DirectTiles tiles = tiles_of(d, 0, group, buffers);
     const std::int64_t to = group.first / width * dst_vector * kFloat;
+    tiles.weights += d.passes[static_cast<std::size_t>(group.passes.begin)].weights;
     tiles.src = reinterpret_cast<const float*>(src.at(0, rows.begin));
     tiles.dst = reinterpret_cast<float*>(dst.at(0, rows.begin) + to);
     tiles.residual = residual ? reinterpret_cast<const float*>(residual + to) : nullptr;
@@ -420,21 +359,21 @@ void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
 
 // Of a 1x1 over images without depth, in blocks of a vector or with channels last.
 std::optional<RowStage> row_stage(const Problem& p, const Direct& d) {
-  if (!d.pixelwise || !d.whole() || d.planes) return std::nullopt;
+  if (p.groups != 1 || !d.pixelwise || !d.whole() || d.planes) return std::nullopt;
   if (p.dst_format.is_blocked() && d.dst_block != d.sizes().width) return std::nullopt;
   return pixel_row_stage(p, d.packed_floats());
 }
 
-// The only reach of a gathered problem, for one image: offsets count from the first of `images`.
+// The only segments of a gathered problem, for one image: offsets count from the first of `images`.
 void place_segments(const GatheredSegments& gathered, const std::vector<const float*>& images,
-                    Reach& reach) {
-  reach.step_begin = gathered.step_begin;
-  reach.segments.clear();
+                    Segments& segments) {
+  segments.step_begin = gathered.step_begin;
+  segments.all.clear();
   for (const auto& [src, segment] : gathered.segments) {
     const std::int64_t distance = images[static_cast<std::size_t>(src)] - images[0];
-    reach.segments.push_back({distance + segment.offset, segment.lanes, segment.weights});
+    segments.all.push_back({distance + segment.offset, segment.lanes, segment.weights});
   }
-  reach.segments.push_back({0, 0, 0});
+  segments.all.push_back({0, 0, 0});
 }
 
 void run_gathered(const Work& work, const GatheredSegments& gathered,
@@ -451,7 +390,7 @@ void run_gathered(const Work& work, const GatheredSegments& gathered,
       if (band.image != image) {
         image = band.image;
         for (std::size_t i = 0; i < srcs.size(); ++i) images[i] = srcs[i] + image * image_floats[i];
-        place_segments(gathered, images, cut.reaches[0]);
+        place_segments(gathered, images, cut.reaches[0].segments[0]);
       }
       run_unit(d, cut, band, d.groups[static_cast<std::size_t>(unit.group)],
                images[0] + band.column * d.src_block, buffers);
@@ -491,7 +430,7 @@ bool beats_onednn(const Problem& p) {
     return ic <= kPlaneChannels || p.spatial() != 2 || !overlaps ||
            (p.dst_format.block == 8 && bytes >= 4 << 20);
   }
-  if (ic <= kPlaneChannels) return true;
+  if (ic <= kPlaneChannels || p.groups > 1) return true;
   if (weights > ic * oc) {
     const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / oc;
     if (p.dst_format.block == 8) return (bytes >= 512 << 10 || pixels <= 196) && p.spatial() < 3;
@@ -509,11 +448,28 @@ double idle_factor(const Problem& p) {
   return std::max(1., threads() / std::max(1., units));
 }
 
+// How much longer the passes take than the products of a convolution with groups ask: single
+// vectors of outputs need a broadcast for each product, and those of several groups run as often.
+double pass_factor(const Problem& p) {
+  if (p.groups == 1) return 1;
+  constexpr double kSingle = 1.15;
+  const std::vector<Direct> phases = phases_of(p);
+  if (phases.empty()) return 1;
+  const Direct& d = phases.front();
+  const auto width = static_cast<double>(d.sizes().width);
+  double products = 0;
+  for (const Group& group : d.groups) {
+    const auto passes = static_cast<double>(group.passes.end - group.passes.begin);
+    products +=
+        passes * static_cast<double>(group.vectors) * width * (group.vectors == 1 ? kSingle : 1);
+  }
+  return products / static_cast<double>(d.oc);
+}
+
 }  // namespace
 
 const char* refuses_direct(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
-  if (p.groups != 1) return "takes one group only";
   // Sums begin with the residual.
   const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
   if (adds_last) return "has no activation before a sum";
@@ -526,6 +482,7 @@ const char* refuses_direct(const Problem& p) {
   const bool narrow = block < kernels::kernels_for(block).direct_sizes->width;
   if (narrow && !p.epilogue.empty()) return "fuses nothing in blocks narrower than a vector";
   if (narrow && is_upsampling(p)) return "has no strides of transposed kernels in narrow blocks";
+  if (narrow && p.groups > 1) return "takes one group only in blocks narrower than a vector";
   return nullptr;
 }
 
@@ -534,7 +491,7 @@ double estimate_direct(const Problem& p) {
   plain.epilogue = {};
   if (!possible(plain)) return kNever;
   const double apart = possible(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
-  return direct_microseconds(p) * idle_factor(plain) *
+  return direct_microseconds(p) * idle_factor(plain) * pass_factor(plain) *
              (beats_onednn(p) ? kBarelyFaster : kBarelySlower) +
          apart;
 }
@@ -546,15 +503,15 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
   if (work->phases.empty()) return std::nullopt;
   const Direct& first = work->phases.front();
   const Group& last = first.groups.back();
-  std::string format =
-      text("direct/", first.sizes().width, "/", first.groups[0].vectors, "/", last.first, "/",
-           last.vectors, first.planes ? text("/planes", taps_in_order(first)) : "",
-           p.transposed ? "/transposed" : "");
+  std::string format = text(
+      "direct/", first.sizes().width, "/", first.groups[0].vectors, "/", last.first, "/",
+      last.vectors, p.groups > 1 ? text("/groups ", p.groups, "/", first.bundles) : "",
+      first.planes ? text("/planes", taps_in_order(first)) : "", p.transposed ? "/transposed" : "");
   if (is_upsampling(p)) format += text("/", p.stride, p.padding, p.dilation, p.dst_dims);
   return ConvolutionPlan{
       .weights_format = std::move(format),
       .pack = [work, transposed = p.transposed](
-                  const at::Tensor& weight) { return pack(*work, transposed, weight); },
+                  const at::Tensor& weight) { return pack(work->phases, transposed, weight); },
       .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
       .loops_only = true,
       .calls_on_stored = writes_rows(p, work->phases),
@@ -573,7 +530,7 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
 bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {
   // Where runs of channels are shorter than this, moving them first is faster.
   constexpr std::int64_t kLeastRun = 4;
-  if (!possible(p) || !p.blocked() || p.transposed) return false;
+  if (!possible(p) || !p.blocked() || p.transposed || p.groups != 1) return false;
   const Direct d = phases_of(p).front();
   if (!d.in_place || !d.pixelwise || d.in[0] * d.in[1] != 1) return false;
   return std::ssize(gather_segments(d, channels).segments) * kLeastRun <= std::ssize(channels);

@@ -14,18 +14,51 @@ namespace {
 // Bands times groups of output channels for each thread, so that no thread waits long.
 constexpr std::int64_t kUnitsPerThread = 8;
 
-// Groups of the best number of vectors; what is left over makes some a vector larger or smaller.
-std::vector<Group> groups_of(std::int64_t vectors, std::int64_t best, std::int64_t width) {
-  std::vector<Group> groups;
-  for (std::int64_t first = 0; first < vectors;) {
-    const std::int64_t left = vectors - first;
-    std::int64_t take = std::min(left, best);
-    if (best == 2 && left == 3) take = 3;
-    if (best == 3 && (left == 4 || left == 2)) take = 2;
-    groups.push_back({first * width, take});
-    first += take;
+// How many of `left` vectors the next group of output channels takes: the best number; what would
+// be left over makes some a vector larger or smaller.
+std::int64_t next_vectors(std::int64_t left, std::int64_t best) {
+  if (best == 2 && left == 3) return 3;
+  if (best == 3 && (left == 4 || left == 2)) return 2;
+  return std::min(left, best);
+}
+
+// Which groups of the convolution the outputs of a vector belong to.
+Range groups_at(const Direct& d, std::int64_t vector) {
+  const std::int64_t width = d.sizes().width, first = std::min(vector * width, d.oc - 1);
+  return {first / d.oc_of_group, (std::min(first + width, d.oc) - 1) / d.oc_of_group + 1};
+}
+
+// Output channels of `vectors` vectors, which belong to `groups` of the convolution.
+void add_group(Direct& d, std::int64_t vector, std::int64_t vectors, const Range& groups) {
+  const std::int64_t width = d.sizes().width, first = vector * width, begin = std::ssize(d.passes);
+  std::int64_t weights = d.passes.empty() ? 0 : d.bundle_floats();
+  d.groups.push_back({first, vectors, {begin, begin + groups.end - groups.begin}});
+  for (std::int64_t i = groups.begin; i < groups.end; ++i) {
+    const Range inputs{i * d.ic_of_group, (i + 1) * d.ic_of_group};
+    if (d.inputs.empty() || d.inputs.back().begin != inputs.begin) d.inputs.push_back(inputs);
+    const bool last = i + 1 == groups.end;
+    d.passes.push_back({.inputs = inputs,
+                        .lanes = {std::max<std::int64_t>(i * d.oc_of_group - first, 0),
+                                  last ? vectors * width : (i + 1) * d.oc_of_group - first},
+                        .weights = weights,
+                        .reads = d.inputs.size() - 1});
+    weights += d.floats_of(d.passes.back(), d.groups.back());
   }
-  return groups;
+}
+
+// Vectors of one group of the convolution side by side, up to `best` of them; others alone.
+void make_groups(Direct& d, std::int64_t best) {
+  const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, d.sizes().width);
+  for (std::int64_t vector = 0; vector < vectors;) {
+    const Range groups = groups_at(d, vector);
+    std::int64_t end = vector + 1;
+    while (end < vectors && groups.end - groups.begin == 1 && groups_at(d, end) == groups) ++end;
+    while (vector < end) {
+      const std::int64_t take = next_vectors(end - vector, best);
+      add_group(d, vector, take, groups);
+      vector += take;
+    }
+  }
 }
 
 // Makes dim i phase `rest` of a transposed convolution; false if it has no outputs or taps.
@@ -98,10 +131,15 @@ void complete(Direct& d, bool plain_src) {
   d.in_place = !d.planes && d.src_block == width && (pixelwise || has_long_stretches(d));
   d.stretches = {{0, d.out[2]}};
   if (d.in_place && !pixelwise) d.stretches = stretches_of(d);
-  const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, width);
-  // Three vectors make up for few pixels in a row.
-  const std::int64_t best = d.out[2] <= 4 ? 3 : d.sizes().vectors;
-  d.groups = groups_of(vectors, best, width);
+  make_groups(d, d.out[2] <= 4 ? 3 : d.sizes().vectors);  // 3 make up for few pixels in a row
+}
+
+// How many groups of the convolution one of the images has: so many that they fill whole blocks, or
+// all, as where channels come last.
+std::int64_t groups_of_bundle(const Problem& p) {
+  if (!p.blocked()) return p.groups;
+  const GroupBundles bundles = group_bundles(p);
+  return bundles.count > 0 ? bundles.groups : p.groups;
 }
 
 }  // namespace
@@ -109,14 +147,18 @@ void complete(Direct& d, bool plain_src) {
 std::vector<Direct> phases_of(const Problem& p) {
   const SpatialSizes sizes = spatial_sizes(p);
   const Sizes3& stride = sizes.stride;
+  const std::int64_t bundles = p.groups / groups_of_bundle(p);
   const Direct whole{.kernels = p.dst_format.is_blocked()
                                     ? &kernels::kernels_for(p.dst_format.block)
                                     : &kernels::kernels(),
-                     .n = p.src_dims[0],
-                     .ic = p.src_dims[1],
-                     .oc = p.dst_dims[1],
+                     .n = p.src_dims[0] * bundles,
+                     .ic = p.src_dims[1] / bundles,
+                     .oc = p.dst_dims[1] / bundles,
+                     .bundles = bundles,
                      .src_block = p.src_format.lanes(p.src_dims[1]),
                      .dst_block = p.dst_format.lanes(p.dst_dims[1]),
+                     .ic_of_group = p.src_dims[1] / p.groups,
+                     .oc_of_group = p.dst_dims[1] / p.groups,
                      .in = sizes.in,
                      .out = sizes.out,
                      .kernel = sizes.kernel,
@@ -133,6 +175,8 @@ std::vector<Direct> phases_of(const Problem& p) {
                      .planes = false,
                      .activation = p.epilogue.residual ? p.epilogue.after : p.epilogue.before,
                      .groups = {},
+                     .passes = {},
+                     .inputs = {},
                      .stretches = {}};
   std::vector<Direct> phases;
   const std::int64_t count = p.transposed ? Direct::volume(stride) : 1;
@@ -232,7 +276,7 @@ void choose_band(const Direct& d, Cut& cut) {
 
 // Segments begin at a pixel of the output's row and column, where src is read in place, or at the
 // first slot of the band.
-void add_segments(const Direct& d, const Cut& cut, Reach& reach) {
+Segments segments_of(const Direct& d, const Cut& cut, const Reach& reach, const Range& inputs) {
   const std::int64_t step = d.step();
   const std::int64_t step_size = (d.in_place ? Direct::volume(d.in) : cut.slots()) * step;
   const auto at = [&](std::size_t i, std::int64_t tap) {
@@ -242,29 +286,34 @@ void add_segments(const Direct& d, const Cut& cut, Reach& reach) {
   const std::int64_t rows = d.in_place ? d.in[1] : cut.axes[1].slots,
                      columns = d.in_place ? d.in[2] : cut.axes[2].slots;
   const std::vector<std::int64_t> order = taps_in_order(d);
-  for (std::int64_t channel = 0; channel < d.ic; channel += step) {
-    reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
-    const std::int64_t lanes = std::min(step, d.ic - channel);
+  Segments result;
+  const auto add_row = [&](std::int64_t first, std::int64_t lanes, std::int64_t weights) {
+    for (const std::int64_t kw : reach.kw) {
+      const std::int64_t offset = first + at(2, order[static_cast<std::size_t>(kw)]) * step;
+      DirectSegment* last = kw != reach.kw.front() ? &result.all.back() : nullptr;
+      if (d.planes && last && last->offset + last->lanes == offset) {
+        ++last->lanes;  // the next tap's pixels are one float on, as a lane is
+      } else {
+        result.all.push_back({offset, lanes, weights + kw * lanes});
+      }
+    }
+  };
+  for (std::int64_t i = 0; i < d.steps(inputs); ++i) {
+    result.step_begin.push_back(std::ssize(result.all));
+    const std::int64_t channel = d.step_begin(inputs, i);
+    const std::int64_t lanes = d.step_begin(inputs, i + 1) - channel;
     for (const std::int64_t kd : reach.kd) {
       for (const std::int64_t kh : reach.kh) {
         const std::int64_t row = at(0, kd) * rows + at(1, kh);
-        const std::int64_t first = channel / step * step_size + row * columns * step;
-        const std::int64_t weights =
-            channel * d.taps() + (kd * d.kernel[1] + kh) * d.kernel[2] * lanes;
-        for (const std::int64_t kw : reach.kw) {
-          const std::int64_t offset = first + at(2, order[static_cast<std::size_t>(kw)]) * step;
-          DirectSegment* last = kw != reach.kw.front() ? &reach.segments.back() : nullptr;
-          if (d.planes && last && last->offset + last->lanes == offset) {
-            ++last->lanes;  // the next tap's pixels are one float on, as a lane is
-          } else {
-            reach.segments.push_back({offset, lanes, weights + kw * lanes});
-          }
-        }
+        const std::int64_t tap = (kd * d.kernel[1] + kh) * d.kernel[2];
+        add_row(channel / step * step_size + row * columns * step + channel % step, lanes,
+                (channel - inputs.begin) * d.taps() + tap * lanes);
       }
     }
   }
-  reach.step_begin.push_back(static_cast<std::int64_t>(reach.segments.size()));
-  reach.segments.push_back({0, 0, 0});
+  result.step_begin.push_back(std::ssize(result.all));
+  result.all.push_back({0, 0, 0});
+  return result;
 }
 
 // The taps that meet src in a stretch of each row. Slots hold padding beside rows of src, too.
@@ -277,7 +326,9 @@ void make_reaches(const Direct& d, Cut& cut) {
     });
     cut.reach_of.push_back(static_cast<std::size_t>(same - cut.reaches.begin()));
     if (same != cut.reaches.end()) return;
-    add_segments(d, cut, reach);
+    for (const Range& inputs : d.inputs) {
+      reach.segments.push_back(segments_of(d, cut, reach, inputs));
+    }
     cut.reaches.push_back(std::move(reach));
   };
   for (std::int64_t plane = 0; plane < d.out[0]; ++plane) {
@@ -286,7 +337,6 @@ void make_reaches(const Direct& d, Cut& cut) {
         add({taps_inside(d, 0, plane),
              taps_inside(d, 1, row),
              d.in_place ? taps_inside(d, 2, stretch.begin) : all,
-             {},
              {}});
       }
     }

@@ -41,14 +41,7 @@ WinogradSizes winograd_parts(const ConvolutionProblem& problem, const WinogradSi
 // Whether the last two dims of its tiles have stride 2; a third has tiles of one output then.
 bool is_for_stride2(const ConvolutionProblem& problem);
 
-// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
-// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
-// `count` such bundles of `groups` lie beside each other; none where groups are left over.
-struct WinogradBundles {
-  std::int64_t count, groups;
-};
-WinogradBundles winograd_bundles(const ConvolutionProblem& problem);
-// The problem of one bundle.
+// The problem of one bundle of groups.
 ConvolutionProblem winograd_bundle(const ConvolutionProblem& problem);
 
 // Output channels for which U has room: whole blocks, whole vectors.

@@ -3,7 +3,6 @@
 // A tile is of the dims along which a kernel has several taps: of one, two or all three. Larger
 // kernels than 3 taps are several of 3, and taps that are apart meet outputs as far apart.
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/kernels.h"
 #include "ops/convolution_winograd.h"
@@ -105,17 +104,8 @@ bool is_for_stride2(const Problem& p) {
   return order.wide >= 2 && stride[1] == 2 && stride[2] == 2;
 }
 
-WinogradBundles winograd_bundles(const Problem& p) {
-  if (p.groups == 1) return {1, 1};
-  const auto filling = [&](std::int64_t channels) {
-    return p.dst_format.block / std::gcd(channels / p.groups, p.dst_format.block);
-  };
-  const std::int64_t groups = std::lcm(filling(p.src_dims[1]), filling(p.dst_dims[1]));
-  return {p.groups % groups == 0 ? p.groups / groups : 0, groups};
-}
-
 Problem winograd_bundle(const Problem& p) {
-  const auto [count, groups] = winograd_bundles(p);
+  const auto [count, groups] = group_bundles(p);
   Problem q = p;
   q.groups = 1;
   q.src_dims[1] /= count;
@@ -141,9 +131,8 @@ bool winograd_possible(const Problem& p) {
 const char* refuses_winograd(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (!p.blocked()) return kOneFormat;
-  if (winograd_bundles(p).count == 0) return "takes groups that fill whole blocks";
-  if (winograd_bundles(p).groups > kMostGroups)
-    return "takes groups of a quarter of a block and more";
+  if (group_bundles(p).count == 0) return "takes groups that fill whole blocks";
+  if (group_bundles(p).groups > kMostGroups) return "takes groups of a quarter of a block and more";
   if (WinogradOrder(p).wide == 0) return "takes kernels of several taps";
   if (!are_all(p.stride, 1)) {
     if (!is_for_stride2(p)) return "takes stride 1, or 2 along the two dims of its tiles";
@@ -168,7 +157,7 @@ const char* refuses_winograd_bfloat16(const Problem& p) {
 
 WinogradShape winograd_shape(const Problem& p, const WinogradSizes& taps) {
   WinogradShape shape = shape_of(winograd_bundle(p), taps);
-  shape.groups = winograd_bundles(p).count;
+  shape.groups = group_bundles(p).count;
   return shape;
 }
 

@@ -51,7 +51,7 @@ namespace {
 // The weight of one bundle: for weight [OC, IC / groups, *kernel], transposed
 // [IC, OC / groups, *kernel], zeros but for its groups' blocks along the diagonal.
 at::Tensor weight_of_bundle(const Problem& p, const at::Tensor& weight, std::int64_t bundle) {
-  const std::int64_t groups = winograd_bundles(p).groups;
+  const std::int64_t groups = group_bundles(p).groups;
   const std::int64_t rows = weight.size(0) / p.groups, columns = weight.size(1);
   const at::Tensor own = weight.narrow(0, bundle * groups * rows, groups * rows);
   if (groups == 1) return own;
@@ -136,7 +136,7 @@ void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& wei
 at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat);
   const Problem q = winograd_bundle(p);
-  const std::int64_t count = winograd_bundles(p).count,
+  const std::int64_t count = group_bundles(p).count,
                      floats = winograd_u_size(kernel, winograd_shape(q, kernel.taps));
   const at::Tensor packed = empty_packed(count * floats, weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",

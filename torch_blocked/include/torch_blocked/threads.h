@@ -16,6 +16,8 @@ namespace torch_blocked {
 
 struct Range {
   std::int64_t begin, end;
+
+  bool operator==(const Range&) const = default;
 };
 
 // The pieces of one loop that one thread takes.
