@@ -28,6 +28,37 @@ def several(g):
 
 
 @piece(2)
+def moved_channels(g):
+    """Channel shuffles and other orders of channels, as people write them."""
+    x = g.pick(rank=(3, 5), fixed=(1,))
+    c = g.dims(x)[1]
+    if c < 2:
+        raise Skip
+    groups = g.rng.choice([i for i in range(1, c + 1) if c % i == 0])
+    apart = f"{x}.unflatten(1, ({groups}, {c // groups}))"
+    form = g.rng.choice(
+        (
+            "{apart}.transpose(1, 2).contiguous().flatten(1, 2)",
+            "{apart}.swapaxes(1, 2).reshape({x}.shape)",
+            "{apart}.movedim(2, 1).clone().view({x}.shape)",
+            "{x}.flatten(2).unflatten(1, ({g}, {c} // {g})).transpose(1, 2).reshape({x}.shape)",
+            "torch.stack({x}.chunk(2, 1)[:1] * 2, 2).flatten(1, 2)",
+            "torch.stack({x}.unbind(1)[::-1], 1)",
+            "torch.cat({x}.tensor_split(3, 1)[::-1], 1)",
+            "torch.cat([{x}.select(1, i).unsqueeze(1) for i in (1, 0, -1)], 1)",
+            "torch.cat({x}.hsplit([1])[::-1], 1)",
+            "{x}[:, {order}]",
+            "{x}.index_select(1, torch.tensor({order}))",
+            "{x}.flip(1)",
+            "{x}.roll({g}, 1)",
+            "{x}.repeat_interleave(2, 1)",
+        )
+    )
+    order = g.rng.sample(range(c), c)
+    return f"{g.out} = " + form.format(x=x, apart=apart, g=groups, c=c, order=order)
+
+
+@piece(2)
 def split_channels(g):
     """ShuffleNet, Res2Net, ghost modules: channels apart, some of them changed, and together."""
     x = g.pick(rank=(3, 5), fixed=(1,))

@@ -93,7 +93,31 @@ def test_shuffles_give_the_same_bits_with_any_number_of_threads():
             assert all(map(torch.equal, optimized(x), expected))
 
 
+def apart(x, groups=2):
+    n, c, h, w = x.shape
+    return x.view(n, groups, c // groups, h, w)
+
+
+# Channels in another order, as people write it.
 CHANNEL_OPS = {
+    "copied": lambda x: apart(x).transpose(1, 2).contiguous().view(x.shape),
+    "cloned": lambda x: apart(x).transpose(1, 2).clone().flatten(1, 2),
+    "permute": lambda x: apart(x).permute(0, 2, 1, 3, 4).reshape(x.shape),
+    "unflatten": lambda x: x.unflatten(1, (2, -1)).swapaxes(1, 2).flatten(1, 2),
+    "movedim": lambda x: apart(x).movedim(-3, 1).reshape(x.shape),
+    "movedims": lambda x: apart(x).moveaxis((1, 2), (2, 1)).reshape(x.shape),
+    "rows": lambda x: x.view(len(x), 2, x.shape[1] // 2, -1).swapdims(1, 2).reshape(x.shape),
+    "stack": lambda x: torch.stack(x.chunk(2, 1), 2).flatten(1, 2),
+    "unbind": lambda x: torch.stack(x.unbind(1)[::-1], -3),
+    "select": lambda x: torch.concat([x[:, i].unsqueeze(1) for i in (3, 1, 2)], 1),
+    "hsplit": lambda x: torch.concatenate(x.hsplit([5, 11])[::-1], 1),
+    "tensor_split": lambda x: torch.cat(x.tensor_split(3, 1)[::-1], -3),
+    "index": lambda x: x[:, [4, 2, 2, 0, 9, -1]],
+    "index_select": lambda x: x.index_select(1, torch.tensor([7, 3, 1, 0, 8])),
+    "flip": lambda x: x.flip(1),
+    "roll": lambda x: x.roll((3,), (1,)),
+    "repeat": lambda x: x.repeat(1, 2, 1, 1),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
     "chunk": lambda x: torch.cat(x.chunk(3, 1)[::-1], 1),
     "split": lambda x: torch.cat([x.split([5, 11, x.shape[1] - 16], 1)[i] for i in (2, 0, 1)], 1),
     "slice": lambda x: x[:, 3:],
@@ -131,6 +155,52 @@ def test_channel_ops(op, kernel):
         plan = optimized.plan()
         assert plan.count("reorder") <= 2, plan  # in and out
         assert_exact(model, optimized, torch.randn(1, 6, 4, 9), tolerance=8)
+
+
+# What looks like a move of channels, and moves or drops pixels or images.
+OTHER_OPS = {
+    "flip": lambda x: x.flip(1, 2),
+    "roll": lambda x: x.roll((3, 1), (1, 3)),
+    "roll all": lambda x: x.roll(5),
+    "repeat": lambda x: x.repeat(1, 2, 2, 1),
+    "index": lambda x: x[:, :, [1, 0]],
+    "rows": lambda x: x[:, :, torch.arange(x.shape[2]).flip(0)],
+    "indices": lambda x: x[:, [[1], [0]], [1, 0]].flatten(1, 2).unsqueeze(-1),
+    "index by values": lambda x: x[:, x[0, :, 0, 0].argsort()],
+    "images": lambda x: x.flip(0).index_select(0, torch.tensor([0, 0])),
+    "stack": lambda x: torch.stack((x, x), 3).flatten(2, 3),
+    "rows of channels": lambda x: x.transpose(1, 2).flip(2).transpose(1, 2),
+    "select": lambda x: x[:, :, 2:3],
+    "pixels as channels": lambda x: x.flatten(2).transpose(1, 2).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("op", OTHER_OPS)
+def test_ops_that_move_more_than_channels(op):
+    for channels in (18, 32):
+        model = Between(channels, OTHER_OPS[op], 1).eval()
+        for x in (torch.randn(2, 6, 7, 5), torch.randn(2, 6, 3, 3)):
+            assert_exact(model, blocked(model, x), x, tolerance=8)
+
+
+class Rows(nn.Module):
+    """Channels in another order, and pixels in a row for what reads them."""
+
+    def __init__(self, move):
+        super().__init__()
+        self.first, self.move = nn.Conv2d(3, 32, 3, padding=1), move
+
+    def forward(self, x):
+        rows = self.move(self.first(x)).flatten(2)
+        return rows.softmax(1), rows.mean(2)
+
+
+@pytest.mark.parametrize("op", ("shuffle", "copied", "rows", "flip"))
+def test_rows_of_moved_channels(op):
+    model = Rows(CHANNEL_OPS[op]).eval()
+    x = torch.randn(2, 3, 7, 5)
+    assert_exact_outputs(model, blocked(model, x), x)
+    assert "aten::flip" in blocked(model, x).plan() or op != "flip"
 
 
 class Reads(nn.Module):

@@ -111,6 +111,9 @@ void forget_examples(Rewrite& rewrite);
 // views.cpp: activations move over views and concats to the layers before these.
 void settle_views(Rewrite& rewrite);
 
+// spellings.cpp: ops under the names by which the passes look for them.
+void settle_spellings(Rewrite& rewrite);
+
 // product_ops.cpp: mm, addmm, einsum and others become linear layers, 1x1 convolutions or matmul.
 void settle_product_ops(Rewrite& rewrite);
 // product_ops.cpp: the dims of a matmul of matrices of these dims.

@@ -266,6 +266,7 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   drop_identities(graph);
   Rewrite rewrite{graph, metas, weights};
+  settle_spellings(rewrite);
   fold_fills(rewrite);
   forget_examples(rewrite);
   settle_product_ops(rewrite);

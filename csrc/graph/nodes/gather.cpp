@@ -7,6 +7,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <array>
@@ -19,48 +20,109 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Where the channels of a value come from. The channels may be seen as several dims.
+// Where the channels of a value come from. The channels may be seen as several dims, the pixels as
+// one.
 struct Channels {
-  at::Tensor numbers;  // [1, *channels, 1 for each spatial dim]: source value * kSource + channel
-  std::size_t spatial;
-  std::string name;    // the ops that made them
-  bool moved = false;  // not only concats
+  at::Tensor numbers;   // [1, *channels, 1 for each spatial dim]: source value * kSource + channel
+  std::size_t spatial;  // dims that it has
+  Dims pixels;          // the spatial dims of the image
+  std::string name;     // the ops that made them
+  bool moved = false;   // not only concats
 
-  bool is_image() const { return numbers.dim() == static_cast<std::int64_t>(spatial) + 2; }
+  bool is_image() const {
+    return spatial == pixels.size() && numbers.dim() == static_cast<std::int64_t>(spatial) + 2;
+  }
 };
 constexpr std::int64_t kSource = std::int64_t{1} << 32;
 
 using Numbers = std::vector<at::Tensor>;  // of the results of an op; empty: not known
 
-// Ops that move nothing but channels, if argument `dim` names the dim of these; -1: they have no
-// such argument.
+// Ops that move nothing but channels, if all dims that argument `dims` names are such; -1: they
+// have no such argument. `adds`: dims that there are afterwards, besides.
 struct Row {
   std::string_view name;
-  int dim;
+  int dims;
+  std::size_t adds = 0;
 };
 constexpr std::array kMoves{Row{"aten::chunk", 2},
                             Row{"aten::split", 2},
                             Row{"aten::split_with_sizes", 2},
+                            Row{"aten::tensor_split", 2},
                             Row{"aten::slice", 1},
                             Row{"aten::narrow", 1},
+                            Row{"aten::select", 1},
+                            Row{"aten::unbind", 1},
+                            Row{"aten::unsqueeze", 1, 1},
+                            Row{"aten::squeeze", 1},
+                            Row{"aten::flip", 1},
+                            Row{"aten::roll", 2},
+                            Row{"aten::index_select", 1},
+                            Row{"aten::repeat_interleave", 2},
                             Row{"aten::channel_shuffle", -1},
                             Row{"aten::native_channel_shuffle", -1}};
 
-bool names_channels(const Argument& dim, std::size_t rank) {
-  if (!dim.is_constant() || !dim.constant().isInt()) return false;
-  const std::int64_t named = dim.constant().toInt();
-  return named == 1 || named + static_cast<std::int64_t>(rank) == 1;
+// Whether an argument names dims between the batch and the spatial ones, at least one.
+bool names_channels(const Argument& argument, std::size_t rank, std::size_t spatial) {
+  const auto named = integers(argument, 1);
+  const auto size = static_cast<std::int64_t>(rank),
+             end = size - static_cast<std::int64_t>(spatial);
+  return named && !named->empty() && std::ranges::all_of(*named, [&](std::int64_t dim) {
+           const std::int64_t at = dim < 0 ? dim + size : dim;
+           return at >= 1 && at < end;
+         });
 }
 
-// The spatial dims must stay as they are; all dims between the batch and them count as channels.
-Numbers reshaped(const Channels& from, const Dims& src, const Dims& dst) {
-  const auto spatial = static_cast<std::ptrdiff_t>(from.spatial);
-  if (dst.size() < from.spatial + 2 || dst[0] != src[0]) return {};
-  if (!std::equal(dst.end() - spatial, dst.end(), src.end() - spatial)) return {};
-  Dims shape(dst.size(), 1);
-  std::copy(dst.begin() + 1, dst.end() - spatial, shape.begin() + 1);
-  if (c10::multiply_integers(shape) != from.numbers.numel()) return {};
-  return {from.numbers.reshape(shape)};
+// x[:, numbers]: one index, of channels.
+bool indexes_channels(const Node& node, std::size_t rank, std::size_t spatial) {
+  const auto* indices = std::get_if<std::vector<Argument>>(&node.arguments[1].held);
+  std::size_t count = 0, at = 0;
+  for (std::size_t i = 0; indices && i < indices->size(); ++i) {
+    if ((*indices)[i].value() == kNone) continue;
+    ++count;
+    at = i;
+  }
+  return count == 1 && at >= 1 && at + spatial < rank;
+}
+
+// repeat(self, sizes): of channels only.
+bool repeats_channels(const Node& node, std::size_t rank, std::size_t spatial) {
+  const auto times = integers(node.arguments[1], 1);
+  if (!times || times->size() != rank) return false;
+  for (std::size_t i = 0; i < rank; ++i) {
+    const bool is_channel = i >= 1 && i + spatial < rank;
+    if (!is_channel && (*times)[i] != 1) return false;
+  }
+  return true;
+}
+
+bool moves_channels(const Node& node, std::size_t rank, std::size_t spatial) {
+  if (node.name == "aten::index") return indexes_channels(node, rank, spatial);
+  if (node.name == "aten::repeat") return repeats_channels(node, rank, spatial);
+  const auto* row = std::ranges::find(kMoves, std::string_view(node.name), &Row::name);
+  if (row == kMoves.end()) return false;
+  if (row->dims < 0) return rank == spatial + 2;
+  const auto at = static_cast<std::size_t>(row->dims);
+  return at < node.arguments.size() &&
+         names_channels(node.arguments[at], rank + row->adds, spatial);
+}
+
+// The spatial dims stay as they are, or are seen as one, or again as those of the image; all dims
+// between the batch and them count as channels.
+std::optional<Channels> reshaped(const Channels& from, const Dims& src, const Dims& dst) {
+  const Dims same(src.end() - static_cast<std::ptrdiff_t>(from.spatial), src.end());
+  for (const Dims& spatial : {same, from.pixels, Dims{c10::multiply_integers(from.pixels)}}) {
+    const auto count = static_cast<std::ptrdiff_t>(spatial.size());
+    if (std::ssize(dst) < count + 1 || dst[0] != src[0]) continue;
+    if (!std::equal(dst.end() - count, dst.end(), spatial.begin())) continue;
+    Dims shape(dst.size(), 1);
+    std::copy(dst.begin() + 1, dst.end() - count, shape.begin() + 1);
+    if (c10::multiply_integers(shape) != from.numbers.numel()) continue;
+    Channels result = from;
+    result.numbers = from.numbers.reshape(shape);
+    result.spatial = spatial.size();
+    return result;
+  }
+  return std::nullopt;
 }
 
 Numbers permuted(const Channels& from, const Dims& order) {
@@ -72,20 +134,25 @@ Numbers permuted(const Channels& from, const Dims& order) {
   return {from.numbers.permute(order)};
 }
 
-Numbers moved_by_op(const Node& node, const Channels& from) {
-  const auto* row = std::ranges::find(kMoves, std::string_view(node.name), &Row::name);
-  if (row == kMoves.end() || !from.is_image()) return {};
-  const std::size_t rank = from.spatial + 2;
-  if (row->dim >= 0) {
-    const auto dim = static_cast<std::size_t>(row->dim);
-    if (!names_channels(node.arguments[dim], rank)) return {};
-  }
+// All that the op reads besides must be constants, as the numbers of an index are.
+Numbers moved_by_op(const Graph& graph, const Node& node, const Channels& from) {
+  if (!moves_channels(node, static_cast<std::size_t>(from.numbers.dim()), from.spatial)) return {};
+  const Value src = node.read(0);
+  bool known = true;
+  for_values(node.arguments,
+             [&](Value value) { known &= value == src || graph.constants.contains(value); });
+  if (!known) return {};
   Numbers results;
-  for (const c10::IValue& result : call(node, [&](Value) -> c10::IValue { return from.numbers; })) {
+  for (const c10::IValue& result : call(node, [&](Value value) -> c10::IValue {
+         return value == src ? from.numbers : graph.constants.at(value);
+       })) {
     results.push_back(result.toTensor());
   }
   return results;
 }
+
+// Of any kind: one that takes images takes a copy of channels that are seen as several dims, too.
+bool copies(const Node& node) { return is_any(node, {"aten::contiguous", "aten::clone"}); }
 
 // "aten::cat + view + transpose"
 std::string name_after(const std::string& before, const Node& node) {
@@ -105,7 +172,7 @@ class Finder {
   void run() {
     for (Node& node : graph_.nodes) {
       for (const Value value : node.outputs) is_image_[at(value)] = makes_images(node);
-      if (node.is(nodes::boxed) || node.is(nodes::concat)) visit(node);
+      if (node.is(nodes::boxed) || node.is(nodes::concat) || copies(node)) visit(node);
     }
     const std::vector<bool> needed = find_needed();
     std::vector<Node> nodes;
@@ -137,57 +204,74 @@ class Finder {
     Dims shape(dims.size(), 1);
     shape[1] = dims[1];
     const at::Tensor numbers = at::arange(dims[1], at::kLong).add(value * kSource).view(shape);
-    return Channels{numbers, dims.size() - 2, "", false};
+    return Channels{numbers, dims.size() - 2, Dims(dims.begin() + 2, dims.end()), "", false};
   }
 
   void visit(const Node& node) {
     if (node.arguments.empty() || node.outputs.empty()) return;
-    if (node.name == "aten::cat") return visit_cat(node);
+    if (node.name == "aten::cat" || node.name == "aten::stack") return visit_joined(node);
     const Value src = node.arguments[0].value();
     const auto from = channels_of(src);
     if (!from) return;
-    const Dims order = order_of(node, dims(src).size());
-    const bool copies = is_any(node, {"aten::contiguous", "aten::clone"});
-    const Numbers results = is_reshape(node) ? reshaped(*from, dims(src), dims(node.output()))
-                            : copies         ? Numbers{from->numbers}
-                            : !order.empty() ? permuted(*from, order)
-                                             : moved_by_op(node, *from);
-    if (results.size() != node.outputs.size()) return;
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      known_[at(node.outputs[i])] =
-          Channels{results[i], from->spatial, name_after(from->name, node), from->moved || !copies};
+    if (is_reshape(node) && !copies(node)) {
+      if (const auto seen = reshaped(*from, dims(src), dims(node.output()))) {
+        know(node, 0, *seen, seen->numbers, true);
+      }
+      return;
     }
+    const Dims order = order_of(node, dims(src).size());
+    const Numbers results = copies(node)     ? Numbers{from->numbers}
+                            : !order.empty() ? permuted(*from, order)
+                                             : moved_by_op(graph_, node, *from);
+    if (results.size() != node.outputs.size()) return;
+    for (std::size_t i = 0; i < results.size(); ++i)
+      know(node, i, *from, results[i], !copies(node));
   }
 
-  void visit_cat(const Node& node) {
-    if (!names_channels(node.arguments[1], dims(node.output()).size())) return;
+  // What result `i` of a node is, which has made `numbers` of what it reads.
+  void know(const Node& node, std::size_t i, const Channels& from, const at::Tensor& numbers,
+            bool moves) {
+    Channels result = from;
+    result.numbers = numbers;
+    result.name = name_after(from.name, node);
+    result.moved |= moves;
+    known_[at(node.outputs[i])] = std::move(result);
+  }
+
+  // A concat along the channels, or a stack between them.
+  void visit_joined(const Node& node) {
+    const bool stacks = node.name == "aten::stack";
     Numbers parts;
-    Channels result{};
-    bool all = true;
+    std::optional<Channels> first;
+    bool all = true, moves = stacks;
     for_values(node.arguments, [&](Value value) {
       const auto from = channels_of(value);
-      all = all && from && from->is_image();
+      if (from && !first) first = from;
+      all = all && from && from->spatial == first->spatial && from->pixels == first->pixels &&
+            from->numbers.dim() == first->numbers.dim();
       if (!all) return;
       parts.push_back(from->numbers);
-      if (result.name.empty()) result.name = from->name;
-      result.spatial = from->spatial;
-      result.moved |= from->moved;
+      if (first->name.empty()) first->name = from->name;
+      moves |= from->moved;
     });
-    if (!all) return;
-    result.numbers = at::cat(parts, 1);
-    result.name = name_after(result.name, node);
-    known_[at(node.output())] = std::move(result);
+    if (!all || !first) return;
+    const auto rank = static_cast<std::size_t>(first->numbers.dim()) + (stacks ? 1 : 0);
+    if (!names_channels(node.arguments[1], rank, first->spatial)) return;
+    const std::int64_t dim = node.arguments[1].constant().toInt();
+    know(node, 0, *first, stacks ? at::stack(parts, dim) : at::cat(parts, dim), moves);
   }
 
-  // Values that something else than these ops reads.
+  // Values that something else than these ops reads, or what they make where that is no image.
   std::vector<bool> find_needed() const {
     std::vector<bool> needed(metas_.size());
-    for (const Node& node : graph_.nodes) {
-      const bool passes_on = std::ranges::all_of(
-          node.outputs, [&](Value value) { return known_[at(value)].has_value(); });
-      if (!passes_on) for_values(node.arguments, [&](Value value) { needed[at(value)] = true; });
-    }
     for_values(graph_.outputs, [&](Value value) { needed[at(value)] = true; });
+    for (auto node = graph_.nodes.rbegin(); node != graph_.nodes.rend(); ++node) {
+      const bool passes_on = std::ranges::all_of(node->outputs, [&](Value value) {
+        const auto& known = known_[at(value)];
+        return known && (known->is_image() || !needed[at(value)]);
+      });
+      if (!passes_on) for_values(node->arguments, [&](Value value) { needed[at(value)] = true; });
+    }
     return needed;
   }
 
