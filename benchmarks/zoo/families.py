@@ -50,7 +50,7 @@ xdensenet121_2 zfnet
 
 
 def of_timm(name: str) -> tuple[nn.Module, torch.Tensor]:
-    declare_torchvision_ops()  # timm imports torchvision
+    declare_torchvision_ops()  # both packages import torchvision
     import timm
 
     with torch.device("meta"):
@@ -62,6 +62,7 @@ def of_timm(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 def of_pytorchcv(name: str) -> tuple[nn.Module, torch.Tensor]:
+    declare_torchvision_ops()
     from pytorchcv.model_provider import get_model
 
     with torch.device("meta"):
