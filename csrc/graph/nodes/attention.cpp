@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "graph/nodes/boxed.h"
 #include "graph/planner.h"
@@ -262,23 +263,12 @@ void find_written_out(Rewrite& rewrite, const Uses& uses, Node& node) {
 // Whether a node exchanges the last two dims of what it reads.
 bool transposes_matrices(const Rewrite& rewrite, const Node& node) {
   if (node.held.has_value() || node.read(0) == kNone) return false;
-  const auto rank = static_cast<std::int64_t>(rewrite.meta(node.output()).dims.size());
-  const auto at = [&](std::int64_t dim) { return dim < 0 ? dim + rank : dim; };
-  if (is_any(node, {"aten::mT", "aten::adjoint"})) return true;
-  if (is_any(node, {"aten::transpose", "aten::swapdims", "aten::swapaxes"}) &&
-      node.arguments.size() == 3 && is_real(node.arguments[1])) {
-    const std::int64_t a = at(node.arguments[1].constant().toInt()),
-                       b = at(node.arguments[2].constant().toInt());
-    return a + b == 2 * rank - 3 && std::abs(a - b) == 1;
-  }
-  if (node.name != "aten::permute") return false;
-  const auto order = integers(node.arguments[1], static_cast<std::size_t>(rank));
-  if (!order) return false;
-  for (std::int64_t i = 0; i < rank; ++i) {
-    const std::int64_t wanted = i < rank - 2 ? i : 2 * rank - 3 - i;
-    if (at((*order)[static_cast<std::size_t>(i)]) != wanted) return false;
-  }
-  return true;
+  if (node.name == "aten::adjoint") return true;
+  const std::size_t rank = rewrite.meta(node.output()).dims.size();
+  Dims wanted(rank);
+  std::iota(wanted.begin(), wanted.end(), 0);
+  if (rank >= 2) std::swap(wanted[rank - 2], wanted[rank - 1]);
+  return rank >= 2 && order_of(node, rank) == wanted;
 }
 
 // The softmax whose transposed result a product takes from the right, as non-local blocks do whose
