@@ -111,7 +111,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    parser.add_argument("--of", choices=PACKAGES, default="timm")
+    parser.add_argument("--of", choices=PACKAGES, default="timm", help="whose; timm's without")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--rounds", type=positive, default=15)
     args = parser.parse_args()

@@ -200,7 +200,6 @@ def test_rows_of_moved_channels(op):
     model = Rows(CHANNEL_OPS[op]).eval()
     x = torch.randn(2, 3, 7, 5)
     assert_exact_outputs(model, blocked(model, x), x)
-    assert "aten::flip" in blocked(model, x).plan() or op != "flip"
 
 
 class Reads(nn.Module):
