@@ -343,6 +343,45 @@ def test_concat_of_concats(channels, batch):
     assert_exact(model, blocked(model, x, tune=True), x)
 
 
+class ReadTwice(nn.Module):
+    """The first operand of a concat is read before it, after it, and as a result; the others are
+    infinite, which must not reach those that read the first."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, count, 1) for count in channels)
+        self.before, self.after = (nn.Conv2d(channels[0], 5, 3, padding=1) for _ in range(2))
+
+    def forward(self, x, read_after, give):
+        first, *others = (layer(x) for layer in self.layers)
+        first = first.relu()
+        y = self.before(first)
+        joined = torch.cat((first, *(other + float("inf") for other in others)), 1)
+        results = [y, joined.clamp(-3, 3)]
+        if read_after:
+            results.append(self.after(first))
+        if give:
+            results.append(first)
+        return results
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "channels", [(16, 16), (16, 5), (12, 12), (16, 12, 8), (5, 3, 40), (16, 16, 7, 33), (7, 17, 1)]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("read_after", [False, True])
+@pytest.mark.parametrize("give", [False, True])
+def test_operands_of_a_concat_that_others_read(channels, batch, read_after, give):
+    model = randomized(ReadTwice(channels))
+    x = torch.randn(batch, 3, 26, 41)
+    optimized = tb.optimize(model, (x, read_after, give), tune=False, verify=False)
+    expected, result = model(x, read_after, give), optimized(x, read_after, give)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    for a, b in zip(result, optimized(x, read_after, give), strict=True):
+        assert torch.equal(a, b)
+
+
 class Odd(nn.Module):
     """What no kernel of ours does, views, several and nested outputs, a constant, in-place ops."""
 

@@ -98,37 +98,67 @@ class MemoryPlanner {
     }
   }
 
-  // The operands of a concat of one image lie behind each other in dst where they are whole
-  // blocks: then they are written there in the first place.
+  // The operands of a concat of one image lie behind each other in dst where all but the last are
+  // whole blocks: then they are written there in the first place.
   void place_concat(std::size_t i) {
     const Step& step = plan_.steps[i];
     if (!step.kind->joins_channels) return;
-    const SlotPlan& dst = plan_.slots[step.writes[0]];
+    const Slot to = step.writes[0];
+    const SlotPlan& dst = plan_.slots[to];
     if (dst.dims[0] != 1 || dst.format == kChannelsLast) return;
     std::vector<Slot> operands;
-    bool fits = true;
+    bool differ = true;
     for_values(step.node->arguments, [&](Value value) {
       const Slot slot = step.reads.at(value);
-      fits &= dst.format.tail(plan_.slots[slot].dims[1]) == 0 && result_.slots[slot].is_given;
-      fits &= std::ranges::find(operands, slot) == operands.end();
+      differ &= std::ranges::find(operands, slot) == operands.end();
       operands.push_back(slot);
     });
-    if (!fits) return;
-    const Slot to = step.writes[0];
-    if (root_[to] == to && continues(operands)) {  // as they lie in the dst of a longer concat
-      adopt(to, root_[operands[0]], shift_[operands[0]]);
-    } else if (have_their_own(operands)) {
-      std::int64_t shift = shift_[to];  // in the dst of a later concat, or 0
-      for (const Slot slot : operands) {
-        const Slot whole = root_[slot];
-        adopt(whole, root_[to], shift);
-        shift += result_.slots[whole].bytes;
-      }
-    } else {
-      return;
+    const auto has_tail = [&](Slot slot) {
+      return dst.format.tail(plan_.slots[slot].dims[1]) != 0;
+    };
+    const auto tail = std::find_if(operands.begin(), operands.end(), has_tail);
+    const bool whole = tail == operands.end() || tail + 1 == operands.end();
+    if (!differ) return;
+    if (!whole) {
+      operands.erase(tail + 1, operands.end());
+      if (dst.dtype == at::kFloat && is_over_by(operands.back(), i)) place_behind(to, operands);
+    } else if (place_all(to, operands)) {
+      result_.slots[to].is_given = true;
+      result_.copies[i] = false;
     }
-    result_.slots[to].is_given = true;
-    result_.copies[i] = false;
+  }
+
+  bool place_all(Slot to, const std::vector<Slot>& operands) {
+    if (!are_given(operands)) return false;
+    if (root_[to] != to || !continues(operands)) return place_behind(to, operands);
+    adopt(to, root_[operands[0]], shift_[operands[0]]);  // as they lie in the dst of a longer concat
+    return true;
+  }
+
+  // At the beginning of dst, which may lie in the dst of a later concat.
+  bool place_behind(Slot to, const std::vector<Slot>& operands) {
+    if (!are_given(operands) || !have_their_own(operands)) return false;
+    std::int64_t shift = shift_[to];
+    for (const Slot slot : operands) {
+      const Slot whole = root_[slot];
+      adopt(whole, root_[to], shift);
+      shift += result_.slots[whole].bytes;
+    }
+    return true;
+  }
+
+  bool are_given(const std::vector<Slot>& slots) const {
+    return std::ranges::all_of(slots, [&](Slot slot) { return result_.slots[slot].is_given; });
+  }
+
+  // Whether step i, which no others run beside, is the last to read the memory of a slot: it may
+  // leave other channels in its tail.
+  bool is_over_by(Slot slot, std::size_t i) {
+    if (together(i) != std::pair(i, i + 1)) return false;
+    for (Slot other = 0; other < root_.size(); ++other) {
+      if (root_[other] == root_[slot] && last(other) > i) return false;
+    }
+    return true;
   }
 
   // Whether each is all of some memory: of its own, or of what it is another view of.

@@ -3,66 +3,14 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "format/errors.h"
-#include "kernels/concat.h"
-#include "kernels/kernels.h"
+#include "ops/blocked.h"
 #include "ops/registered.h"
-#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {
-
-// A run of channels that lies in one block of an input and in one block of dst.
-struct Run {
-  std::size_t input;
-  std::int64_t src_block, src_lane, dst_block, dst_lane, count;
-};
-
-// The runs of channels [src_channel, src_channel + channels) of an input, which become those from
-// dst_channel on.
-void add_runs(std::vector<Run>& runs, std::size_t input, std::int64_t src_channel,
-              std::int64_t dst_channel, std::int64_t channels, std::int64_t block) {
-  while (channels > 0) {
-    const std::int64_t src_lane = src_channel % block, dst_lane = dst_channel % block;
-    const std::int64_t count = std::min({block - src_lane, block - dst_lane, channels});
-    runs.push_back({input, src_channel / block, src_lane, dst_channel / block, dst_lane, count});
-    src_channel += count, dst_channel += count, channels -= count;
-  }
-}
-
-// Fills dst, whose channels the runs cover.
-void copy_runs(const std::vector<Run>& runs, const std::vector<Blocked>& srcs, const Blocked& dst) {
-  const std::int64_t block = dst.block(), pixels = dst.pixels(), row = pixels * block;
-  const auto kernel = kernels::kernels_for(block).copy_lanes;
-  auto* out = static_cast<float*>(dst.physical.mutable_data_ptr());
-  // A thread takes whole blocks of dst, and the runs that fill them: [N * blocks].
-  parallel_units(dst.batch() * dst.blocks(), row, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t image = unit / dst.blocks(), dst_block = unit % dst.blocks();
-      if (dst.tail() && dst_block + 1 == dst.blocks()) std::fill_n(out + unit * row, row, 0.f);
-      for (const Run& run : runs) {
-        if (run.dst_block != dst_block) continue;
-        const Blocked& src = srcs[run.input];
-        const auto* in = static_cast<const float*>(src.physical.const_data_ptr()) +
-                         (image * src.blocks() + run.src_block) * row;
-        if (run.count == block) {
-          std::copy_n(in, row, out + unit * row);
-          continue;
-        }
-        kernel({.src = in,
-                .dst = out + unit * row,
-                .block = block,
-                .pixels = pixels,
-                .src_lane = run.src_lane,
-                .dst_lane = run.dst_lane,
-                .count = run.count});
-      }
-    }
-  });
-}
 
 void check_itemsize(const char* op, const at::Tensor& input) {
   if (input.itemsize() != sizeof(float)) {
@@ -95,13 +43,14 @@ std::vector<Blocked> check_inputs(at::TensorList inputs, at::IntArrayRef channel
 
 }  // namespace
 
-void join_channels(const std::vector<Blocked>& srcs, const Blocked& dst) {
-  std::vector<Run> runs;
-  std::int64_t offset = 0;  // channel of dst at which the input starts
-  for (std::size_t input = 0; input < srcs.size(); offset += srcs[input++].channels) {
-    add_runs(runs, input, 0, offset, srcs[input].channels, dst.block());
+std::vector<ChannelOf> joined_channels(at::IntArrayRef channels) {
+  std::vector<ChannelOf> from;
+  for (std::size_t input = 0; input < channels.size(); ++input) {
+    for (std::int64_t channel = 0; channel < channels[input]; ++channel) {
+      from.push_back({static_cast<std::int64_t>(input), channel});
+    }
   }
-  copy_runs(runs, srcs, dst);
+  return from;
 }
 
 at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
@@ -111,12 +60,7 @@ at::Tensor concat_channels(at::TensorList inputs, at::IntArrayRef channels) {
                                    [&](std::int64_t count) { return count % block == 0; });
   if (aligned) return at::cat(inputs, 1);  // whole blocks follow each other
   check_itemsize("concat_channels", inputs[0]);
-  Dims dims = srcs[0].dims();
-  dims[1] = std::accumulate(channels.begin(), channels.end(), std::int64_t{0});
-  const Blocked dst = empty_blocked(dims, block, inputs[0].options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  join_channels(srcs, dst);
-  return dst.physical;
+  return gathered(srcs, joined_channels(channels));
 }
 
 at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::int64_t start,
@@ -127,14 +71,11 @@ at::Tensor slice_channels(const at::Tensor& input, std::int64_t channels, std::i
                text(length, " from ", start), "");
   }
   check_itemsize("slice_channels", input);
-  Dims dims = src.dims();
-  dims[1] = length;
-  const Blocked dst = empty_blocked(dims, src.block(), input.options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  std::vector<Run> runs;
-  add_runs(runs, 0, start, 0, length, src.block());
-  copy_runs(runs, {src}, dst);
-  return dst.physical;
+  std::vector<ChannelOf> from;
+  for (std::int64_t channel = start; channel < start + length; ++channel) {
+    from.push_back({0, channel});
+  }
+  return gathered({src}, from);
 }
 
 }  // namespace torch_blocked

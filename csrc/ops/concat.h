@@ -1,14 +1,14 @@
-// Concats along channels into memory that there is already.
+// The channels of several tensors, one after the other.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
-#include "ops/blocked.h"
+#include "ops/shuffle.h"
 
 namespace torch_blocked {
 
-// dst = the channels of `srcs`, one after the other, zero tail included; 4-byte elements. All it
-// does to memory is in loops of share_units.
-void join_channels(const std::vector<Blocked>& srcs, const Blocked& dst);
+// `channels`: how many each operand has.
+std::vector<ChannelOf> joined_channels(at::IntArrayRef channels);
 
 }  // namespace torch_blocked

@@ -68,19 +68,46 @@ ChannelGather::ChannelGather(const std::vector<ChannelOf>& channels,
   }
 }
 
-void ChannelGather::run(const std::vector<const float*>& srcs, float* dst) const {
+void ChannelGather::run(const std::vector<const float*>& srcs, float* dst,
+                        std::int64_t first_block) const {
+  // A thread takes pixels, as those before and behind it do, and all blocks of them: blocks alone
+  // leave a thread without any where there is one, and with twice the work where there are three.
+  constexpr std::int64_t kStrip = 512;
   const auto kernel = kernels::kernels_for(block_).gather_lanes;
-  const std::int64_t blocks = std::ssize(lanes_) / block_, row = pixels_ * block_;
-  parallel_units(batch_ * blocks, row, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<const float*> images(srcs);
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      for (std::size_t i = 0; i < srcs.size(); ++i) {
-        images[i] = srcs[i] + unit / blocks * src_images_[i];
-      }
-      const GatheredLane* lanes = lanes_.data() + unit % blocks * block_;
-      kernel({images.data(), lanes, dst + unit * row, block_, pixels_, block_, block_});
-    }
-  });
+  const std::int64_t all = std::ssize(lanes_) / block_, blocks = all - first_block;
+  const std::int64_t strips = std::max<std::int64_t>(ceil_div(pixels_, kStrip), 1),
+                     strip = ceil_div(pixels_, strips);
+  parallel_units(
+      batch_ * strips * blocks, strip * block_, [&](std::int64_t begin, std::int64_t end) {
+        std::vector<const float*> places(srcs);
+        for (std::int64_t unit = begin; unit < end; ++unit) {
+          const std::int64_t block = first_block + unit % blocks, image = unit / blocks / strips;
+          const std::int64_t pixel = unit / blocks % strips * strip;
+          for (std::size_t i = 0; i < srcs.size(); ++i) {
+            places[i] = srcs[i] + image * src_images_[i] + pixel * block_;
+          }
+          kernel({places.data(), lanes_.data() + block * block_,
+                  dst + ((image * all + block) * pixels_ + pixel) * block_, block_,
+                  std::min(strip, pixels_ - pixel), block_, block_});
+        }
+      });
+}
+
+at::Tensor gathered(const std::vector<Blocked>& srcs, const std::vector<ChannelOf>& channels) {
+  const Blocked& first = srcs[0];
+  Dims dims = first.dims();
+  dims[1] = std::ssize(channels);
+  const Blocked dst = empty_blocked(dims, first.block(), first.physical.options());
+  if (dst.physical.numel() == 0) return dst.physical;
+  std::vector<std::int64_t> counts;
+  std::vector<const float*> places;
+  for (const Blocked& src : srcs) {
+    counts.push_back(src.channels);
+    places.push_back(data(src));
+  }
+  ChannelGather(channels, counts, dst.batch(), dst.pixels(), dst.block())
+      .run(places, mutable_data(dst));
+  return dst.physical;
 }
 
 at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::IntArrayRef index) {
@@ -93,13 +120,7 @@ at::Tensor gather_channels(const at::Tensor& input, std::int64_t channels, at::I
     }
     from.push_back(channel < 0 ? ChannelOf{-1, 0} : ChannelOf{0, channel});
   }
-  Dims dims = src.dims();
-  dims[1] = static_cast<std::int64_t>(index.size());
-  const Blocked dst = empty_blocked(dims, src.block(), input.options());
-  if (dst.physical.numel() == 0) return dst.physical;
-  ChannelGather(from, {channels}, src.batch(), src.pixels(), src.block())
-      .run({data(src)}, mutable_data(dst));
-  return dst.physical;
+  return gathered({src}, from);
 }
 
 at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::int64_t factor) {

@@ -23,12 +23,16 @@ class ChannelGather {
   ChannelGather(const std::vector<ChannelOf>& channels,
                 const std::vector<std::int64_t>& src_channels, std::int64_t batch,
                 std::int64_t pixels, std::int64_t block);
-  void run(const std::vector<const float*>& srcs, float* dst) const;
+  // All but the first blocks of each image, which may be those of a source that lies in dst.
+  void run(const std::vector<const float*>& srcs, float* dst, std::int64_t first_block = 0) const;
 
  private:
   std::vector<kernels::GatheredLane> lanes_;  // of all blocks of dst
   std::vector<std::int64_t> src_images_;      // elements of an image
   std::int64_t batch_, block_, pixels_;
 };
+
+// A tensor with these channels of the sources, which are like the first but for their channels.
+at::Tensor gathered(const std::vector<Blocked>& srcs, const std::vector<ChannelOf>& channels);
 
 }  // namespace torch_blocked

@@ -1,10 +1,12 @@
 // Concats along channels. Where the operands are whole blocks of one image, they are made where
-// they belong, and nothing runs.
+// they belong, and nothing runs. Of others those that begin with a block are, and the rest is moved
+// behind them.
 #include "ops/concat.h"
 
 #include <ATen/ops/cat.h>
 
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/gather.h"
 #include "graph/rules.h"
 #include "runtime/isa.h"
 
@@ -38,31 +40,41 @@ Prepared prepare_blocks(const Running& running, const std::vector<Slot>& srcs, S
   }};
 }
 
-Prepared prepare(const Step& step, const Running& running) {
-  std::vector<Slot> srcs;
-  Dims channels;
-  for_values(step.node->arguments, [&](Value value) {
-    srcs.push_back(step.reads.at(value));
-    channels.push_back(running.plan.slots[srcs.back()].dims[1]);
-  });
-  const Slot dst = step.writes[0];
-  const SlotPlan& slot = running.plan.slots[dst];
-  if (!slot.is_blocked()) {
-    return {[&tensors = running.tensors, srcs, dst] {
-      std::vector<at::Tensor> operands;
-      for (const Slot src : srcs) operands.push_back(tensors[src]);
-      at::cat_out(tensors[dst], operands, 1);
-    }};
-  }
-  if (slot.dtype != at::kFloat) return prepare_blocks(running, srcs, dst);
-  return {[&tensors = running.tensors, srcs, channels, dst, total = slot.dims[1]] {
-            std::vector<Blocked> operands;
-            for (std::size_t i = 0; i < srcs.size(); ++i) {
-              operands.push_back({tensors[srcs[i]], channels[i]});
-            }
-            join_channels(operands, {tensors[dst], total});
+// Of the operands that begin with a block, which the first with a tail ends.
+std::int64_t leading_blocks(const std::vector<std::int64_t>& counts, std::int64_t block) {
+  std::int64_t channels = 0;
+  for (std::size_t i = 0; i < counts.size() && channels % block == 0; ++i) channels += counts[i];
+  return channels / block;
+}
+
+// Lanes that are no whole blocks: all, or those behind the operands that lie in dst.
+Prepared prepare_lanes(const Running& running, const std::vector<Slot>& srcs, Slot to) {
+  const SlotPlan& dst = running.plan.slots[to];
+  const std::vector<std::int64_t> counts = channel_counts(running.plan, srcs);
+  const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
+  ChannelGather join(joined_channels(counts), counts, dst.dims[0], pixels, dst.format.block);
+  return {[&tensors = running.tensors, join = std::move(join), srcs, to,
+           blocks = leading_blocks(counts, dst.format.block)] {
+            const std::vector<const float*> places = data_of(tensors, srcs);
+            auto* out = tensors[to].mutable_data_ptr<float>();
+            join.run(places, out, places[0] == out ? blocks : 0);
           },
           true};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const std::vector<Slot> srcs = sources(step, *step.node);
+  const Slot dst = step.writes[0];
+  const SlotPlan& slot = running.plan.slots[dst];
+  if (slot.is_blocked()) {
+    return slot.dtype == at::kFloat ? prepare_lanes(running, srcs, dst)
+                                    : prepare_blocks(running, srcs, dst);
+  }
+  return {[&tensors = running.tensors, srcs, dst] {
+    std::vector<at::Tensor> operands;
+    for (const Slot src : srcs) operands.push_back(tensors[src]);
+    at::cat_out(tensors[dst], operands, 1);
+  }};
 }
 
 }  // namespace
