@@ -434,7 +434,11 @@ NamedPlan plan_convolution(const Problem& p) {
 }
 
 at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight) {
-  return plan.weights_format.empty() ? weight.contiguous() : plan.pack(weight);
+  if (plan.weights_format.empty()) return weight.contiguous();
+  const at::Tensor packed = plan.pack(weight);
+  TORCH_INTERNAL_ASSERT(plan.packed_bytes == 0 ||
+                        plan.packed_bytes == static_cast<std::int64_t>(packed.nbytes()));
+  return packed;
 }
 
 at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Tensor& weight,

@@ -57,10 +57,14 @@ struct ConvolutionBuffers {
 };
 
 // A problem made ready to run: it owns primitives and sizes, so one thread runs it at a time.
+inline constexpr auto kFloatBytes = static_cast<std::int64_t>(sizeof(float));
+
 struct ConvolutionPlan {
   // The name of what pack() makes, the key of packed weights; empty: the weights stay dense.
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;
+  // Of what pack() makes; 0: only that tells.
+  std::int64_t packed_bytes = 0;
   std::function<void(const ConvolutionBuffers& buffers)> run;
   // All that run() does is in loops of share_units: threads may go through it together.
   bool loops_only = false;

@@ -512,6 +512,7 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       .weights_format = std::move(format),
       .pack = [work, transposed = p.transposed](
                   const at::Tensor& weight) { return pack(work->phases, transposed, weight); },
+      .packed_bytes = packed_floats(work->phases) * kFloatBytes,
       .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
       .loops_only = true,
       .calls_on_stored = writes_rows(p, work->phases),

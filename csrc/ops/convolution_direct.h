@@ -92,6 +92,7 @@ std::vector<Direct> phases_of(const Problem& p);
 
 // The weights of all phases, one behind the other.
 at::Tensor pack(const std::vector<Direct>& phases, bool transposed, const at::Tensor& weight);
+std::int64_t packed_floats(const std::vector<Direct>& phases);
 
 // The taps along w in the order of their weights: those of dilated planes that meet common
 // positions side by side, so that they are lanes of one segment.

@@ -116,10 +116,14 @@ class Packing {
 
 }  // namespace
 
-at::Tensor pack(const std::vector<Direct>& phases, bool transposed, const at::Tensor& weight) {
+std::int64_t packed_floats(const std::vector<Direct>& phases) {
   std::int64_t floats = 0;
   for (const Direct& d : phases) floats += d.packed_floats();
-  const at::Tensor packed = empty_packed(floats, weight.scalar_type());
+  return floats;
+}
+
+at::Tensor pack(const std::vector<Direct>& phases, bool transposed, const at::Tensor& weight) {
+  const at::Tensor packed = empty_packed(packed_floats(phases), weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
   float* to = packed.mutable_data_ptr<float>();

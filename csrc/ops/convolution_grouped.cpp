@@ -394,6 +394,7 @@ ConvolutionPlan plan(const Problem& p) {
   return ConvolutionPlan{
       .weights_format = std::move(format),
       .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
+      .packed_bytes = grouped->weights * kFloatBytes,
       .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); },
       .loops_only = true,
       .calls_on_stored = p.dst_format.is_blocked() && !p.transposed,

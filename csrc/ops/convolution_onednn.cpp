@@ -176,10 +176,14 @@ std::shared_ptr<Convolution> make(const Problem& problem) {
   return p.transposed ? make<dnnl::deconvolution_forward>(p) : make<dnnl::convolution_forward>(p);
 }
 
+std::int64_t packed_bytes(const Convolution& convolution) {
+  return static_cast<std::int64_t>(convolution.weights_md.get_size());
+}
+
 at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& convolution) {
   const dnnl::memory::desc& weights_md = convolution.weights_md;
   const at::Tensor dense = weight.is_non_overlapping_and_dense() ? weight : weight.contiguous();
-  const auto bytes = static_cast<std::int64_t>(weights_md.get_size());
+  const std::int64_t bytes = packed_bytes(convolution);
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(dense.nbytes()) + bytes);
   const dnnl::memory::desc src_md = dense_weights_md(p, dense);
@@ -287,6 +291,7 @@ std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
                              [p, convolution, lifted](const at::Tensor& weight) {
                                return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
                              },
+                         .packed_bytes = packed_bytes(*convolution),
                          .run =
                              [p, convolution](const ConvolutionBuffers& buffers) {
                                execute(p, *convolution, buffers);
@@ -323,6 +328,7 @@ std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem)
   return ConvolutionPlan{
       .weights_format = convolution->weights_format,
       .pack = [p, convolution](const at::Tensor& weight) { return pack(p, weight, *convolution); },
+      .packed_bytes = packed_bytes(*convolution),
       .run = run,
       .weights_desc = weights_desc(problem, *convolution)};
 }

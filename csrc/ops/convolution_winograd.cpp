@@ -184,6 +184,7 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
                has_own_taps(kernel, winograd_bundle(p)) ? "" : text("/parts of ", p.weight_dims),
                p.groups > 1 ? text("/groups ", p.groups) : "", p.transposed ? "/transposed" : ""),
       .pack = [p, &kernel](const at::Tensor& weight) { return pack_winograd(kernel, p, weight); },
+      .packed_bytes = packed_winograd_floats(kernel, p) * kFloatBytes,
       .run =
           [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps),
            tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
@@ -417,6 +418,7 @@ std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
   plan.weights_format = "fixed " + plan.weights_format;
   plan.calls_on_stored = false;
   plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
+  plan.packed_bytes = 0;
   plan.run = [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
               tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
     const auto* u = static_cast<const float*>(buffers.weights);

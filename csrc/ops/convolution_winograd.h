@@ -60,6 +60,9 @@ kernels::WinogradWeights winograd_weights(const ConvolutionProblem& problem,
 //   -> U, one after the other where there are groups
 at::Tensor pack_winograd(const kernels::Winograd& kernel, const ConvolutionProblem& problem,
                          const at::Tensor& weight);
+// How many these are.
+std::int64_t packed_winograd_floats(const kernels::Winograd& kernel,
+                                    const ConvolutionProblem& problem);
 // How long `kernel`, one with the largest tiles, should take for such a problem.
 double winograd_microseconds(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // How `kernel` runs a problem that it can run.

@@ -113,6 +113,7 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
       .weights_format = text(inner.weights_format, "/split/", p.padding),
       .pack = [p, pack = std::move(inner.pack)](
                   const at::Tensor& weight) { return pack(split_weight(p, weight)); },
+      .packed_bytes = inner.packed_bytes,
       .run =
           [p, q, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
             const at::Tensor src =

@@ -133,12 +133,17 @@ void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& wei
 
 }  // namespace
 
+std::int64_t packed_winograd_floats(const Winograd& kernel, const Problem& p) {
+  return group_bundles(p).count *
+         winograd_u_size(kernel, winograd_shape(winograd_bundle(p), kernel.taps));
+}
+
 at::Tensor pack_winograd(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat);
   const Problem q = winograd_bundle(p);
-  const std::int64_t count = group_bundles(p).count,
-                     floats = winograd_u_size(kernel, winograd_shape(q, kernel.taps));
-  const at::Tensor packed = empty_packed(count * floats, weight.scalar_type());
+  const std::int64_t count = group_bundles(p).count, all = packed_winograd_floats(kernel, p),
+                     floats = all / count;
+  const at::Tensor packed = empty_packed(all, weight.scalar_type());
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(narrow.nbytes() + packed.nbytes()));
   float* u = packed.mutable_data_ptr<float>();
