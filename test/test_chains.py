@@ -133,9 +133,10 @@ def test_what_is_in_turn():
 @pytest.mark.parametrize("width", [64, 65, 66, 67])
 @pytest.mark.parametrize("kernel", [2, 3, 5])
 @pytest.mark.parametrize("stride", [2, 3, 4])
+@threads(2)
 def test_windows_that_do_not_reach_the_end_of_a_row(width, kernel, stride):
     all_steps = has_chains()
-    x = torch.randn(1, 24, 41, width)
+    x = torch.randn(1, 24, 83, width)
     for geometry in ({"padding": 0}, {"padding": (kernel // 2, 0)}):
         middle = depthwise(48, kernel, stride=stride, **geometry)
         check(Chain(point(24, 48, src=(0.03, 101)), middle, point(48, 24)), x, 3 * all_steps)

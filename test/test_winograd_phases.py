@@ -113,5 +113,5 @@ def test_gradients():
 def test_is_the_choice_for_large_images():
     x = torch.randn(1, 128, 32, 32).to_blocked()
     F.conv_transpose2d(x, torch.randn(128, 64, 4, 4), stride=2, padding=1)
-    expected = "winograd_phases" if _C.isa() != "default" else "direct"
-    assert _C.last_implementation("convolution") == expected
+    by_isa = {"default": "direct", "amx": "amx"}  # tiles take 0.9 of the time
+    assert _C.last_implementation("convolution") == by_isa.get(_C.isa(), "winograd_phases")
