@@ -131,8 +131,8 @@ class MemoryPlanner {
   bool place_all(Slot to, const std::vector<Slot>& operands) {
     if (!are_given(operands)) return false;
     if (root_[to] != to || !continues(operands)) return place_behind(to, operands);
-    adopt(to, root_[operands[0]],
-          shift_[operands[0]]);  // as they lie in the dst of a longer concat
+    // As they lie in the dst of a longer concat.
+    adopt(to, root_[operands[0]], shift_[operands[0]]);
     return true;
   }
 
