@@ -68,4 +68,4 @@ lint: build/dev-installed
 	$(BIN)/mypy
 
 clean:
-	rm -rf build dist *.egg-info torch_blocked/_C*.so torch_blocked/_build.py
+	rm -rf build dist *.egg-info src/*.egg-info src/torch_blocked/torch*/

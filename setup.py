@@ -1,8 +1,11 @@
 """Runs CMake; everything else is in pyproject.toml and CMakeLists.txt."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -12,14 +15,36 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 
 # Where the installed module finds libtorch, and libdnnl.so.3, which the wheel onednn-cpu-gomp puts
-# into <prefix>/lib: the module lies in <prefix>/lib/pythonX.Y/site-packages/torch_blocked, or in
-# lib64 on some systems, or in <target>/torch_blocked after `pip install --target`.
+# into <prefix>/lib: the module lies in <prefix>/lib/pythonX.Y/site-packages/torch_blocked/torchA.B,
+# or in lib64 on some systems, or in <target>/torch_blocked/torchA.B after `pip install --target`.
 INSTALL_RUN_PATH = [
-    "$ORIGIN/../torch/lib",
-    "$ORIGIN/../../..",
-    "$ORIGIN/../../../../lib",
-    "$ORIGIN/../lib",
+    "$ORIGIN/../../torch/lib",
+    "$ORIGIN/../../../..",
+    "$ORIGIN/../../../../../lib",
+    "$ORIGIN/../../lib",
 ]
+
+
+def torch_folder() -> Path:
+    """The torch package to build for: the one that TORCH_BLOCKED_TORCH names, or that of this
+    environment, which pip hides from a build that it isolates, but not the folder that it is in.
+
+    Nothing is imported: a CUDA build of torch may lack its libraries here, and is as good."""
+    if "TORCH_BLOCKED_TORCH" in os.environ:
+        return Path(os.environ["TORCH_BLOCKED_TORCH"]).resolve()
+    spec = importlib.util.find_spec("torch")
+    paths = sysconfig.get_paths()
+    user = sysconfig.get_path("purelib", f"{os.name}_user")
+    found = list(spec.submodule_search_locations or []) if spec else []
+    found += [os.path.join(folder, "torch") for folder in (paths["purelib"], paths["platlib"], user)]
+    for folder in map(Path, found):
+        if (folder / "version.py").exists():
+            return folder.resolve()
+    sys.exit(
+        "torch_blocked::setup: expected torch in the environment to install into "
+        f"({paths['purelib']}), got none; install torch first, or set TORCH_BLOCKED_TORCH to the "
+        "folder of its package"
+    )
 
 
 def file_of(package: str, end: str) -> Path:
@@ -41,27 +66,40 @@ def dnnl_folders() -> tuple[Path, Path, list[str]]:
     return config, Path(sys.prefix) / "lib", []
 
 
-class CMakeBuild(build_ext):
-    """In place: the build folder is build/, and _C and _build.py are written into torch_blocked/.
+def pythons() -> list[str]:
+    """The Pythons to build for, each SOABI=folder of its headers: those that
+    TORCH_BLOCKED_PYTHONS names, or this one."""
+    if "TORCH_BLOCKED_PYTHONS" in os.environ:
+        return os.environ["TORCH_BLOCKED_PYTHONS"].split(os.pathsep)
+    return [f"{sysconfig.get_config_var('SOABI')}={sysconfig.get_paths()['include']}"]
 
-    For a wheel: a build folder of its own (or TORCH_BLOCKED_BUILD_DIR), then `cmake --install`."""
+
+class CMakeBuild(build_ext):
+    """In place: the build folder is build/, and the module is written into src/torch_blocked/.
+
+    For a wheel: a build folder of its own, then `cmake --install`; or the modules for this Python
+    that lie in TORCH_BLOCKED_PREBUILT, one for each torch. TORCH_BLOCKED_BUILD_DIR names another
+    build folder."""
 
     def run(self):
-        import pybind11
-        import torch
+        if "TORCH_BLOCKED_PREBUILT" in os.environ:
+            return self.copy(Path(os.environ["TORCH_BLOCKED_PREBUILT"]).resolve())
+        own = ROOT / "build" if self.inplace else self.build_temp
+        build = Path(os.environ.get("TORCH_BLOCKED_BUILD_DIR", own)).resolve()
+        self.build(torch_folder(), build)
 
-        own = ROOT / "build"
-        temporary = os.environ.get("TORCH_BLOCKED_BUILD_DIR", self.build_temp)
-        build = own if self.inplace else Path(temporary).resolve()
+    def build(self, torch: Path, build: Path):
+        import pybind11
+
         dnnl_config, dnnl_library, run_path = dnnl_folders()
         options = {
             "CMAKE_BUILD_TYPE": "Debug" if self.debug else "Release",
             "CMAKE_MAKE_PROGRAM": file_of("ninja", "bin/ninja"),
-            "Python_EXECUTABLE": sys.executable,
-            "Torch_DIR": Path(torch.utils.cmake_prefix_path) / "Torch",
-            "pybind11_DIR": pybind11.get_cmake_dir(),
+            "TORCH_BLOCKED_TORCH": torch,
+            "TORCH_BLOCKED_PYTHONS": ";".join(pythons()),
+            "pybind11_INCLUDE_DIR": pybind11.get_include(),
             "dnnl_DIR": dnnl_config,
-            "TORCH_BLOCKED_OUTPUT_DIR": (ROOT if build == own else build) / "torch_blocked",
+            "TORCH_BLOCKED_OUTPUT_DIR": (ROOT / "src" if self.inplace else build) / "torch_blocked",
             "CMAKE_BUILD_RPATH": dnnl_library,
             "CMAKE_INSTALL_RPATH": ";".join(run_path + INSTALL_RUN_PATH),
         }
@@ -72,8 +110,19 @@ class CMakeBuild(build_ext):
         subprocess.check_call([cmake, "-G", "Ninja", "-S", ROOT, "-B", build, *defines])
         subprocess.check_call([cmake, "--build", build])
         if not self.inplace:
-            package = Path(self.build_lib).resolve() / "torch_blocked"
-            subprocess.check_call([cmake, "--install", build, "--prefix", package])
+            subprocess.check_call([cmake, "--install", build, "--prefix", self.package()])
+
+    def copy(self, prebuilt: Path):
+        soabi = sysconfig.get_config_var("SOABI")
+        modules = sorted(prebuilt.glob(f"torch*/_C.{soabi}.so"))
+        assert modules, f"no module for {soabi} in {prebuilt}"
+        for module in modules:
+            folder = self.package() / module.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(module, folder)
+
+    def package(self) -> Path:
+        return Path(self.build_lib).resolve() / "torch_blocked"
 
 
 setup(

@@ -202,6 +202,8 @@ PYBIND11_MODULE(_C, m) {
         "Channels in a block for which this CPU has fast kernels, the fastest first: [16, 8] with\n"
         "AVX-512, else [8]. A list of int, whose first one is to_blocked's default.");
   m.def("onednn_version", &onednn_version);
+  m.attr("BUILD") = TORCH_BLOCKED_BUILD;
+  m.attr("BUILT_WITH_ONEDNN") = py::make_tuple(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR);
   m.def("threads_in_use", &threads_in_use);
   m.def("walk_loops", &walk_loops, py::arg("loops"),
         py::arg("sleep") = std::chrono::microseconds(0), py::arg("fails") = -1,

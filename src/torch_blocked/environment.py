@@ -3,9 +3,12 @@
 import functools
 import hashlib
 import importlib
+import importlib.util
 import os
 import platform
 import re
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +20,7 @@ _REINSTALL_ONEDNN = (
     f"pip uninstall -y onednn && pip install --force-reinstall --no-deps {ONEDNN_WHEEL}"
 )
 _REBUILD = (
-    "rebuild it against the installed torch: pip install --no-build-isolation "
-    "--force-reinstall --no-deps torch_blocked (or `-e .` in a checkout)"
+    "build it for the installed torch: pip install --force-reinstall --no-deps . in a checkout"
 )
 
 # Instruction sets with kernels of their own, best first, and the CPU flags each needs.
@@ -48,12 +50,12 @@ def check() -> None:
     try:
         torch = importlib.import_module("torch")  # first: its libgomp is then the one all bind to
     except ModuleNotFoundError:
-        _refuse("torch 2.13", "none", 'pip install "torch==2.13.*"')
+        _refuse(f"torch {TESTED[0]} or newer", "none", f'pip install "torch=={TESTED[0]}.*"')
     _check_cpu()
-    build = _check_torch(torch.__version__)
+    module = _module_for(torch.__version__)
     before = set(openmp_runtimes())
-    extension = _load_extension()
-    _check_onednn(extension.onednn_version(), build.DNNL_VERSION)
+    extension = _load_extension(module)
+    _check_onednn(extension.onednn_version(), extension.BUILT_WITH_ONEDNN)
     _check_openmp(sorted(set(openmp_runtimes()) - before))
 
 
@@ -67,11 +69,10 @@ def env() -> dict[str, Any]:
     the next large results."""
     torch = importlib.import_module("torch")
     extension = importlib.import_module("torch_blocked._C")
-    build = importlib.import_module("torch_blocked._build")
     onednn = extension.onednn_version()
     return {
         "torch_blocked": package_version(),
-        "build": build.BUILD,
+        "build": extension.BUILD,
         "torch": torch.__version__,
         "onednn": onednn["version"],
         "onednn_hash": onednn["hash"],
@@ -209,29 +210,47 @@ def _check_cpu() -> None:
         )
 
 
-def _check_torch(installed: str) -> ModuleType:
-    """Refuses a torch of another minor version than the build's; returns the build's record."""
-    try:
-        build = importlib.import_module("torch_blocked._build")
-    except ModuleNotFoundError:
+def built_for() -> dict[str, Path]:
+    """The C++ extensions for this Python that this package holds, by the torch they are for."""
+    found = {}
+    for suffix in EXTENSION_SUFFIXES:
+        for path in Path(__file__).parent.glob(f"torch*/_C{suffix}"):
+            found.setdefault(path.parent.name.removeprefix("torch"), path)
+    return found
+
+
+def _module_for(installed: str) -> Path:
+    """The extension for a version of torch; refuses one that has none."""
+    built = built_for()
+    if not built:
         _refuse_unbuilt()
-    if _major_minor(installed) != _major_minor(build.TORCH_VERSION):
-        built = ".".join(map(str, _major_minor(build.TORCH_VERSION)))
+    minor = ".".join(map(str, _major_minor(installed)))
+    if minor not in built:
+        versions = " or ".join(sorted(built, key=_major_minor))
         _refuse(
-            f"torch {built}, which its C++ extension was built for",
+            f"torch {versions}, which its C++ extension was built for",
             f"torch {installed}",
-            f'pip install "torch=={built}.*", or {_REBUILD}',
+            f'pip install "torch=={max(built, key=_major_minor)}.*", or {_REBUILD}',
         )
-    return build
+    return built[minor]
 
 
-def _load_extension() -> ModuleType:
+def _load_extension(path: Path) -> ModuleType:
+    """Loads it as torch_blocked._C, from the folder that names the installed torch."""
+    name = "torch_blocked._C"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
     try:
-        return importlib.import_module("torch_blocked._C")
-    except ModuleNotFoundError:
-        _refuse_unbuilt()
+        extension = importlib.util.module_from_spec(spec)
+        sys.modules[name] = extension
+        spec.loader.exec_module(extension)
     except ImportError as error:
+        sys.modules.pop(name, None)
         _explain_load_failure(str(error))
+    sys.modules["torch_blocked"]._C = extension  # type: ignore[attr-defined]
+    return extension
 
 
 def _explain_load_failure(text: str) -> NoReturn:
@@ -255,12 +274,12 @@ def _refuse_unbuilt() -> NoReturn:
     _refuse(
         "its C++ extension torch_blocked._C",
         f"none for Python {platform.python_version()}",
-        "run `make extension` or `pip install --no-build-isolation -e .` in the checkout",
+        "run `make extension` or `pip install -e .` in the checkout",
     )
 
 
-def _check_onednn(found: dict[str, str], built: str) -> None:
-    least = max((3, 2), _major_minor(built))
+def _check_onednn(found: dict[str, str], built: tuple[int, int]) -> None:
+    least = max((3, 2), built)
     if not least <= _major_minor(found["version"]) < (4, 0):
         _refuse(
             f"oneDNN {least[0]}.{least[1]} or newer, below 4.0",

@@ -53,7 +53,7 @@ def is_mixed(module: nn.Module) -> bool:
 
 def zoo() -> ModuleType | None:
     """benchmarks/bench_models of the source, if the package lies in it or it can be imported."""
-    folder = Path(torch_blocked.__file__).parents[1] / "benchmarks"
+    folder = Path(torch_blocked.__file__).parents[2] / "benchmarks"
     if (folder / "bench_models").is_dir() and str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
