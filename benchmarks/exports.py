@@ -14,13 +14,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import bench_models
 import numpy
 import torch
 from engines import version
 from zoo import timed
 
-from torch_blocked.bench import fold, models
+from torch_blocked.bench import fold, models, networks
 from torch_blocked.bench.fold import Untraceable, fold_batch_norms
 
 ONNX_OPSET = 18
@@ -32,7 +31,7 @@ def folder_of(cache: Path, model: str) -> Path:
         Path(__file__),
         Path(fold.__file__),
         Path(timed.__file__),
-        *Path(bench_models.__file__).parent.glob("*.py"),
+        *Path(networks.__file__).parent.glob("*.py"),
     ]
     digest = hashlib.sha256()
     for source in sorted(sources, key=lambda path: path.name):
@@ -63,7 +62,7 @@ def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dic
 
 
 def load(name: str) -> models.Model:
-    """A model of bench_models/ or of another package."""
+    """A model of torch_blocked/bench/networks or of another package."""
     if name not in timed.TIMED:
         return models.load(name)
     row = timed.TIMED[name]

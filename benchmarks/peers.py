@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import chart
-from bench_models import MODELS
 from engines import ENGINES, TOLERANCES, Job, arguments, version
 from exports import folder_of
 from zoo.timed import TIMED
@@ -31,6 +30,7 @@ from zoo.timed import TIMED
 import torch_blocked
 from torch_blocked.bench.arguments import names, numbers, output_path, positive
 from torch_blocked.bench.measure import Timing
+from torch_blocked.bench.networks import MODELS
 from torch_blocked.text_table import markdown
 
 ROOT = Path(__file__).parent

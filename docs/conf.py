@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings"]
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
 include_patterns = ["docs/*.md", "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-exclude_patterns = [".*", "build", "dist", "csrc", "test", "torch_blocked", "examples"]
+exclude_patterns = [".*", "build", "dist", "csrc", "test", "src", "release", "examples"]
 
 myst_heading_anchors = 4  # as a page that hosts the code names them
 autodoc_preserve_defaults = True

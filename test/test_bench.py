@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_models import MODELS
 from torch import nn
 
 import torch_blocked
 from torch_blocked.__main__ import main
 from torch_blocked.bench import inference, models, time_bars
 from torch_blocked.bench.measure import Timing, time_interleaved
+from torch_blocked.bench.networks import MODELS
 from torch_blocked.text_table import columns, markdown
 
 pytestmark = pytest.mark.any_isa

@@ -3,9 +3,7 @@
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-import bench_models as models
 import pytest
 import torch
 from torch import nn
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import capture as captures
+from torch_blocked.bench import networks as models
 from torch_blocked.capture import capture
 from torch_blocked.captured import VALUE, CaptureError
 from torch_blocked.exported import exported
@@ -263,7 +262,7 @@ def test_blocked_values_that_never_change_are_no_constants():
 
 IMPORTS = """
 import sys, torch, torch_blocked
-import bench_models as models
+from torch_blocked.bench import networks as models
 x = torch.ones(1, 3, 64, 64)
 for name in ("resnet18", "mobilenet_v2", "unet"):
     torch_blocked.optimize(models.MODELS[name].constructor().eval(), x, tune=False)(x)
@@ -274,6 +273,5 @@ print("sympy" in sys.modules, "torch._dynamo" in sys.modules)
 def test_optimize_imports_no_tracer(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = [sys.executable, "-c", IMPORTS]
-    folder = Path(models.__file__).parents[1]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert output.split() == ["False", "False"]

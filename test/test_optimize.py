@@ -1,6 +1,5 @@
 """torch_blocked.optimize: whole models against float64, fused steps, sizes, files, threads."""
 
-import bench_models as models
 import pytest
 import torch
 from torch import nn
@@ -8,6 +7,7 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import _C
+from torch_blocked.bench import networks as models
 from torch_blocked.capture import capture
 from torch_blocked.compile import backend
 from torch_blocked.optimized_module import has_bfloat16

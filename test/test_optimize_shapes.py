@@ -3,12 +3,12 @@
 import subprocess
 import sys
 
-import bench_models as models
 import pytest
 import torch
 
 import torch_blocked as tb
 from torch_blocked import _C
+from torch_blocked.bench import networks as models
 from torch_blocked.capture import capture
 from torch_blocked.captured import VALUE, Capture, Node
 

@@ -124,7 +124,7 @@ def test_a_model_that_asks_for_nothing_is_captured_once():
 
 def test_efficientnet():
     """Padding of TensorFlow's kind at every stride."""
-    import bench_models as models
+    from torch_blocked.bench import networks as models
 
     model = models.build_model("efficientnet_lite0")[0].eval()
     fast = tb.optimize(model, torch.randn(1, 3, 224, 224), tune=False)

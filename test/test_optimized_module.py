@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 
-import bench_models as models
 import pytest
 import torch
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
@@ -14,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_blocked as tb
+from torch_blocked.bench import networks as models
 from torch_blocked.optimize import _is_slower
 
 pytestmark = pytest.mark.usefixtures("cache_folder")

@@ -93,7 +93,7 @@ def test_make_targets(command):
 def test_links_and_paths_exist(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
-    paths = re.findall(r"`((?:csrc|torch_blocked|test|docs|examples)/[\w./]+)`", text)
+    paths = re.findall(r"`((?:csrc|src|torch_blocked|test|docs|examples)/[\w./]+)`", text)
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing

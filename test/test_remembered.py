@@ -4,7 +4,6 @@ import importlib
 import re
 from dataclasses import fields
 
-import bench_models
 import pytest
 import torch
 from random_models import RandomModel
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 
 import torch_blocked as tb
 from torch_blocked import _C, remembered
+from torch_blocked.bench import networks
 from torch_blocked.capture import capture, capture_sizes
 from torch_blocked.captured import Capture, CaptureError
 from torch_blocked.environment import tuning_file
@@ -253,6 +253,6 @@ def test_random_models():
     "name", ["mobilenet_v2", "unet", "convnext_tiny", "segformer_b0", "hifigan"]
 )
 def test_models(name):
-    net = bench_models.build_model(name)[0].eval()
-    x = torch.randn(1, *bench_models.MODELS[name].input_dims)
+    net = networks.build_model(name)[0].eval()
+    x = torch.randn(1, *networks.MODELS[name].input_dims)
     assert capture_sizes(net, (x,)).same_as(capture(net, (x,)))

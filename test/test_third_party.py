@@ -11,9 +11,10 @@ import pytest
 import third_party
 import torch
 import zoo
-from bench_models import MODELS
 from zoo.forms import Expected, Wrong, compare
 from zoo.timed import TIMED
+
+from torch_blocked.bench.networks import MODELS
 
 pytestmark = pytest.mark.any_isa
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_models import MODELS, build_model
-from bench_models.vgg import VGG
 from problems import (
     PROBLEMS,
     assert_close,
@@ -17,6 +15,8 @@ from problems import (
 from torch import nn
 
 import torch_blocked
+from torch_blocked.bench.networks import MODELS, build_model
+from torch_blocked.bench.networks.vgg import VGG
 from torch_blocked.tensor import format_name
 
 # Blocks, and channels below, at and above them.

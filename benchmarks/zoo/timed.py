@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from bench_models.weights import set_statistics
 from torch import nn
 
+from torch_blocked.bench.networks.weights import set_statistics
 from zoo.row import declare_torchvision_ops, make
 
 SEED = 0

@@ -1,4 +1,5 @@
-"""The command line: `python -m torch_blocked {bench, explain, env}`."""
+"""The command line: `torch-blocked` or `python -m torch_blocked`, with bench, explain, env or
+selftest."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 import torch_blocked
 
-from . import explain_command
+from . import explain_command, selftest
 from .bench import by_layer, compare, convolution, dispatch, inference, memory, pictures, train
 from .bench.models import NoModel
 from .bench.report import WrongResult, progress
@@ -44,6 +45,9 @@ def parser() -> Parser:
         prog="python -m torch_blocked",
         description="Blocked and channels-last CPU tensors for PyTorch.",
     )
+    made.add_argument(
+        "--version", action="version", version=f"torch_blocked {torch_blocked.__version__}"
+    )
     made.set_defaults(run=lambda args: made.print_help())
     commands = made.add_subparsers(metavar="COMMAND", parser_class=Parser)
     bench = commands.add_parser("bench", help="time models, layers, training steps and ops")
@@ -59,6 +63,8 @@ def parser() -> Parser:
     explain.set_defaults(prog=_name(explain))
     env = commands.add_parser("env", help="versions, instruction set, threads and libraries")
     env.set_defaults(run=print_env)
+    test = commands.add_parser("selftest", help="check this installation, in ten seconds")
+    test.set_defaults(run=selftest.run)
     return made
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from torch_blocked import torch_versions
+from torch_blocked.torch_versions import TESTED, minor
+
 # The wheel that brings libdnnl.so.3. Other wheels put other builds into a file of the same name.
 ONEDNN_WHEEL = "onednn-cpu-gomp==2023.2.0"
 _REINSTALL_ONEDNN = (
@@ -53,6 +56,7 @@ def check() -> None:
         _refuse(f"torch {TESTED[0]} or newer", "none", f'pip install "torch=={TESTED[0]}.*"')
     _check_cpu()
     module = _module_for(torch.__version__)
+    torch_versions.check(torch)
     before = set(openmp_runtimes())
     extension = _load_extension(module)
     _check_onednn(extension.onednn_version(), extension.BUILT_WITH_ONEDNN)
@@ -212,7 +216,7 @@ def _check_cpu() -> None:
 
 def built_for() -> dict[str, Path]:
     """The C++ extensions for this Python that this package holds, by the torch they are for."""
-    found = {}
+    found: dict[str, Path] = {}
     for suffix in EXTENSION_SUFFIXES:
         for path in Path(__file__).parent.glob(f"torch*/_C{suffix}"):
             found.setdefault(path.parent.name.removeprefix("torch"), path)
@@ -224,15 +228,15 @@ def _module_for(installed: str) -> Path:
     built = built_for()
     if not built:
         _refuse_unbuilt()
-    minor = ".".join(map(str, _major_minor(installed)))
-    if minor not in built:
-        versions = " or ".join(sorted(built, key=_major_minor))
+    wanted = ".".join(map(str, minor(installed)))
+    if wanted not in built:
+        versions = " or ".join(sorted(built, key=minor))
         _refuse(
             f"torch {versions}, which its C++ extension was built for",
             f"torch {installed}",
-            f'pip install "torch=={max(built, key=_major_minor)}.*", or {_REBUILD}',
+            f'pip install "torch=={max(built, key=minor)}.*", or {_REBUILD}',
         )
-    return built[minor]
+    return built[wanted]
 
 
 def _load_extension(path: Path) -> ModuleType:
@@ -280,7 +284,7 @@ def _refuse_unbuilt() -> NoReturn:
 
 def _check_onednn(found: dict[str, str], built: tuple[int, int]) -> None:
     least = max((3, 2), built)
-    if not least <= _major_minor(found["version"]) < (4, 0):
+    if not least <= minor(found["version"]) < (4, 0):
         _refuse(
             f"oneDNN {least[0]}.{least[1]} or newer, below 4.0",
             f"oneDNN {found['version']}",
@@ -302,8 +306,3 @@ def _check_openmp(brought: list[str]) -> None:
             f"a libdnnl.so.3 that brings {', '.join(brought)}",
             _REINSTALL_ONEDNN,
         )
-
-
-def _major_minor(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)

@@ -58,7 +58,7 @@ def unknown(kind: str, name: str, known: Collection[str], others: str = "") -> s
 
 
 def model_names(text: str) -> list[str]:
-    """Parses `a,b,c` of models: those of the zoo, and module:factory."""
+    """Parses `a,b,c` of models: the package's own, and module:factory."""
     for name in text.split(","):
         if ":" in name:
             try:
@@ -66,14 +66,7 @@ def model_names(text: str) -> list[str]:
             except models.NoModel as error:
                 raise argparse.ArgumentTypeError(str(error)) from None
         elif name not in (known := models.known()):
-            reason = (
-                unknown("model", name, known, " or module:factory")
-                if known
-                else (
-                    f"unknown model {name!r}; name one of yours as module:factory, such as "
-                    "torchvision.models:resnet50 (the benchmarks' own come with the source only)"
-                )
-            )
+            reason = unknown("model", name, known, " or module:factory")
             raise argparse.ArgumentTypeError(reason)
     return text.split(",")
 

@@ -1,20 +1,15 @@
-"""What is timed: models of the user's, named module:factory, and those of the source's benchmarks/.
-
-The package itself holds no models."""
+"""What is timed: the package's own models (networks/), and the user's, named module:factory."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-import torch_blocked
+from . import networks
 
 IMAGE = (3, 224, 224)
 SEED, INPUT_SEED = 0, 1
@@ -51,21 +46,9 @@ def is_mixed(module: nn.Module) -> bool:
     return len(dtypes) > 1
 
 
-def zoo() -> ModuleType | None:
-    """benchmarks/bench_models of the source, if the package lies in it or it can be imported."""
-    folder = Path(torch_blocked.__file__).parents[2] / "benchmarks"
-    if (folder / "bench_models").is_dir() and str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        return importlib.import_module("bench_models")
-    except ModuleNotFoundError:
-        return None
-
-
 def known() -> dict[str, str]:
-    """Names of the zoo's models with a note on each; empty without the source."""
-    found = zoo()
-    return {name: spec.note for name, spec in found.MODELS.items()} if found else {}
+    """Names of the package's own models, with a note on each."""
+    return {name: spec.note for name, spec in networks.MODELS.items()}
 
 
 def factory(name: str) -> Callable[[], nn.Module]:
@@ -90,9 +73,8 @@ def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
     One of the user's has the weights that its factory gives it, which are random ones with a fixed
     seed unless it says otherwise."""
     if ":" not in name:
-        found = zoo()
-        module, weights = found.build_model(name)
-        return Model(name, module, weights, input_dims or found.MODELS[name].input_dims)
+        module, weights = networks.build_model(name)
+        return Model(name, module, weights, input_dims or networks.MODELS[name].input_dims)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module = factory(name)()

@@ -9,10 +9,9 @@ include("${CMAKE_CURRENT_LIST_DIR}/torch_package.cmake")
 
 find_path(torch_blocked_TORCH_CMAKE Torch/TorchConfig.cmake PATHS ${CMAKE_PREFIX_PATH})
 get_filename_component(torch_blocked_TORCH "${torch_blocked_TORCH_CMAKE}/../.." ABSOLUTE)
-torch_package("${torch_blocked_TORCH}")
+torch_package(torch_blocked::torch "${torch_blocked_TORCH}")
 
-file(GLOB torch_blocked_EXTENSION
-  "${torch_blocked_ROOT}/torch${torch_VERSION_MAJOR}.${torch_VERSION_MINOR}/_C.*.so")
+file(GLOB torch_blocked_EXTENSION "${torch_blocked_ROOT}/torch${torch_MINOR}/_C.*.so")
 if(NOT torch_blocked_EXTENSION)
   set(torch_blocked_FOUND FALSE)
   set(torch_blocked_NOT_FOUND_MESSAGE
