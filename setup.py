@@ -118,18 +118,18 @@ class CMakeBuild(build_ext):
         subprocess.check_call([cmake, "-G", "Ninja", "-S", ROOT, "-B", build, *defines])
         subprocess.check_call([cmake, "--build", build])
         if not self.inplace:
-            subprocess.check_call([cmake, "--install", build, "--prefix", self.package()])
+            subprocess.check_call([cmake, "--install", build, "--prefix", self.package_folder()])
 
     def copy(self, prebuilt: Path):
         soabi = sysconfig.get_config_var("SOABI")
         modules = sorted(prebuilt.glob(f"torch*/_C.{soabi}.so"))
         assert modules, f"no module for {soabi} in {prebuilt}"
         for module in modules:
-            folder = self.package() / module.parent.name
+            folder = self.package_folder() / module.parent.name
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy2(module, folder)
 
-    def package(self) -> Path:
+    def package_folder(self) -> Path:
         return Path(self.build_lib).resolve() / "torch_blocked"
 
 
