@@ -38,6 +38,7 @@ void bind_errors(py::module_& m);        // python_errors.cpp
 void bind_wrapper(py::module_& m);       // python_wrapper.cpp
 void bind_descriptor(py::module_& m);    // python_descriptor.cpp
 void bind_graph(py::module_& m);         // python_graph.cpp
+void bind_script(py::module_& m);        // python_script.cpp
 void bind_direct_calls(py::module_& m);  // python_direct_calls.cpp
 void bind_memory(py::module_& m);        // python_memory.cpp
 
@@ -191,6 +192,7 @@ PYBIND11_MODULE(_C, m) {
   bind_errors(m);
   bind_descriptor(m);
   bind_graph(m);
+  bind_script(m);
   bind_direct_calls(m);
   bind_memory(m);
   bind_trace(m);

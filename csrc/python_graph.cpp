@@ -276,6 +276,8 @@ void bind_graph(py::module_& m) {
       .def("constants", &graph::Recorder::constants)
       .def("value_of", &graph::Recorder::value_of)
       .def("ask", &graph::Recorder::ask)
+      .def("is_constant", &graph::Recorder::is_constant)
+      .def("expose", &graph::Recorder::expose)
       .def("metas",
            [](const graph::Recorder& recorder) {
              std::map<graph::Value, std::pair<Dims, at::ScalarType>> metas;

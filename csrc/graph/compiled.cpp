@@ -19,12 +19,36 @@ namespace {
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
 
+// Kernels read where constants lie. (The weights of a model have names, by which Python refuses
+// them before.)
+void check_devices(const Graph& graph) {
+  for (const auto& [value, tensor] : graph.constants) {
+    if (tensor.device().is_cpu()) continue;
+    fail_type("optimize", "constants in the memory of the CPU",
+              text("one of ", tensor.sizes(), " on ", tensor.device()), "move it to the CPU");
+  }
+}
+
+// Whether somebody reads a value without elements. An op may leave out what nobody asked it for.
+bool has_empty(const Graph& graph, const std::vector<Meta>& metas) {
+  bool found = false;
+  const auto look = [&](Value value) {
+    found |= c10::multiply_integers(metas[static_cast<std::size_t>(value)].dims) == 0;
+  };
+  for (const Value value : graph.inputs) look(value);
+  for (const Node& node : graph.nodes) for_values(node.arguments, look);
+  for_values(graph.outputs, look);
+  return found;
+}
+
 }  // namespace
 
 Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights)
     : graph_(std::move(graph)), weights_(std::move(weights)), tuner_(std::move(tuner)) {
+  check_devices(graph_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   fold_constants(graph_, makes_numbers);
+  settle_masks(graph_);
 }
 
 bool Compiled::add_covered(const std::vector<Given>& inputs) {
@@ -80,8 +104,7 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   auto entry = std::make_shared<Entry>(packed);
   entry->graph = graph_;
   const std::vector<Meta> metas = infer(graph_, metas_of(inputs));
-  const bool empty = std::ranges::any_of(
-      metas, [](const Meta& meta) { return c10::multiply_integers(meta.dims) == 0; });
+  const bool empty = has_empty(graph_, metas);
   if (simplified && !empty) simplify(entry->graph, metas, *weights_);
   if (empty) {
     for (Node& node : entry->graph.nodes)

@@ -135,6 +135,10 @@ void fold_constants(
 // guards.cpp: whether the graph is what the model computes for inputs of these metas.
 bool covers(const Graph& graph, const std::vector<Meta>& inputs);
 
+// spellings.cpp: makes a node what it is called elsewhere; false if nobody calls it otherwise.
+// Metas are those of the values that it reads.
+bool respell(Node& node, const std::vector<Meta>& metas);
+
 // shapes.cpp: the metas of the node's results by a rule for its op; nothing if there is none.
 std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas);
 // infer.cpp: the metas of all values for inputs of these metas; by meta tensors where no rule knows

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "format/errors.h"
+#include "graph/aten.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -125,7 +126,7 @@ Recorder::Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::
                    OnResult on_result, Where where)
     : on_result_(std::move(on_result)), where_(std::move(where)) {
   for (const at::Tensor& input : inputs) {
-    new_value(input);
+    varying_.insert(new_value(input));
     given_.insert(input.unsafeGetTensorImpl());
     computed_.emplace(memory_of(input), input.storage().getWeakStorageImpl());
     state_.insert(input.storage().unsafeGetStorageImpl());
@@ -155,8 +156,41 @@ void Recorder::stop() {
 
 void Recorder::ask(const at::Tensor& tensor, std::int64_t what, Dims answer) {
   const auto found = values_.find(tensor.unsafeGetTensorImpl());
-  if (found == values_.end() || constants_.contains(found->second.value)) return;
+  if (found == values_.end() || !varying_.contains(found->second.value)) return;
   questions_.push_back({found->second.value, what, std::move(answer)});
+}
+
+bool Recorder::is_constant(const at::Tensor& tensor) {
+  const Value value = value_of(tensor);
+  return refusal_.empty() && !varying_.contains(value);
+}
+
+void Recorder::expose(const at::Tensor& tensor) {
+  given_.insert(tensor.unsafeGetTensorImpl());
+  memories_.erase(memory_of(tensor));
+}
+
+bool Recorder::runs_constant_op() const {
+  return depth_ > 0 && running_.is_noted && refusal_.empty() && !nodes_.empty() &&
+         !varies(nodes_.back());
+}
+
+// x.new_zeros(2) takes no more of x than its type, which all inputs of a capture have.
+bool Recorder::varies(const Node& node) const {
+  if (is_random(node)) return true;
+  if (node.name.starts_with("aten::new_")) return false;
+  bool varies = false;
+  for_values(node.arguments, [&](Value value) { varies |= varying_.contains(value); });
+  return varies;
+}
+
+// Whether an op has read constants, and what it returns is no tensor: Python has a number now, the
+// same for all inputs.
+bool Recorder::is_number_of_constants(const Node& node, at::ArrayRef<IValue> results) const {
+  const auto has_tensors = [](const IValue& each) {
+    return each.isTensor() || each.isTensorList() || each.isOptionalTensorList();
+  };
+  return std::ranges::none_of(results, has_tensors) && !varies(node);
 }
 
 std::vector<at::Tensor> Recorder::alive() const {
@@ -288,6 +322,11 @@ void Recorder::end(const at::RecordFunction& function) {
   const at::ArrayRef<IValue> all = function.outputs();
   const std::size_t count = function.operator_schema()->returns().size();
   const auto outputs = all.size() > count ? all.slice(all.size() - count) : all;
+  if (is_number_of_constants(nodes_.back(), outputs)) {
+    nodes_.pop_back();
+    running_ = {};
+    return;
+  }
   const std::string& name = nodes_.back().name;
   std::vector<at::Tensor> tensors;
   if (outputs.size() == 1 && outputs[0].isTensorList()) {
@@ -318,6 +357,7 @@ void Recorder::note_results(const std::vector<at::Tensor>& tensors,
     if (tensors[i].defined()) metas_[outputs.back()] = results[i];
   }
   const Node node = nodes_.back();
+  if (varies(node)) varying_.insert(outputs.begin(), outputs.end());
   if (running_.writes) {
     metas_[node.output()].dtype = running_.type;
     const bool is_own = running_.type == results[0].dtype;
@@ -391,7 +431,9 @@ void Recorder::note_write(const at::Tensor& tensor, Value written) {
 Value Recorder::emit(Node node, const std::vector<Meta>& results) {
   const Value first = count_;
   if (!nodes_.empty()) node.origin = nodes_.back().origin;  // the op's that asked for it
+  const bool varies = this->varies(node);
   for (const Meta& result : results) {
+    if (varies) varying_.insert(count_);
     node.outputs.push_back(count_);
     metas_[count_++] = result;
   }

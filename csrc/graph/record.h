@@ -50,6 +50,13 @@ class Recorder {
   Value value_of(const at::Tensor& tensor);
   // Notes that Python asked for sizes of a value (Question); constants always give the same answer.
   void ask(const at::Tensor& tensor, std::int64_t what, Dims answer);
+  // Whether the values of a tensor are the same for all inputs that give the same answers: they
+  // follow from constants and sizes. A constant that Python reads is one of the capture's.
+  bool is_constant(const at::Tensor& tensor);
+  // Notes that Python sees the memory of a tensor, so that a write into it is one that others see.
+  void expose(const at::Tensor& tensor);
+  // The same of the op that runs now.
+  bool runs_constant_op() const;
   const std::vector<Question>& questions() const { return questions_; }
   const std::map<Value, Meta>& metas() const { return metas_; }
   void restore();
@@ -108,6 +115,8 @@ class Recorder {
   Argument argument(const c10::IValue& value);
   Value new_value(const at::Tensor& tensor);
   Value emit(Node node, const std::vector<Meta>& results);
+  bool varies(const Node& node) const;
+  bool is_number_of_constants(const Node& node, at::ArrayRef<c10::IValue> results) const;
   Value cast(Value value, const Meta& result);
   Value show(const ViewStep& step, Value source);
   Value current(Shown& self);
@@ -118,6 +127,7 @@ class Recorder {
 
   std::vector<Node> nodes_;
   std::map<Value, at::Tensor> constants_;
+  std::unordered_set<Value> varying_;  // values that depend on those of the inputs, or are random
   std::string refusal_;
   // Tensors and storages are told apart by their addresses. Weak references keep these from being
   // reused, but do not keep the memory of dead tensors.

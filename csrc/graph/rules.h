@@ -113,6 +113,11 @@ void settle_views(Rewrite& rewrite);
 
 // spellings.cpp: ops under the names by which the passes look for them.
 void settle_spellings(Rewrite& rewrite);
+void settle_masks(Graph& graph);
+
+// native_layers.cpp: layers that ATen has as one op, as those of transformers, as what these are
+// of.
+void open_native_layers(Rewrite& rewrite);
 
 // product_ops.cpp: mm, addmm, einsum and others become linear layers, 1x1 convolutions or matmul.
 void settle_product_ops(Rewrite& rewrite);

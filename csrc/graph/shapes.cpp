@@ -582,7 +582,10 @@ std::optional<std::vector<Meta>> known_results(const Node& node, const std::vect
   constexpr std::string_view kAten = "aten::";
   if (!node.name.starts_with(kAten)) return std::nullopt;
   const Rule rule = rule_of(std::string_view(node.name).substr(kAten.size()), node.overload);
-  if (!rule) return std::nullopt;
+  if (!rule) {
+    Node other = node;
+    return respell(other, metas) ? known_results(other, metas) : std::nullopt;
+  }
   try {
     Metas results = rule(Call(node, metas));
     if (results.size() != node.outputs.size()) return std::nullopt;

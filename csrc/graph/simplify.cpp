@@ -39,17 +39,43 @@ bool is_dropout_off(const Node& node) {
   return train.is_constant() && train.constant() == c10::IValue(false);
 }
 
-void drop_identities(Graph& graph) {
-  for (Node& node : graph.nodes) {
-    if (!is_dropout_off(node) &&
+// to(self, ...) and its like, whose last argument is a memory format: the type is the same, and
+// memory is the plan's.
+bool is_converted_to_itself(const Rewrite& rewrite, const Node& node) {
+  if (node.name == "aten::type_as") {
+    return rewrite.meta(node.output()).dtype == rewrite.meta(node.read(0)).dtype;
+  }
+  if (node.name != "aten::to" || node.overload.starts_with("prim_")) return false;
+  const auto elsewhere = [](const Argument& argument) {
+    return argument.is_constant() && argument.constant().isDevice() &&
+           !argument.constant().toDevice().is_cpu();
+  };
+  const Argument& format = node.arguments.back();
+  const bool preserves =
+      is_none(format) || number(format, -1) == double(at::MemoryFormat::Preserve);
+  return preserves && std::ranges::none_of(node.arguments, elsewhere) &&
+         rewrite.meta(node.output()) == rewrite.meta(node.read(0));
+}
+
+// A slice, or an expansion, that is as large as what it is of: x[:, :].
+bool is_whole(const Rewrite& rewrite, const Node& node) {
+  return is_any(node, {"aten::slice", "aten::narrow", "aten::expand"}) &&
+         rewrite.meta(node.output()) == rewrite.meta(node.read(0));
+}
+
+void drop_identities(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) {
+    if (node.outputs.size() != 1 || node.read(0) == kNone) continue;
+    if (!is_dropout_off(node) && !is_whole(rewrite, node) &&
+        !is_converted_to_itself(rewrite, node) &&
         !is_any(node, {"aten::detach", "aten::alias", "aten::lift_fresh"})) {
       continue;
     }
     const Value from = node.output(), to = node.arguments[0].value();
     node.outputs.clear();
-    replace(graph, from, to);
+    replace(rewrite.graph, from, to);
   }
-  sweep(graph);
+  sweep(rewrite.graph);
 }
 
 // Tensors of one number that a model makes as it runs, x.new_zeros(()) say, are constants.
@@ -238,9 +264,7 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   for (Node& node : graph.nodes) {
     // What nobody has filled is no constant.
     bool constant = !is_random(node) && node.name.find("empty") == std::string::npos;
-    for_values(node.arguments, [&](Value value) {
-      constant &= graph.constants.contains(value) && !graph.constants.at(value).is_meta();
-    });
+    for_values(node.arguments, [&](Value value) { constant &= graph.constants.contains(value); });
     if (!constant || keep(node)) continue;
     const auto results =
         call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
@@ -264,9 +288,10 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
 }
 
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
-  drop_identities(graph);
   Rewrite rewrite{graph, metas, weights};
+  drop_identities(rewrite);
   settle_spellings(rewrite);
+  open_native_layers(rewrite);
   fold_fills(rewrite);
   forget_examples(rewrite);
   settle_product_ops(rewrite);

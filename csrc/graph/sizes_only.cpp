@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "graph/graph.h"
+#include "graph/record.h"
 #include "graph/view_writes.h"
 
 namespace torch_blocked::graph {
@@ -91,11 +92,13 @@ void run_sizes_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
   const c10::impl::ExcludeDispatchKeyGuard inner_ops_run(kKey);
   const std::size_t count = op.schema().arguments().size(), first = stack->size() - count;
   const at::ArrayRef<IValue> arguments(stack->data() + first, count);
-  if (count > 0 && only_writes(op, arguments)) {
+  const Recorder* recorder = Recorder::current();
+  const bool runs = recorder && recorder->runs_constant_op();  // Python may read what it returns
+  if (!runs && count > 0 && only_writes(op, arguments)) {
     stack->resize(first + 1);
     return;
   }
-  const auto results = made_by(op.schema(), arguments);
+  const auto results = runs ? std::nullopt : made_by(op.schema(), arguments);
   if (!results) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;

@@ -167,7 +167,7 @@ at::Tensor Weights::own(const at::Tensor& constant) {
 void Weights::check_unchanged(const std::vector<at::Tensor>& constants) {
   const std::lock_guard lock(mutex_);
   for (const at::Tensor& constant : constants) {
-    if (constant.layout() != at::kStrided || constant.is_meta()) continue;
+    if (constant.layout() != at::kStrided) continue;
     const std::uint64_t hash = content_hash(constant.contiguous());
     const auto [noted, is_new] =
         noted_.try_emplace(address_of({constant}, ""), Noted{constant, hash});

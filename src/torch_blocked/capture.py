@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C, module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, Ran, lifted
 from torch_blocked.exported import exported
-from torch_blocked.state import State
+from torch_blocked.state import Changes, State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
 from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
@@ -52,6 +52,34 @@ def capture(
     for node in captured.nodes:
         if node.name in _SEE_MEMORY:
             raise CaptureError(f"{node.name} sees how memory lies")
+    captured.fixed_sizes |= not dynamic
+    return captured
+
+
+def capture_part(
+    module: nn.Module, args: tuple, kwargs: dict, path: str, *, dynamic: bool = True
+) -> Capture:
+    """The forward of a module among others, at `path` in their model. Raises CaptureError unless a
+    run tells all of it, and nobody could tell that it did not run: it sets nothing, its results are
+    memory of its own, and it reads no tensors but its arguments and weights."""
+    state = State(module)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            captured = _record(module, args, kwargs, new_results=True)
+        changes = state.changes()
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"it cannot be recorded: {error}") from error
+    finally:
+        state.restore()
+    if captured is None or changes or captured.lifted:
+        raise CaptureError("its results are not all that it does, or depend on more than arguments")
+    if any(node.name in _SEE_MEMORY for node in captured.nodes):
+        raise CaptureError("it sees how memory lies")
+    for node in captured.nodes:
+        node.module = f"{path}.{node.module}".strip(".")
     captured.fixed_sizes |= not dynamic
     return captured
 
@@ -94,19 +122,23 @@ def _are_plain(args: tuple, kwargs: dict) -> bool:
 def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     """What a run of the model calls; None if these ops are not all that it does.
 
-    A second run, on other values and with what the first has left in the model, must call the same:
-    tensors of unknown origin may come from the inputs' values, and attributes may count calls."""
+    A second run must call the same, with what the first has left in the model and elsewhere: it may
+    count calls. It is on other values, too, where tensors are of unknown origin, as these may come
+    from the inputs' values. Raises CaptureError for a model that computes from earlier calls."""
     if not _are_plain(args, kwargs):
         return None
     state = State(model)
     try:
         first = _record(model, args, kwargs)
         changes = state.changes()
-        if first is None:
-            return None
-        if not changes and not first.lifted:
-            return first
         others = pytree.tree_map_only(Tensor, _other_values, (args, kwargs))
+        if first is None:
+            state.restore()
+            if not _repeats(model, (args, kwargs), others):
+                raise CaptureError(_COMPUTES_FROM.format(_named(changes)))
+            return None
+        if not changes and not first.lifted and _calls_the_same(model, args, kwargs, first):
+            return first
         again = _record(model, *others)
         if again is not None and again.same_as(first):
             if changes.attributes:
@@ -120,11 +152,45 @@ def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
             settled = _settled(model, state, (args, kwargs), others, again)
             if settled and not difference(first.ran.results, settled.ran.results, _SETTLED):
                 return settled
-        if changes:
-            raise CaptureError(f"the forward changes {changes.first()} and computes from it")
-        return None
+        state.restore()
+        is_script = isinstance(model, torch.jit.ScriptModule)
+        if (changes and not is_script) or not _repeats(model, (args, kwargs), others):
+            raise CaptureError(_COMPUTES_FROM.format(_named(changes)))
+        # TorchScript writes a graph anew after its first runs: it calls other ops for the same.
+        return first if is_script else None
     finally:
         state.restore()
+
+
+_COMPUTES_FROM = "the forward changes {} and computes from it"
+
+
+def _named(changes: Changes) -> str:
+    return changes.first() if changes else "what no attribute holds"
+
+
+def _calls_the_same(model: nn.Module, args: tuple, kwargs: dict, first: Capture) -> bool:
+    """Whether another call does as the first did, by a run for its sizes only."""
+    try:
+        with _C.SizesOnly():
+            again = _record(model, args, kwargs)
+    except Exception:  # of a model that checks values, too
+        return False
+    return again is not None and again.same_as(first)
+
+
+def _repeats(model: nn.Module, example: tuple, others: tuple) -> bool:
+    """Whether two calls on the same inputs, with another between, have the same results: nothing is
+    computed from earlier calls. Random numbers of torch's are the same for each."""
+    results = []
+    for args, kwargs in (example, others, example):
+        args, kwargs = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
+        torch.manual_seed(0)
+        try:
+            results.append(pytree.tree_map_only(Tensor, _copied, model(*args, **kwargs)))
+        except Exception:  # it does not take the other values
+            results.append(None)
+    return results[0] is None or not difference(results[0], results[2], _SETTLED)
 
 
 # What is kept is what the first call computed, and nothing is rounded differently.
@@ -151,8 +217,13 @@ def _settled(
     return second
 
 
-def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
+def _record(
+    model: nn.Module, args: tuple, kwargs: dict, *, new_results: bool = False
+) -> Capture | None:
+    """One run of the model; None if its ops are not all that it does. new_results: raises
+    CaptureError if a result is memory of an argument, a weight or another result."""
     args, kwargs = pytree.tree_map_only(Tensor, torch.detach, (args, kwargs))  # each of its own
+    given = structure.flatten((args, kwargs))
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     metas = [(list(each.shape), each.dtype) for each in leaves]
     state = [*model.parameters(), *model.buffers()]
@@ -160,7 +231,8 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     recorder.start()
     try:
         paths = module_paths.known(), module_paths.from_here()
-        with Watch(recorder.ask) as watch, FreeQuestions(), paths[0], paths[1]:
+        watched = Watch(recorder.ask, recorder.is_constant, recorder.expose)
+        with watched as watch, FreeQuestions(), paths[0], paths[1]:
             results = model(*args, **kwargs)
         # Before what it wrote is put back: a result may be memory of an input.
         recorder.stop(WatchedTensor)
@@ -168,7 +240,11 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
     finally:
         recorder.stop(WatchedTensor)
         recorder.restore()
+    if not _are_same(given, structure.flatten((args, kwargs))):
+        raise CaptureError("the forward changes what its arguments hold")
     results, out_spec = structure.flatten(results)
+    if new_results and _share_memory(results, [*leaves, *state]):
+        raise CaptureError("a result is memory of something else")
     if watch.takes_data:
         raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
     if recorder.refusal() and recorder.wrote_state():
@@ -191,6 +267,23 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         fixed_sizes=watch.asks_strides or recorder.has_fixed_sizes(),
         out_spec=out_spec,
         ran=ran,
+    )
+
+
+def _are_same(before: tuple[list, object], now: tuple[list, object]) -> bool:
+    """Whether arguments hold what they held."""
+    return before[1] == now[1] and all(
+        a is b or (not isinstance(a, Tensor) and type(a) is type(b) and a == b)
+        for a, b in zip(before[0], now[0], strict=True)
+    )
+
+
+def _share_memory(results: list, others: list[Tensor]) -> bool:
+    made = [each for each in results if isinstance(each, Tensor)]
+    return any(
+        torch._C._is_alias_of(each, other)
+        for i, each in enumerate(made)
+        for other in (*made[:i], *others)
     )
 
 

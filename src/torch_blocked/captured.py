@@ -87,11 +87,16 @@ class Capture:
         """Whether an op rounds to steps that are further apart than floats."""
         return any(node.name == "aten::round" or "quantize_" in node.name for node in self.nodes)
 
+    def _kinds(self) -> list[tuple[int, torch.dtype]]:
+        return [(len(dims), dtype) for dims, dtype in self.input_metas]
+
     def same_as(self, other: Capture) -> bool:
-        """Whether it calls the same ops with the same numbers: parameters and buffers must be the
-        same tensors, constants that the forward makes have the same values."""
+        """Whether it calls the same ops with the same numbers, for inputs of the same kinds:
+        parameters and buffers must be the same tensors, constants that the forward makes have the
+        same values."""
         return (
-            self.nodes == other.nodes
+            self._kinds() == other._kinds()
+            and self.nodes == other.nodes
             and self.outputs == other.outputs
             and self.blocked == other.blocked
             and self.out_spec == other.out_spec

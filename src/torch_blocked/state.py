@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import enum
+import itertools
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
-_CONTAINERS = (dict, list, set)
+from torch_blocked import _C
+
+_TREES = (dict, list, tuple)
+# Where nn.Module itself keeps parameters, buffers and modules, which have paths of their own.
+_OF_TORCH = {"_parameters", "_buffers", "_modules"}
+# How many containers and objects a snapshot holds at most, and how many items one may have.
+_MOST, _MOST_ITEMS = 10_000, 10_000
+_PLAIN = (int, float, bool, str, type(None))
 
 
 class Changes:
@@ -26,41 +39,202 @@ class Changes:
 
 
 class State:
-    """A snapshot of a model: which objects its attributes and their containers hold, and the values
-    of its buffers (batch norm writes into them unseen). Parameters are not copied; writes to them
-    pass the dispatcher, and the recorder puts them back."""
+    """A snapshot of a model: what its attributes hold, and the containers and objects in these, and
+    the values of its buffers and of tensors in attributes (batch norm writes into buffers unseen);
+    attributes of scripts (csrc/graph/script_state.h). Parameters are not copied; writes to them
+    pass the dispatcher, and the recorder puts them back.
+
+    What lies elsewhere, as in closures and globals, only a second run tells of (capture.py)."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(each, _copied(each.__dict__)) for each in _python_modules(model)]
+        self._modules = [(each, dict(vars(each))) for each in _python_modules(model)]
+        self._held = list(itertools.islice(_held_by(self._modules), _MOST))
+        self._tensors = [
+            (name, each, each.detach().clone())
+            for name, each in _tensors_in(self._modules, self._held)
+        ]
         self._buffers = [
             (name, each, each.detach().clone())
             for name, each in model.named_buffers()
-            if each.layout == torch.strided and not each.is_meta
+            if _has_values(each)
         ]
+        self._scripts = [(each.original_name, _C.ScriptState(each._c)) for each in _scripts(model)]
 
     def changes(self) -> Changes:
         attributes = {
             f"{type(module).__name__}.{name}"
             for module, before in self._modules
-            for name in before.keys() | module.__dict__.keys()
-            if not _same(module.__dict__.get(name, self), before.get(name, self))
+            for name in before.keys() | vars(module).keys()
+            if not _same(vars(module).get(name, self), before.get(name, self))
             and not _is_derived(module, name)
         }
+        attributes |= {name for name, each, before in self._held if _content(each) != before}
+        attributes |= {name for name, now, before in self._tensors if not _equal(now, before)}
+        for name, script in self._scripts:
+            attributes |= {f"{name}.{each}" for each in script.changes()}
         buffers = {name for name, now, before in self._buffers if not _equal(now, before)}
         return Changes(attributes, buffers)
 
     def restore(self) -> None:
         """Puts all back."""
         for module, before in self._modules:
-            for name in module.__dict__.keys() - before.keys():
+            for name in vars(module).keys() - before.keys():
                 del module.__dict__[name]
-            for name, (value, content) in before.items():
-                module.__dict__[name] = value
-                if content is not None and not _same_content(value, content):
-                    _refill(value, content)
-        for _, now, values in self._buffers:
+            module.__dict__.update(before)
+        for _, each, content in self._held:
+            if _content(each) != content:
+                content.put_into(each)
+        for _, now, values in (*self._tensors, *self._buffers):
             if not _equal(now, values):
                 now.copy_(values)
+        for _, script in self._scripts:
+            script.restore()
+
+
+class _Content:
+    """What a container or an object held. Equal to another of the same items: the same objects, or
+    plain values that are equal."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Content) or len(self.items) != len(other.items):
+            return False
+        if isinstance(self.items, dict):
+            mine, its = self.items, other.items
+            return mine.keys() == its.keys() and all(_same(mine[key], its[key]) for key in its)
+        if isinstance(self.items, set):
+            return bool(self.items == other.items)
+        return all(map(_same, self.items, other.items))
+
+    def put_into(self, holder: Any) -> None:
+        if isinstance(holder, (list, collections.deque)):
+            holder.clear()
+            holder.extend(self.items)
+        elif isinstance(holder, (dict, set)):
+            holder.clear()
+            holder.update(self.items)
+        else:
+            for name in _content(holder).items.keys() - self.items.keys():
+                object.__delattr__(holder, name)
+            for name, value in self.items.items():
+                object.__setattr__(holder, name, value)
+
+
+_Attributes = list[tuple[nn.Module, dict[str, Any]]]
+_Held = tuple[str, Any, _Content]  # the name of the attribute, what holds, and what it held
+
+
+def _content(holder: Any) -> _Content:
+    if isinstance(holder, (list, collections.deque)):
+        return _Content(list(holder))
+    if isinstance(holder, (dict, set)):
+        return _Content(dict(holder) if isinstance(holder, dict) else set(holder))
+    slots = [
+        name for kind in type(holder).__mro__ for name in _names(vars(kind).get("__slots__", ()))
+    ]
+    items = {name: getattr(holder, name) for name in slots if hasattr(holder, name)}
+    items.pop("__dict__", None)
+    items.pop("__weakref__", None)
+    return _Content(items | getattr(holder, "__dict__", {}))
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is a container, or an object of a class of the program's own."""
+    if isinstance(value, (dict, list, set, collections.deque)):
+        return len(value) <= _MOST_ITEMS
+    others = (Tensor, nn.Module, type, types.ModuleType, enum.Enum)
+    if isinstance(value, others) or callable(value):
+        return False
+    package = type(value).__module__.partition(".")[0]
+    has_attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+    return has_attributes and package not in sys.stdlib_module_names | {"torch", "numpy"}
+
+
+def _held_by(
+    modules: list[tuple[nn.Module, dict[str, Any]]],
+) -> Iterator[tuple[str, Any, _Content]]:
+    """The containers and objects that attributes lead to, each once, by the attribute's name."""
+    seen: set[int] = set()
+    for module, attributes in modules:
+        for name, value in attributes.items():
+            left = [value]
+            while left:
+                each = left.pop()
+                if isinstance(each, tuple):
+                    left.extend(each)
+                elif id(each) not in seen and _holds(each):
+                    seen.add(id(each))
+                    content = _content(each)
+                    yield f"{type(module).__name__}.{name}", each, content
+                    items = content.items
+                    left.extend(items.values() if isinstance(items, dict) else items)
+
+
+def _tensors_in(modules: _Attributes, held: list[_Held]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in attributes and in what these lead to; parameters and buffers are others' part."""
+    seen: set[int] = set()
+    torchs = {
+        id(attributes[name]) for _, attributes in modules for name in _OF_TORCH & attributes.keys()
+    }
+    own = [
+        (f"{type(module).__name__}.{name}", value)
+        for module, attributes in modules
+        for name, value in attributes.items()
+    ]
+    inner = [
+        (name, value)
+        for name, each, content in held
+        if id(each) not in torchs
+        for value in (content.items.values() if isinstance(content.items, dict) else content.items)
+    ]
+    for name, value in (*own, *inner):
+        for each in value if isinstance(value, tuple) else (value,):
+            is_own = isinstance(each, Tensor) and not isinstance(each, nn.Parameter)
+            if is_own and id(each) not in seen and type(each) is Tensor and _has_values(each):
+                seen.add(id(each))
+                yield name, each
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def _scripts(model: nn.Module) -> list[torch.jit.ScriptModule]:
+    """Those that no other contains."""
+    scripts = [each for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]
+    inner = {id(part) for each in scripts for part in list(each.modules())[1:]}
+    return [each for each in scripts if id(each) not in inner]
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by their paths, then what attributes of modules hold: tensors, and
+    lists, tuples and dicts of these."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in _OF_TORCH:
+                continue
+            for leaf in pytree.tree_leaves(value) if isinstance(value, _TREES) else [value]:
+                if isinstance(leaf, Tensor):
+                    yield f"{path}.{name}".removeprefix("."), leaf
+
+
+def check_devices(op: str, model: nn.Module) -> None:
+    """Raises TypeError where a tensor of the model is not in the memory of the CPU."""
+    for name, tensor in named_tensors(model):
+        if tensor.device.type != "cpu":
+            meta = "it has no values: load the weights into a model on the CPU"
+            raise TypeError(
+                f"torch_blocked::{op}: expected a model in the memory of the CPU, got {name} on "
+                f"{tensor.device}; {meta if tensor.is_meta else 'move it by model.cpu()'}"
+            )
 
 
 @contextmanager
@@ -78,37 +252,14 @@ def _python_modules(model: nn.Module) -> list[nn.Module]:
     return [each for each in model.modules() if not isinstance(each, kinds)]
 
 
-def _copied(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each value, and what it holds if it is a container."""
-    return {
-        name: (value, value.copy() if isinstance(value, _CONTAINERS) else None)
-        for name, value in attributes.items()
-    }
-
-
 def _same(now: Any, before: Any) -> bool:
-    if not isinstance(before, tuple):
-        return False  # new or gone
-    value, content = before
-    if now is value:
-        return content is None or _same_content(now, content)
-    plain = (int, float, bool, str, tuple, type(None))
-    return type(now) is type(value) and isinstance(now, plain) and now == value
-
-
-def _same_content(now: Any, before: Any) -> bool:
-    if len(now) != len(before):
+    if now is before:
+        return True
+    if type(now) is not type(before):
         return False
-    if isinstance(now, dict):
-        return all(key in before and before[key] is value for key, value in now.items())
-    if isinstance(now, set):
-        return bool(now == before)
-    return all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    container.extend(content) if isinstance(container, list) else container.update(content)
+    if isinstance(now, tuple):
+        return len(now) == len(before) and all(map(_same, now, before))
+    return isinstance(now, _PLAIN) and now == before
 
 
 def _equal(now: Tensor, before: Tensor) -> bool:
@@ -124,3 +275,8 @@ def _is_derived(module: nn.Module, name: str) -> bool:
         getattr(hook, "name", None) == name and type(hook).__module__.startswith("torch.")
         for hook in module._forward_pre_hooks.values()
     )
+
+
+def version_of(tensor: Tensor) -> int:
+    """Counts writes. Of a tensor that was made under torch.inference_mode() nobody counts them."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -23,10 +24,17 @@ _current = threading.local()
 
 
 class Watch:
-    """What Python asked of watched tensors. ask(tensor, what, answer) hears of sizes."""
+    """What Python asked of tensors. ask(tensor, what, answer) hears of sizes of watched ones;
+    is_constant(tensor) of a look at values, and says whether they are the same for all inputs;
+    expose(tensor) of an array that shows its memory."""
 
-    def __init__(self, ask: Callable[[Tensor, int, list[int]], None]) -> None:
-        self.ask = ask
+    def __init__(
+        self,
+        ask: Callable[[Tensor, int, list[int]], None],
+        is_constant: Callable[[Tensor], bool],
+        expose: Callable[[Tensor], None],
+    ) -> None:
+        self.ask, self.is_constant, self.expose = ask, is_constant, expose
         self.reads_values = False
         self.takes_data = False
         self.asks_strides = False
@@ -100,8 +108,8 @@ def _bytes(self: Tensor) -> int:
 
 # What tells of strides or values, by name: methods and properties.
 _STRIDES = ("stride", "is_contiguous", "storage_offset", "dim_order", "is_set_to")
-_VALUES = ("numpy", "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage")
-_VALUES += ("__array__", "__dlpack__", "apply_", "map_", "share_memory_", "resize_", "set_")
+_VALUES = ("data_ptr", "untyped_storage", "storage", "_typed_storage")
+_VALUES += ("__dlpack__", "apply_", "map_", "share_memory_", "resize_", "set_")
 
 
 def _noting(name: str, field: str) -> Callable:
@@ -115,6 +123,35 @@ def _noting(name: str, field: str) -> Callable:
 
     method.__name__ = name
     return method
+
+
+def _read(tensor: Tensor) -> None:
+    """Notes a look at values that no op tells of."""
+    watch = _watch()
+    if watch is not None and tensor.layout == torch.strided and not watch.is_constant(tensor):
+        watch.reads_values = True
+
+
+def _list(self: Tensor) -> Any:
+    _read(self)
+    with torch._C.DisableTorchFunction():
+        return Tensor.tolist(self)
+
+
+def _array(self: Tensor, *args, **kwargs) -> Any:
+    """Of a constant, one that nobody may write: the record would not tell."""
+    _read(self)
+    array = Tensor.numpy(self, *args, **kwargs)
+    watch = _watch()
+    if watch is not None and not watch.reads_values:
+        watch.expose(self)
+        array.flags.writeable = False
+    return array
+
+
+def _format(self: Tensor, spec: str) -> str:
+    """As of a Tensor, whose method asks for the class itself."""
+    return format(self.item(), spec) if not _sizes(self) else object.__format__(self, spec)
 
 
 def _get_data(self: Tensor) -> Tensor:
@@ -144,6 +181,9 @@ class WatchedTensor(Tensor):
     dim = ndimension = _rank
     numel = nelement = _elements
     __len__ = _length
+    tolist = _list
+    numpy = _array
+    __format__ = _format
 
 
 for _name in _STRIDES:
@@ -162,6 +202,8 @@ _FREE: dict[Callable, Callable] = {
     Tensor.ndim.__get__: _rank,
     Tensor.__len__: _length,
 }
+# Functions that look at the values of tensors that are no watched ones: those of the model.
+_READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 # Functions that ask for sizes to fill in what is None, which we can see beforehand.
 _FILLING = {
     F.adaptive_avg_pool2d,
@@ -224,6 +266,8 @@ class FreeQuestions(TorchFunctionMode):
         asks = _FREE.get(func)
         if asks is not None and args and isinstance(args[0], WatchedTensor):
             return asks(*args, **kwargs)
+        if func in _READING and type(args[0]) in (Tensor, nn.Parameter):
+            _read(args[0])
         if func in _INDEXING and isinstance(args[0], WatchedTensor):
             _note_whole_slices(*args[:2])
         idle = func in _FILLING and len(args) > 1 and _is_filled(args[1])

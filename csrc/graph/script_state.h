@@ -1,0 +1,41 @@
+// What a TorchScript module keeps between calls: attributes, which Python does not see.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <vector>
+
+namespace torch_blocked::graph {
+
+// A value as it was: the value itself, the values of a tensor's memory, and what a list, a tuple, a
+// dict (keys and values in turn) or an object (its slots) held.
+struct HeldValue {
+  c10::IValue value;
+  at::Tensor memory = {};
+  std::vector<HeldValue> items = {};
+};
+
+// A snapshot of a module's attributes and of those of the modules and objects in it. Parameters are
+// left out.
+class ScriptState {
+ public:
+  explicit ScriptState(const c10::IValue& module);
+  // Names of the attributes that hold something else now, "part.calls".
+  std::vector<std::string> changes() const;
+  // Puts all back.
+  void restore() const;
+
+ private:
+  struct Slot {
+    std::string name;
+    c10::intrusive_ptr<c10::ivalue::Object> object;
+    std::size_t place;
+    HeldValue before;
+  };
+  void add(const c10::intrusive_ptr<c10::ivalue::Object>& object, const std::string& prefix);
+
+  std::vector<Slot> slots_;
+};
+
+}  // namespace torch_blocked::graph
