@@ -115,3 +115,21 @@ def test_where_channels_last_is_lost():
     assert torch_blocked.channels_last_losses(model, x) == []
     with pytest.raises(ValueError, match="expected an input in channels-last, got none"):
         torch_blocked.channels_last_losses(model, x.contiguous())
+
+
+def test_an_optimized_model_is_refused_its_reorders_and_runs_on():
+    """The model itself, which would run without them, does not take its place."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3), torch.nn.ReLU()).eval()
+    x = torch.randn(1, 16, 20, 20)
+    with torch.no_grad():
+        fast = torch_blocked.optimize(net, x, tune=False)
+        reorders = fast.plan().count("\nreorder ")
+        for _ in range(2):
+            if reorders:
+                with (
+                    torch_blocked.strict(reorders=0),
+                    pytest.raises(NotImplementedError, match="no more reorders"),
+                ):
+                    fast(x)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    assert fast.choice == "blocked" and reorders in (0, 2)

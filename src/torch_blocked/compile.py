@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked import _C, module_paths, structure
+from torch_blocked.calls import checked_inputs, refuse_tracing
 from torch_blocked.captured import CaptureError
 from torch_blocked.optimized_module import (
     OptimizedModule,
     Tune,
     check_dtype,
     check_tune,
-    checked_inputs,
-    refuse_tracing,
+)
+from torch_blocked.refusals import (
+    refuse_conversion,
+    refuse_in_parts,
+    refuse_state_dict,
     refuse_training,
 )
+from torch_blocked.state import unchanged, version_of
+from torch_blocked.submodules import Submodules
 
 
 @dataclass(frozen=True)
@@ -83,19 +90,34 @@ class _Located(fx.Interpreter):
 
 
 class OptimizedParts(nn.Module):
-    """A model that no single graph describes: Python decides on values, say. torch.compile cuts it
-    there, and each part is optimized when it first runs."""
+    """A model that no single graph describes: Python decides on values, say. Where some of its
+    modules hold most of it and can be captured, these are optimized (submodules.py). Else
+    torch.compile cuts the model, and each part is optimized when it first runs."""
 
     _model: nn.Module
-    _compiled: Callable[..., Any]
+    _submodules: Submodules | None
+    _compiled: Callable[..., Any] | None
 
-    def __init__(self, model: nn.Module, reason: str, *, tune: Tune = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        reason: str,
+        *,
+        tune: Tune = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._reason, self._compiles = reason, True
+        if isinstance(model, torch.jit.ScriptModule):  # torch.compile takes none
+            self._run_itself()
         self._parts: list[OptimizedModule] = []
-        compiler = functools.partial(backend, options={"tune": tune}, parts=self._parts)
-        object.__setattr__(self, "_compiled", torch.compile(model, backend=compiler))
+        self._paths: list[str] = []
+        self._settings: dict[str, Any] = {"tune": tune, "dtype": dtype}
+        make = functools.partial(OptimizedModule, **self._settings)
+        self._submodules, self._is_settled = Submodules(model, make), False
+        object.__setattr__(self, "_compiled", None)
+        self._lock = threading.RLock()
         super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,20 +130,50 @@ class OptimizedParts(nn.Module):
             # torch.compile takes an array of numpy for a tensor; what the model says counts.
             compiles = not any(type(each).__module__ == "numpy" for each in leaves)
         with torch.no_grad():
-            if compiles:
-                try:
-                    return self._compiled(*args, **kwargs)
-                except torch._dynamo.exc.TorchDynamoException as error:
-                    result = self._model(*args, **kwargs)  # what it refuses, it says best
-                    self._give_up(error)
-                    return result
-            return self._model(*args, **kwargs)
+            if not compiles:
+                return self._model(*args, **kwargs)
+            self.settle(*args, **kwargs)
+            if self._submodules is not None:
+                return self._submodules(*args, **kwargs)
+            return self._by_dynamo(*args, **kwargs)
+
+    def settle(self, *args: Any, **kwargs: Any) -> None:
+        """Decides, the first time, which way the model is taken apart, by a run of it for these
+        arguments that leaves it as it was. Raises what the model raises."""
+        with self._lock:
+            if self._is_settled or self._submodules is None:
+                return
+            with torch.no_grad(), unchanged(self._model), torch.random.fork_rng(devices=[]):
+                self._submodules(*args, **kwargs)
+            if not self._compiles:
+                self._submodules = None
+            elif self._submodules.are_worth_it():
+                self._paths, self._parts = map(list, zip(*self._submodules.parts(), strict=True))
+            else:
+                self._submodules = None
+                compiler = functools.partial(backend, options=self._settings, parts=self._parts)
+                compiled = torch.compile(self._model, backend=compiler)
+                object.__setattr__(self, "_compiled", compiled)
+            self._is_settled = True
+
+    def _by_dynamo(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._compiled is not None
+        try:
+            return self._compiled(*args, **kwargs)
+        except Exception as error:
+            result = self._model(*args, **kwargs)  # what it refuses, it says best
+            self._give_up(error)
+            return result
 
     def _give_up(self, error: Exception) -> None:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        self._reason = f"torch.compile cannot trace it: {reason}"
+        self._run_itself()
+
+    def _run_itself(self) -> None:
         self._compiles = False
-        self._reason = f"torch.compile cannot trace it: {str(error).strip().splitlines()[0]}"
         warnings.warn(
-            f"torch_blocked::optimize: the model itself runs, because {self._reason}", stacklevel=4
+            f"torch_blocked::optimize: the model itself runs, because {self._reason}", stacklevel=5
         )
 
     def train(self, mode: bool = True) -> OptimizedParts:
@@ -130,19 +182,54 @@ class OptimizedParts(nn.Module):
             refuse_training()
         return self
 
+    @property
+    def choice(self) -> str:
+        """What runs: "parts", or "model" where torch.compile cannot trace it either."""
+        return "parts" if self._compiles else "model"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not captured whole."""
+        return self._reason
+
+    def steps(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises ValueError: each part has steps of its own, which plan() shows."""
+        refuse_in_parts(self._reason, "plan() shows these", ValueError)
+
+    def release(self) -> NoReturn:
+        """Raises ValueError: the model's own code runs between the parts, on its weights."""
+        refuse_in_parts(self._reason, "there is nothing to release", ValueError)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError: it has no parameters of its own."""
+        refuse_state_dict()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError, as state_dict()."""
+        refuse_state_dict()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedParts:
+        """Only what changes nothing. Raises NotImplementedError for other types and devices."""
+        refuse_conversion(fn)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raises NotImplementedError, as save()."""
+        refuse_in_parts(self._reason, "copy the model", NotImplementedError)
+
     def plan(self) -> str:
         """The reason, and the plans of the parts that have run, in the order they first did."""
         if not self._compiles:
             return f"runs: the model itself, because {self._reason}"
         title = f"runs in {len(self._parts)} parts, because {self._reason}"
-        return "\n\n".join([title, *(part.plan() for part in self._parts)])
+        plans = [part.plan() for part in self._parts]
+        if self._paths:
+            plans = [f"{path}\n{plan}" for path, plan in zip(self._paths, plans, strict=True)]
+        return "\n\n".join([title, *plans])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises NotImplementedError: Python code lies between the parts."""
-        raise NotImplementedError(
-            f"torch_blocked::optimize: expected a model that is captured whole, got one in parts "
-            f"({self._reason}); save the model"
-        )
+        refuse_in_parts(self._reason, "save the model", NotImplementedError)
 
 
 def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
@@ -197,7 +284,6 @@ def backend(
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(
             _WithParameters(graph, parameters, len(args), place).eval(),
-            functools.partial(OptimizedParts, tune=tune),
             tune=tune,
             dtype=dtype,
         )
@@ -205,6 +291,10 @@ def backend(
             optimized._prepare(inputs, {})
         except CaptureError:
             return None
+        except TypeError:
+            if parts is None:
+                raise
+            return None  # a tensor that the model made itself: the graph takes it
         return optimized
 
     def run(*args: Any) -> Any:
@@ -214,7 +304,7 @@ def backend(
         )
         if needs_gradient or refused:
             return graph(*args)
-        now = tuple((args[i].data_ptr(), args[i]._version) for i in sorted(bound))
+        now = tuple((args[i].data_ptr(), version_of(args[i])) for i in sorted(bound))
         if optimized is None or now != versions:
             optimized, versions = build(args), now
             if optimized is None:

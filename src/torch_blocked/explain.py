@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
+from torch_blocked.arguments import check_model, checked_example
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.environment import env
 from torch_blocked.explain_eager import eager
@@ -24,7 +25,7 @@ from torch_blocked.explain_layers import (
     split_reason,
 )
 from torch_blocked.optimize import optimize
-from torch_blocked.optimized_module import OptimizedModule, Tune, _InParts
+from torch_blocked.optimized_module import OptimizedModule, Tune, _Instead
 from torch_blocked.progress import Bar
 
 _DATA = "/*DATA*/null"
@@ -91,14 +92,16 @@ def explain(
     tune: as for optimize(), and measure the implementations that did not run, too; False: only why
     they cannot.
     Raises what optimize() raises."""
-    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    kwargs = example_kwargs or {}
+    check_model("explain", model)
+    is_optimized = isinstance(model, OptimizedModule | OptimizedParts)
+    if is_optimized and example_inputs == () and not example_kwargs:
+        args, kwargs = getattr(model, "_example", ((), {}))
+    else:
+        args, kwargs = checked_example("explain", model, example_inputs, example_kwargs)
     with Bar("torch_blocked: explaining", 4) as bar:
         if isinstance(model, OptimizedModule | OptimizedParts):
             optimized: nn.Module = model
             original = model._model
-            if not args and not kwargs:
-                args, kwargs = getattr(model, "_example", ((), {}))
         else:
             optimized = optimize(model, args, example_kwargs=kwargs, tune=tune)
             original = model
@@ -119,10 +122,12 @@ def planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if isinstance(model, OptimizedParts):
         return _of_parts(model, args, kwargs)
     assert isinstance(model, OptimizedModule)
-    call = model._call(args, kwargs)
-    form = model._find(call)
-    if isinstance(form, _InParts):
-        return planned(model._parts_for(form), args, kwargs)
+    form, call = model._form_for(args, kwargs)
+    if isinstance(form, _Instead):
+        parts = model._parts_for(form)
+        if parts is None:
+            return Run([], f"the model itself runs, because {form.reason}")
+        return planned(parts, args, kwargs)
     run = Run(_layers(form.compiled, call.inputs))
     run.count_reorders()
     if model.choice != "blocked":

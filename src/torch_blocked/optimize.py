@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
+from torch_blocked.arguments import check_flag, check_model, check_no_autocast, checked_example
+from torch_blocked.calls import dense, named
 from torch_blocked.captured import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import (
@@ -26,8 +28,6 @@ from torch_blocked.optimized_module import (
     Tune,
     check_dtype,
     check_tune,
-    dense,
-    named,
 )
 from torch_blocked.state import unchanged
 from torch_blocked.verify import (
@@ -69,13 +69,9 @@ def optimize(
     differ, the model itself runs on, and a warning says which step differs first.
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
     Raises ValueError if the model is in training mode, TypeError for what is no module and for
-    other example inputs, NotImplementedError for a dtype that the CPU lacks, and what the model
-    raises for the example."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"torch_blocked::optimize: expected a torch.nn.Module, got {type(model).__name__}; "
-            "call it in the forward of one"
-        )
+    other example inputs, NotImplementedError for a dtype that the CPU lacks, RuntimeError within
+    torch.autocast, and what the model raises for the example."""
+    check_model("optimize", model)
     if getattr(model, "training", False) and not _is_exported(model):  # a frozen script has none
         raise ValueError(
             "torch_blocked::optimize: expected a model in evaluation mode, got training mode; "
@@ -83,13 +79,10 @@ def optimize(
         )
     check_dtype(dtype)
     check_tune(tune)
-    if not isinstance(example_inputs, Tensor | tuple):
-        raise TypeError(
-            "torch_blocked::optimize: expected example_inputs as a tensor or a tuple of arguments, "
-            f"got {type(example_inputs).__name__}; put the model's arguments into a tuple"
-        )
-    args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    kwargs = example_kwargs or {}
+    check_flag("optimize", "dynamic", dynamic)
+    check_flag("optimize", "verify", verify)
+    check_no_autocast("optimize")
+    args, kwargs = checked_example("optimize", model, example_inputs, example_kwargs)
     _warn_of_hooks(model)
     with torch.random.fork_rng(devices=[]):
         optimized = _optimized(model, args, kwargs, dynamic, tune, dtype, verify)
@@ -106,29 +99,44 @@ def _optimized(
     dtype: torch.dtype | None,
     verify: bool,
 ) -> nn.Module:
-    parts = functools.partial(OptimizedParts, tune=tune)
+    parts = functools.partial(OptimizedParts, tune=tune, dtype=dtype)
     optimized = OptimizedModule(model, parts, dynamic=dynamic, tune=tune, dtype=dtype)
     try:
         optimized._prepare(args, kwargs)
     except CaptureError as error:
-        if dtype is not None:
-            raise
-        with torch.no_grad(), unchanged(model):
-            model(*args, **kwargs)  # what the model itself refuses, it says best
-        return parts(model, str(error))
+        in_parts = parts(model, str(error))
+        in_parts.settle(*args, **kwargs)  # what the model itself refuses, it says best
+        return in_parts
+    try:
+        if optimized.choice == "blocked":
+            _check(optimized, args, kwargs, tune, verify)
+    except Warning:  # where the program makes errors of them
+        raise
+    except Exception as error:
+        optimized._give_up(error)
+    return optimized
+
+
+def _check(
+    optimized: OptimizedModule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tune: Tune,
+    verify: bool,
+) -> None:
+    """Compares with the model and times against it, unless that was done before."""
     keys = optimized.keys()
     if optimized.was_compared(keys):
         optimized._ran = None
-        return optimized
+        return
     warm = _verify(optimized) if verify else None
     optimized._ran = None
     run_own = functools.partial(_seconds, optimized, args, kwargs)
     if optimized.choice == "blocked" and tune and not (warm and warm.is_clear(run_own)):
-        if _is_slower(optimized, model, args, kwargs, warm=warm):
+        if _is_slower(optimized, optimized._model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
     if verify and optimized.choice == "blocked":
         optimized.note_compared(keys)
-    return optimized
 
 
 # Two rounds in which one takes so many times as long as the other tell as much as seven.

@@ -11,22 +11,29 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import IO, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, progress, remembered, structure
-from torch_blocked.capture import capture, capture_sizes
-from torch_blocked.captured import VALUE, Capture, CaptureError, Node, Ran
+from torch_blocked import _C, progress, remembered, saved, structure
+from torch_blocked.arguments import checked_dtype, name_of
+from torch_blocked.calls import Call, call_of, dense, named, refuse_tracing
+from torch_blocked.capture import capture, capture_part, capture_sizes
+from torch_blocked.captured import VALUE, Capture, CaptureError, Ran
 from torch_blocked.environment import cpu_name, measured_with, tuning_file
-from torch_blocked.shadow import DenseView
-from torch_blocked.state import unchanged
+from torch_blocked.refusals import (
+    is_asked_for,
+    refuse_conversion,
+    refuse_in_parts,
+    refuse_state_dict,
+    refuse_training,
+)
+from torch_blocked.state import check_devices
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.text_table import columns
-from torch_blocked.watched import WatchedTensor
 
 # How many captures are kept, and of how many inputs it is known which capture serves them.
 _FORMS, _SERVED = 8, 4096
@@ -35,22 +42,6 @@ _FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
 
 # What is timed: what estimates leave open, nothing, or all that could run.
 Tune = bool | Literal["full"]
-
-
-@dataclass
-class _Call:
-    """The arguments of a call. A capture holds for their structure and for what is no tensor."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
-    constants: tuple[Any, ...]
-    spec: Any
-    inputs: _C.Inputs
-
-    @property
-    def signature(self) -> tuple[Any, Any]:
-        return self.spec, self.constants
 
 
 @dataclass
@@ -63,10 +54,18 @@ class _Form:
 
 
 @dataclass
-class _InParts:
-    """In place of a form where there is no capture: the model runs in parts, for `reason`."""
+class _Instead:
+    """In place of a form where there is none: the model runs in parts, or itself, for `reason`."""
 
     reason: str
+    in_parts: bool = True
+
+    def how(self) -> str:
+        return "in parts" if self.in_parts else "as it is"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class OptimizedModule(nn.Module):
@@ -88,22 +87,25 @@ class OptimizedModule(nn.Module):
         tune: Tune = True,
         dtype: torch.dtype | None = None,
         times: dict[str, tuple[str, float]] | None = None,
+        path: str | None = None,
     ) -> None:
         """in_parts: called with the model and a reason, makes what runs where there can be no
-        capture; None without a model, as from load()."""
+        capture; None: the model itself. path: of a module that is optimized as a part of a larger
+        model, in that."""
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
-        self._in_parts = in_parts
+        self._in_parts, self._path = in_parts, path
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._times = times or {}
         self._weights = _C.Weights()
         self._converted: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._forms: list[_Form] = []
-        self._served: OrderedDict[tuple[Any, ...], _Form | _InParts] = OrderedDict()
+        self._served: OrderedDict[tuple[Any, ...], _Form | _Instead] = OrderedDict()
         self._direct = _C.DirectCalls()  # those of _served that need nothing of what follows
         self._lock = threading.RLock()
         self._released = False
         self._parts: nn.Module | None = None
+        self._told = False  # that the model runs in parts or itself for some inputs
         self._ran: Ran | None = None  # by the model for the example, when it was captured
         self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._example_key = ""  # made before its capture, which leaves the model as it was
@@ -114,36 +116,63 @@ class OptimizedModule(nn.Module):
         """As the model's. Raises what the model raises for arguments that it does not take, and
         TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
         if self.choice == "blocked" and not kwargs:
-            result = self._direct(args)
-            if result is not None:
-                return result
+            try:
+                if (result := self._direct(args)) is not None:
+                    return result
+            except Exception:  # it will fail again below, where something else runs then
+                self._direct.clear()
         if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
                 return self._model(*args, **kwargs)
         refuse_tracing()
         call = self._call(args, kwargs)
-        form = self._served.get((call.signature, call.inputs.key))
-        if form is None:
-            form = self._find(call)
-        if isinstance(form, _InParts):
-            return self._parts_for(form)(*args, **kwargs)
-        if form.captured.is_one_tensor() and isinstance(call.spec, int) and self._dtype is None:
-            self._direct.add(args, form.compiled)
-        by_ops = self.choice == "dense" or _C.Recorder.is_running()
-        results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
-        return self._results(form.captured, results)
+        try:
+            form = self._served.get((call.signature, call.inputs.key)) or self._find(call)
+            if isinstance(form, _Form):
+                return self._run(form, call)
+        except Exception as error:
+            form = self._without_plan(call, error)
+        return self._run_instead(form, call)
 
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # it is compiled already
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        spec: Any
-        if kwargs or not all(isinstance(each, Tensor) for each in args):
-            leaves, spec = structure.flatten((args, kwargs))
-        else:
-            leaves, spec = list(args), len(args)
-        constants = tuple((type(each), each) for each in leaves if not isinstance(each, Tensor))
-        inputs = checked_inputs(leaves, self._dtype)
-        return _Call(args, kwargs, leaves, _hashable(constants), spec, inputs)
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return call_of(args, kwargs, self._dtype)
+
+    def _run(self, form: _Form, call: Call) -> Any:
+        by_ops = self.choice == "dense" or _C.Recorder.is_running()
+        results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
+        if form.captured.is_one_tensor() and isinstance(call.spec, int) and self._dtype is None:
+            self._direct.add(call.args, form.compiled)
+        return self._results(form.captured, results)
+
+    def _without_plan(self, call: Call, error: Exception) -> _Instead:
+        """What runs for a call for which nothing of ours did: the model itself, unless the error is
+        one that was promised: of inputs without a model, of weights that have changed, or of what
+        the user has forbidden."""
+        if self._model is None or is_asked_for(error):
+            raise error
+        self._check_weights()
+        return _Instead(f"{type(error).__name__}: {_first_line(error)}", in_parts=False)
+
+    def _check_weights(self) -> None:
+        """Raises ValueError if the model has others than when it was captured."""
+        self._weights.check_unchanged(
+            [each for form in self._forms for each in form.captured.constants.values()]
+        )
+
+    def _run_instead(self, instead: _Instead, call: Call) -> Any:
+        with torch.no_grad():
+            results = (self._parts_for(instead) or self._model)(*call.args, **call.kwargs)
+        self._serve(call, instead)  # the model has taken the inputs
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"torch_blocked::optimize: the model runs {instead.how()} for "
+                f"{named(call.inputs.metas, call.signature)}, because {instead.reason}",
+                stacklevel=5,
+            )
+        return results
 
     def _results(self, captured: Capture, results: list[Tensor]) -> Any:
         values = iter(results)
@@ -157,24 +186,25 @@ class OptimizedModule(nn.Module):
             outputs[place] = BlockedTensor(outputs[place], channels)
         return structure.unflatten(outputs, captured.out_spec)
 
-    def _find(self, call: _Call) -> _Form | _InParts:
+    def _find(self, call: Call) -> _Form | _Instead:
         """The form for a call like none before: one that was shown to hold for it, or a new one."""
         with self._lock:
-            form: _Form | _InParts = next(
-                (
-                    each
-                    for each in self._forms
-                    if each.signature == call.signature and each.compiled.covers(call.inputs)
-                ),
-                None,
-            ) or self._captured(call)
+            for form in self._forms:
+                if form.signature == call.signature and form.compiled.covers(call.inputs):
+                    return self._serve(call, form)
+            found = self._captured(call)
+            return self._serve(call, found) if isinstance(found, _Form) else found
+
+    def _serve(self, call: Call, form: _Form | _Instead) -> _Form | _Instead:
+        """Notes what serves calls like this one."""
+        with self._lock:
             self._served[call.signature, call.inputs.key] = form
             if len(self._served) > _SERVED:
                 self._served.popitem(last=False)
                 self._direct.clear()
-            return form
+        return form
 
-    def _captured(self, call: _Call) -> _Form | _InParts:
+    def _captured(self, call: Call) -> _Form | _Instead:
         if self._model is None:
             known = [named(form.captured.input_metas, form.signature) for form in self._forms]
             raise ValueError(
@@ -182,19 +212,28 @@ class OptimizedModule(nn.Module):
                 f"({'; '.join(known)}), got {named(call.inputs.metas, call.signature)}; optimize "
                 "the model for them"
             )
-        with torch.random.fork_rng(devices=[]):  # the numbers that it draws are the call's
+        check_devices("optimize", self._model)
+        # The numbers that it draws are the call's, and the types the model's.
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
             try:
-                captured = self._remembered(call) or capture(
-                    self._model, call.args, call.kwargs, dynamic=self._dynamic
-                )
+                captured = self._remembered(call) or self._capture(call)
+                form = self._form_of(captured, call)
             except CaptureError as error:
-                if not self._forms or self._dtype is not None:
+                if not self._forms:
                     raise
-                with torch.no_grad(), unchanged(self._model):
-                    self._model(*call.args, **call.kwargs)  # what it refuses, it says best
-                return _InParts(str(error))
+                return _Instead(_first_line(error), in_parts=self._in_parts is not None)
         if captured.notice:
-            warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=4)
+            warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=5)
+        return form
+
+    def _capture(self, call: Call) -> Capture:
+        model, args, kwargs = self._model, call.args, call.kwargs
+        if self._path is not None:
+            return capture_part(model, args, kwargs, self._path, dynamic=self._dynamic)
+        return capture(model, args, kwargs, dynamic=self._dynamic)
+
+    def _form_of(self, captured: Capture, call: Call) -> _Form:
+        """One that was there, if the run has recorded the same, or a new one."""
         for form in self._forms:
             same = form.signature == call.signature and captured.same_as(form.captured)
             if same and form.compiled.add_covered(call.inputs):
@@ -206,8 +245,10 @@ class OptimizedModule(nn.Module):
     def _compared(self) -> remembered.Compared:
         return remembered.Compared()
 
-    def _remembered(self, call: _Call) -> Capture | None:
+    def _remembered(self, call: Call) -> Capture | None:
         """The capture for a call, if a run without values tells that it was compared before."""
+        if self._path is not None:
+            return None
         key = self._key_of(call)
         if not self._forms:
             self._example_key = key
@@ -218,7 +259,7 @@ class OptimizedModule(nn.Module):
             return captured
         return None
 
-    def _key_of(self, call: _Call) -> str:
+    def _key_of(self, call: Call) -> str:
         settings = self._dtype, self._tune, self._dynamic
         return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
 
@@ -238,11 +279,14 @@ class OptimizedModule(nn.Module):
     def note_compared(self, keys: list[str]) -> None:
         self._compared.note(*keys)
 
-    def _parts_for(self, form: _InParts) -> Any:
-        """The model in parts, for inputs for which it cannot be captured whole."""
+    def _parts_for(self, instead: _Instead) -> Any:
+        """The model in parts, for inputs for which it cannot be captured whole; None if it runs
+        itself."""
+        if not instead.in_parts:
+            return None
         with self._lock:
             if self._parts is None and self._in_parts is not None:
-                self._parts = self._in_parts(self._model, form.reason)
+                self._parts = self._in_parts(self._model, instead.reason)
             return self._parts
 
     def _add(self, signature: tuple[Any, Any], captured: Capture) -> _Form:
@@ -253,14 +297,15 @@ class OptimizedModule(nn.Module):
         for form in self._forms:
             times |= form.compiled.times()
         computed = captured if self._dtype is None else self._converted_from(captured)
-        compiled = _C.Compiled(
-            computed, self._tune, str(path), times, self._weights, progress.tuning
-        )
         try:
+            compiled = _C.Compiled(
+                computed, self._tune, str(path), times, self._weights, progress.tuning
+            )
             compiled.check_sizes()
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise CaptureError(f"sizes depend on values: {reason[0]}") from error
+            if is_asked_for(error):
+                raise
+            raise CaptureError(f"sizes depend on values: {_first_line(error)}") from error
         self._ran, captured.ran = None if self._forms else captured.ran, None
         form = _Form(signature, captured, compiled)
         self._forms.append(form)
@@ -301,8 +346,26 @@ class OptimizedModule(nn.Module):
         self._example = example
         call = self._call(args, kwargs)
         form = self._find(call)
-        if isinstance(form, _Form):  # the first call either has one or raises CaptureError
+        if not isinstance(form, _Form):  # the first call either has one or raises CaptureError
+            return
+        try:
             form.compiled.prepare(call.inputs)
+        except Exception as error:
+            if self._model is None:
+                raise
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The model itself runs from now on, because something of ours failed. Raises errors that
+        the user has asked for."""
+        if is_asked_for(error):
+            raise error
+        self._choose("model", f"ours failed: {type(error).__name__}: {_first_line(error)}")
+        warnings.warn(
+            f"torch_blocked::optimize: the model itself runs, because {self.reason}. Please report "
+            "this with the model, it is a defect of torch_blocked",
+            stacklevel=5,
+        )
 
     def _choose(self, choice: str, reason: str) -> None:
         self.choice, self.reason = choice, reason
@@ -318,50 +381,41 @@ class OptimizedModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedModule:
         """Only what changes nothing. Raises NotImplementedError for other types and devices."""
-        probe = fn(torch.zeros(1))
-        if probe.dtype != torch.float32 or probe.device.type != "cpu":
-            raise NotImplementedError(
-                f"torch_blocked::optimize: expected float32 on the CPU, got {probe.dtype} on "
-                f"{probe.device}; convert the model and optimize it again"
-            )
+        refuse_conversion(fn)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError: the weights are folded and packed."""
-        raise NotImplementedError(
-            "torch_blocked::state_dict: expected a model with parameters, got an optimized one, "
-            "whose weights are folded and packed; use the model's state_dict(), or save(path)"
-        )
+        refuse_state_dict()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError, as state_dict()."""
-        self.state_dict()
+        refuse_state_dict()
 
     def steps(self, *args: Any, **kwargs: Any) -> list[_C.StepReport]:
         """What runs for inputs like these (none: the example), timed in one run. Raises ValueError
         where the model runs in parts."""
         form, call = self._form_for(args, kwargs)
-        if isinstance(form, _InParts):
-            raise ValueError(
-                "torch_blocked::optimize: expected a model that is captured whole, got one that "
-                f"runs in parts ({form.reason}); plan() shows these"
-            )
+        if isinstance(form, _Instead):
+            refuse_in_parts(form.reason, "plan() shows these", ValueError)
         return form.compiled.report(call.inputs)
 
     def _form_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Form | _InParts, _Call]:
+    ) -> tuple[_Form | _Instead, Call]:
         if not args and not kwargs:
             args, kwargs = self._example
         call = self._call(args, kwargs)
-        return self._find(call), call
+        return self._served.get((call.signature, call.inputs.key)) or self._find(call), call
 
     def plan(self, *args: Any, **kwargs: Any) -> str:
         """A table of what runs for inputs like these (none: the example): each step with its
         output, format, implementation, time in microseconds and why."""
         form, call = self._form_for(args, kwargs)
-        if isinstance(form, _InParts):
-            return str(self._parts_for(form).plan())
+        if isinstance(form, _Instead):
+            parts = self._parts_for(form)
+            itself = f"runs: the model itself, because {form.reason}"
+            return itself if parts is None else str(parts.plan())
         compiled = form.compiled
         rows = [
             (step.op, step.output, step.implementation, f"{step.microseconds:.1f}", step.why)
@@ -386,7 +440,7 @@ class OptimizedModule(nn.Module):
             )
         object.__setattr__(self, "_model", None)
         self._released, self._parts = True, None
-        for key in [key for key, form in self._served.items() if isinstance(form, _InParts)]:
+        for key in [key for key, form in self._served.items() if isinstance(form, _Instead)]:
             del self._served[key]
         self._converted = {}
         for form in self._forms:
@@ -411,15 +465,14 @@ class OptimizedModule(nn.Module):
                 f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
                 f"({self.reason}); save the model"
             )
-        parts = next((each for each in self._served.values() if isinstance(each, _InParts)), None)
+        parts = next((each for each in self._served.values() if isinstance(each, _Instead)), None)
         if parts is not None:
             raise NotImplementedError(
                 "torch_blocked::optimize: expected a model that is captured whole, got one that "
-                f"runs in parts for inputs that it has seen ({parts.reason}); save the model"
+                f"runs in parts or itself for inputs that it has seen ({parts.reason}); save the "
+                "model"
             )
-        self._weights.check_unchanged(
-            [each for form in self._forms for each in form.captured.constants.values()]
-        )
+        self._check_weights()
         times: dict[str, tuple[str, float]] = {}
         for form in self._forms:
             times |= form.compiled.times()
@@ -429,7 +482,7 @@ class OptimizedModule(nn.Module):
             {
                 "kind": _FILE_KIND,
                 "version": _FILE_VERSION,
-                "forms": [_form_to_data(form) for form in self._forms],
+                "forms": [saved.to_data(form.signature, form.captured) for form in self._forms],
                 "example": leaves,
                 "example_spec": structure.dumps(spec),
                 "tune": self._tune,
@@ -453,89 +506,22 @@ def _from_bytes(content: bytes) -> OptimizedModule:
     return load(io.BytesIO(content))
 
 
-def dense(value: Any) -> Any:
-    return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
-
-
-def checked_inputs(leaves: list[Any], dtype: torch.dtype | None = None) -> _C.Inputs:
-    """The tensors among the arguments of a call, their floating-point numbers in `dtype`. Raises
-    TypeError for one without memory of its own: meta, fake, sparse, nested, of torch.func."""
-    return _C.Inputs(leaves, dtype, BlockedTensor, DenseView, WatchedTensor)
-
-
-def refuse_tracing() -> None:
-    """Raises inside a tracer: it does not see our kernels, so results would become constants."""
-    keys = torch._C._TorchDispatchModeKey
-    modes = (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
-    if torch._C._get_tracing_state() is None and not (
-        torch._C._len_torch_dispatch_stack()
-        and any(torch._C._get_dispatch_mode(each) is not None for each in modes)
-    ):
-        return
-    raise NotImplementedError(
-        "torch_blocked::optimize: expected a call, got one that torch.export, make_fx or "
-        "torch.jit.trace records; trace the model that was optimized"
-    )
-
-
-def named(metas: list[Any], signature: tuple[Any, Any]) -> str:
-    """Tensors and other arguments in words: "float32 [1, 3, 8, 8], 2, by name or nested"."""
-    tensors = [f"{str(dtype).removeprefix('torch.')} {list(dims)}" for dims, dtype in metas]
-    spec, constants = signature
-    more = [] if isinstance(spec, int) else ["by name or nested"]
-    return ", ".join([*tensors, *(repr(each)[:40] for _, each in constants), *more]) or "none"
-
-
-def _hashable(constants: tuple[Any, ...]) -> tuple[Any, ...]:
-    try:
-        hash(constants)
-    except TypeError:
-        return tuple((kind, repr(each)) for kind, each in constants)
-    return constants
-
-
-def refuse_training() -> NoReturn:
-    raise NotImplementedError(
-        "torch_blocked::optimize: expected inference, got train(); train the model that was "
-        "optimized, on x.to_blocked(), and optimize it again"
-    )
-
-
-def _form_to_data(form: _Form) -> dict[str, Any]:
-    names = [each.name for each in fields(Capture) if each.name != "ran"]
-    data = {name: getattr(form.captured, name) for name in names}
-    # A file that others get tells nothing of the folders of this machine.
-    data["nodes"] = [
-        vars(node) | {"line": os.path.basename(node.line)} for node in form.captured.nodes
-    ]
-    data["out_spec"] = structure.dumps(form.captured.out_spec)
-    spec, constants = form.signature
-    return {
-        "capture": data,
-        "spec": spec if isinstance(spec, int) else structure.dumps(spec),
-        "constants": [each for _, each in constants],
-    }
-
-
-def _form_of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
-    spec = data["spec"] if isinstance(data["spec"], int) else structure.loads(data["spec"])
-    constants = tuple((type(each), each) for each in data["constants"])
-    fields = dict(data["capture"])
-    fields["nodes"] = [Node(**node) for node in fields["nodes"]]
-    fields["out_spec"] = structure.loads(fields["out_spec"])
-    return (spec, _hashable(constants)), Capture(**fields)
-
-
 def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
     """What `OptimizedModule.save` wrote, planned for this CPU. Nothing in the file is executed.
 
     path: a file's name, or an open binary file.
-    Raises OSError if it cannot be read, ValueError if it is none of ours, or broken."""
+    Raises OSError if it cannot be read, ValueError if it is none of ours, or broken, TypeError for
+    what names no file."""
+    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
+        raise TypeError(
+            f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "
+            "save() was given"
+        )
     try:
         data = torch.load(path, weights_only=True)
         if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:
             raise ValueError(f"kind {data['kind']}, version {data['version']}")
-        forms = [_form_of_data(each) for each in data["forms"]]
+        forms = [saved.of_data(each) for each in data["forms"]]
         args, kwargs = structure.unflatten(data["example"], structure.loads(data["example_spec"]))
     except OSError:
         raise
@@ -571,7 +557,7 @@ def check_tune(tune: Tune) -> None:
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype not in (None, torch.float32, torch.bfloat16):
+    if checked_dtype("optimize", dtype) not in (None, torch.float32, torch.bfloat16):
         raise NotImplementedError(
             f"torch_blocked::optimize: expected dtype float32 or bfloat16, got {dtype}"
         )
