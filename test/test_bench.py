@@ -17,7 +17,7 @@ from torch import nn
 
 import torch_blocked
 from torch_blocked.__main__ import main
-from torch_blocked.bench import inference, models, time_bars
+from torch_blocked.bench import inference, models, packages, time_bars
 from torch_blocked.bench.measure import Timing, time_interleaved
 from torch_blocked.bench.networks import MODELS
 from torch_blocked.text_table import columns, markdown
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.any_isa
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
-CHOICE = f"{', '.join(MODELS)} or module:factory"
+CHOICE = ", ".join(MODELS)
 SMALL = ["resnet18", "--size", "64", "--rounds", "2"]
 BLOCKED = [f"nChw{block}c" for block in torch_blocked.native_blocks()]
 FORMATS = ["nchw", "nhwc", *BLOCKED, "optimize"]
@@ -186,13 +186,6 @@ def test_other_dtypes(dtype, tmp_path):
     assert all(result["relative_error"] > 1e-6 for result in report["results"])
 
 
-def test_without_the_source_there_are_no_models_of_ours(monkeypatch, capsys):
-    monkeypatch.setattr(models, "zoo", lambda: None)
-    with pytest.raises(SystemExit):
-        main(["bench", "resnet18"])
-    assert "as module:factory, such as torchvision.models:resnet50" in capsys.readouterr().err
-
-
 def report_of(path, **medians):
     rounds = {name: [0.9 * ms, ms, 1.1 * ms] for name, ms in medians.items()}
     results = [{"model": "a", "format": f, "rounds_ms": r} for f, r in rounds.items()]
@@ -300,7 +293,7 @@ def test_wrong_dims_fail(monkeypatch, capsys):
         (["resnet51"], "argument MODEL: unknown model 'resnet51'; did you mean 'resnet50'?"),
         (
             ["?"],
-            f"argument MODEL: unknown model '?'; choose from {CHOICE}",
+            f"argument MODEL: unknown model '?'; choose from {CHOICE}, {packages.FORMS}",
         ),
         (["unet", "--batch", "0"], "argument --batch: expected an integer above 0, got '0'"),
         (

@@ -4,6 +4,7 @@ selftest."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,7 +13,7 @@ import torch_blocked
 
 from . import explain_command, selftest
 from .bench import by_layer, compare, convolution, dispatch, inference, memory, pictures, train
-from .bench.models import NoModel
+from .bench.packages import NoModel
 from .bench.report import WrongResult, progress
 from .text_table import columns
 
@@ -78,7 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(1, "models")
     args = parser().parse_args(words)
     try:
-        return int(args.run(args) or 0)
+        code = int(args.run(args) or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        sys.stdout = open(os.devnull, "w")  # Python closes the other at its end, and says so
+        return 0
     except (WrongResult, NoModel) as error:
         progress()
         print(f"{args.prog}: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 memory, compare, plot}`.
 
 models.py     what is timed: a user's module:factory, or a model of the source's benchmarks/
+packages.py   or one that timm, torchvision or pytorchcv has under a name
 inference.py  whole models in each format, and optimized
 convolution.py  the convolutions of models, each in several implementations (layers.py finds them)
 by_layer.py   where a model's time goes, layer by layer and format by format

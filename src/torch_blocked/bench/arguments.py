@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from . import models
+from . import models, packages
 
 
 def positive(text: str) -> int:
@@ -58,7 +58,7 @@ def unknown(kind: str, name: str, known: Collection[str], others: str = "") -> s
 
 
 def model_names(text: str) -> list[str]:
-    """Parses `a,b,c` of models: the package's own, and module:factory."""
+    """Parses `a,b,c` of models: the package's own, those of other packages, and module:factory."""
     for name in text.split(","):
         if ":" in name:
             try:
@@ -66,7 +66,7 @@ def model_names(text: str) -> list[str]:
             except models.NoModel as error:
                 raise argparse.ArgumentTypeError(str(error)) from None
         elif name not in (known := models.known()):
-            reason = unknown("model", name, known, " or module:factory")
+            reason = unknown("model", name, known, f", {packages.FORMS}")
             raise argparse.ArgumentTypeError(reason)
     return text.split(",")
 
@@ -85,8 +85,9 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     listed = "\n".join(f"  {name:<20}{note}" for name, note in models.known().items())
     parser.epilog = (
         "models:\n"
-        "  module:factory      a function, class or module of your own or of a package that you\n"
-        "                      have, such as torchvision.models:resnet50\n"
+        "  package:name        a model of a package that you have, with random weights, such as\n"
+        f"                      timm:resnet50; packages: {', '.join(packages.PACKAGES)}\n"
+        "  module:factory      a function, class or module of your own, such as my.nets:build\n"
         f"{listed}\n\n"
         "To compare on a lesser instruction set, limit torch's kernels too:\n"
         f"  ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 {parser.prog} ..."
@@ -98,8 +99,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--input",
         type=input_dims,
         metavar="DIMS",
-        help="dims of one input, such as 3x256x256 (default: the model's own; "
-        f"module:factory: {'x'.join(map(str, models.IMAGE))})",
+        help="dims of one input, such as 3x256x256 (default: those that the model was made for; "
+        f"{'x'.join(map(str, models.IMAGE))} if nothing tells)",
     )
 
 

@@ -1,4 +1,5 @@
-"""What is timed: the package's own models (networks/), and the user's, named module:factory."""
+"""What is timed: the package's own models (networks/), those of other packages, as timm:resnet50,
+and the user's, named module:factory."""
 
 from __future__ import annotations
 
@@ -9,14 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import networks
+from . import networks, packages
+from .packages import NoModel
 
 IMAGE = (3, 224, 224)
 SEED, INPUT_SEED = 0, 1
-
-
-class NoModel(ValueError):
-    """A name that does not lead to a model."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,20 @@ class Model:
         dims = (batch, channels, *([size] * len(spatial) if size else spatial))
         return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
 
+    def checked_input(self, batch: int) -> Tensor:
+        """As random_input(). Raises NoModel where the model takes no such inputs."""
+        input = self.random_input(batch)
+        try:
+            with torch.no_grad():
+                self.module(input)
+        except Exception as error:  # whatever a model raises
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise NoModel(
+                f"{self.name!r}: expected --input as the model takes it, got "
+                f"{'x'.join(map(str, self.input_dims))}: {reason}"
+            ) from None
+        return input
+
     def converted(self, dtype: torch.dtype) -> nn.Module:
         """The module in a dtype; itself if its layers differ, as it converts between them."""
         return self.module if is_mixed(self.module) else self.module.to(dtype)
@@ -52,7 +64,9 @@ def known() -> dict[str, str]:
 
 
 def factory(name: str) -> Callable[[], nn.Module]:
-    """What makes the model of a name module:factory. Raises NoModel."""
+    """What makes the model of a name with a colon. Raises NoModel."""
+    if packages.names_a_package(name):
+        return packages.factory(name)
     module_name, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module_name)
@@ -71,7 +85,7 @@ def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
     """The model of that name. Raises NoModel if a factory makes something else.
 
     One of the user's has the weights that its factory gives it, which are random ones with a fixed
-    seed unless it says otherwise."""
+    seed unless it says otherwise. One of a package has such ones always."""
     if ":" not in name:
         module, weights = networks.build_model(name)
         return Model(name, module, weights, input_dims or networks.MODELS[name].input_dims)
@@ -83,4 +97,7 @@ def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
     module.eval()
     if not is_mixed(module):
         module.float()
+    if packages.names_a_package(name):
+        dims = input_dims or packages.input_dims(name, module)
+        return Model(name, module, "random", dims or IMAGE)
     return Model(name, module, "its own", input_dims or IMAGE)
