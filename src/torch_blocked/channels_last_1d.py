@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from torch_blocked.arguments import checked_tensor
 from torch_blocked.tensor import BlockedTensor, to_dense
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
@@ -54,6 +55,7 @@ def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
     """Whether `tensor` is [N, C, W] stored as [N, W, C], without gaps.
 
     Where C or W is 1, that is the same memory as contiguous, and the answer is yes for both."""
+    checked_tensor("is_contiguous_channels_last_1d", tensor)
     if tensor.dim() != 3 or tensor.layout != torch.strided or isinstance(tensor, BlockedTensor):
         return False
     # From sizes and strides alone: no op may run while torch.compile looks at its inputs.

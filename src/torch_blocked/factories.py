@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor
 
+from torch_blocked.arguments import checked_tensor
 from torch_blocked.descriptor import blocked_dims
 from torch_blocked.tensor import (
     BlockedTensor,
@@ -96,7 +97,7 @@ def _of_input(name: str) -> OfInput:
         return _made(
             f"{name}_like",
             _VALUES[name],
-            input.shape,
+            checked_tensor(f"{name}_like", input).shape,
             format or _format(input),
             dtype or input.dtype,
             requires_grad,
@@ -139,7 +140,7 @@ def full_like(
     requires_grad: bool = False,
 ) -> BlockedTensor:
     return full(
-        input.shape,
+        checked_tensor("full_like", input).shape,
         fill_value,
         format=format or _format(input),
         dtype=dtype or input.dtype,
@@ -196,7 +197,7 @@ def randint_like(
     return randint(
         0 if high is None else low,
         low if high is None else high,
-        input.shape,
+        checked_tensor("randint_like", input).shape,
         format=format or _format(input),
         dtype=dtype or input.dtype,
         requires_grad=requires_grad,

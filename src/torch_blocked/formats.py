@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torch_blocked import _C
+from torch_blocked.arguments import checked_tensor
 from torch_blocked.order import known_when_traced
 from torch_blocked.tensor import BlockedTensor
 
@@ -25,7 +26,7 @@ def format_of(tensor: Tensor) -> str:
         there is no spatial extent, the contiguous one is given, or else channels-last."""
     if isinstance(tensor, BlockedTensor):
         return tensor.format
-    ndim = tensor.dim()
+    ndim = checked_tensor("format_of", tensor).dim()
     if ndim in CONTIGUOUS:  # what may be asked of symbols, in a program that is traced
         if tensor.is_contiguous():
             return CONTIGUOUS[ndim]

@@ -21,7 +21,11 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from torch_blocked import bias_correction, module_paths, progress
+from torch_blocked.arguments import check_model, checked_calibration
+from torch_blocked.compile import OptimizedParts
+from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
+from torch_blocked.state import check_devices
 from torch_blocked.weight_rounding import round_weights
 
 _aten = torch.ops.aten
@@ -223,12 +227,25 @@ def quantize(
     keep: paths of modules that stay in floating point.
     report: called with what the model and each of its layers lose, on some of the calibration
     inputs; print shows it as a table.
-    Raises ValueError without calibration, for a path that no module has and for a model in
-    training mode, and what torch.export raises for a model that it cannot trace."""
+    Raises TypeError for what is no model and no list of inputs, ValueError without calibration,
+    for a path that no module has and for a model in training mode, and what torch.export raises for
+    a model that it cannot trace."""
+    check_model("quantize", model)
+    if isinstance(model, OptimizedModule | OptimizedParts):
+        raise TypeError(
+            "torch_blocked::quantize: expected a model, got one that optimize() has returned; "
+            "quantize the model that was optimized, and optimize the result"
+        )
     if model.training:
         raise ValueError(
             "torch_blocked::quantize: expected a model in evaluation mode, got training mode; "
             "call eval()"
+        )
+    check_devices("quantize", model)
+    if isinstance(keep, str):
+        raise TypeError(
+            f"torch_blocked::quantize: expected keep as paths of modules, got {keep!r}; put it "
+            "into a list"
         )
     keep = list(keep)
     paths = {path for path, _ in model.named_modules(remove_duplicate=False)}
@@ -237,12 +254,7 @@ def quantize(
             "torch_blocked::quantize: expected keep as paths of modules of the model, got "
             f"{wrong[0]!r}; take them from named_modules()"
         )
-    cases = [each if isinstance(each, tuple) else (each,) for each in calibration]
-    if not cases:
-        raise ValueError(
-            "torch_blocked::quantize: expected calibration inputs, got none; give some that are "
-            "like those that will come"
-        )
+    cases = checked_calibration(calibration)
     with torch.no_grad():
         exported = torch.export.export(model, cases[0], strict=False).module(check_guards=False)
         _write_padding_in_numbers(exported)

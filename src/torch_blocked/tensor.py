@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
+from torch_blocked.arguments import checked_dtype, checked_tensor
 from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
 from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
@@ -440,8 +441,8 @@ def to_blocked(
     Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
     for a sparse, mkldnn or quantized tensor.
     Source: oneDNN, "Understanding Memory Formats"."""
+    dtype = checked_dtype("to_blocked", dtype) or checked_tensor("to_blocked", input).dtype
     block = default_block() if format is None else block_of(format, input.dim())
-    dtype = dtype or input.dtype
     if isinstance(input, BlockedTensor) and input.block == block and input.dtype == dtype:
         return input
     if input.layout != torch.strided:
@@ -465,7 +466,7 @@ def to_format(input: Tensor, tag: str) -> Tensor:
         which gives a strided tensor, or blocks of channels ("nChw16c"), a blocked one.
     Returns `input` itself if it has the format, else a copy with its dims and dtype.
     Raises ValueError for other tags and for those of another rank than `input`'s."""
-    order = memory_order(checked_tag(tag), input.dim())
+    order = memory_order(checked_tag(tag), checked_tensor("to_format", input).dim())
     if order is None:
         return to_blocked(input, tag)
     if isinstance(input, BlockedTensor):
@@ -490,7 +491,8 @@ def to_dense(
     A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged.
     Raises ValueError for a memory format of another number of dims."""
     if not isinstance(input, BlockedTensor):
-        return input.to(dtype=dtype or input.dtype, memory_format=memory_format)
+        dtype = dtype or checked_tensor("to_dense", input).dtype
+        return input.to(dtype=dtype, memory_format=memory_format)
     channels_last = _MEMORY_FORMATS.get(memory_format)
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format, input.dim())
     if channels_last is None or rank != input.dim():
@@ -498,7 +500,7 @@ def to_dense(
             "torch_blocked::to_dense: expected torch.contiguous_format, or the channels-last "
             f"format of {input.dim()} dims, got {memory_format}; use to_format for nwc"
         )
-    dtype = dtype or input.dtype
+    dtype = checked_dtype("to_dense", dtype) or input.dtype
     dense: Tensor = ToDense.apply(input, channels_last, dtype)  # type: ignore[no-untyped-call]
     return dense
 

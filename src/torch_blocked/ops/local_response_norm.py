@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from torch_blocked.arguments import checked_tensor
 from torch_blocked.ops.operands import gradient_like
 from torch_blocked.tensor import BlockedTensor, wrapper_class
 
@@ -30,6 +31,7 @@ def local_response_norm(
     them and runs them as one. What is not blocked float32, or in forward mode, goes to it.
     Source: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep Convolutional Neural
     Networks" (2012)."""
+    checked_tensor("local_response_norm", input)
     is_ours = isinstance(input, BlockedTensor) and input.dtype == torch.float32
     if not is_ours or forward_ad._current_level >= 0:
         return F.local_response_norm(input, size, alpha, beta, k)

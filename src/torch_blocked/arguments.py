@@ -1,0 +1,140 @@
+"""What users give functions instead of what these take, and the sentence that says so."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# What to do with a value of another type, by the name of its class; "": of any other.
+_INSTEAD_OF_TENSOR = {
+    "ndarray": "torch.from_numpy(array) is a tensor",
+    "list": "torch.tensor(values) is a tensor",
+    "": "give a torch.Tensor",
+}
+_INSTEAD_OF_EXAMPLE = {
+    "ndarray": "torch.from_numpy(array) is a tensor",
+    "Size": "give a tensor of that shape, torch.randn(shape) say",
+    "dict": "give arguments by name as example_kwargs",
+    "NoneType": "give a tensor like those that will come",
+    "": "put the model's arguments into a tuple",
+}
+
+
+def name_of(value: object) -> str:
+    return type(value).__name__
+
+
+def _advice(table: dict[str, str], value: object) -> str:
+    return table.get(name_of(value), table[""])
+
+
+def checked_tensor(op: str, input: Any) -> Tensor:
+    """`input`. Raises TypeError if it is no tensor."""
+    if not isinstance(input, Tensor):
+        model = "optimize(model, example_inputs) is for models"
+        advice = model if isinstance(input, nn.Module) else _advice(_INSTEAD_OF_TENSOR, input)
+        raise TypeError(f"torch_blocked::{op}: expected a tensor, got {name_of(input)}; {advice}")
+    return input
+
+
+def checked_dtype(op: str, dtype: Any) -> torch.dtype | None:
+    """`dtype`. Raises TypeError if it is neither a torch.dtype nor None."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"torch_blocked::{op}: expected dtype as a torch.dtype, got {dtype!r}; "
+            "such as torch.bfloat16"
+        )
+    return dtype
+
+
+def check_flag(op: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"torch_blocked::{op}: expected {name} as True or False, got {value!r}; give one"
+        )
+
+
+def check_model(op: str, model: object) -> None:
+    """Raises TypeError for what is no module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"torch_blocked::{op}: expected a torch.nn.Module, got {name_of(model)}; "
+            "call it in the forward of one"
+        )
+
+
+def checked_example(
+    op: str, model: nn.Module, inputs: Any, kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as arguments and arguments by name. Raises TypeError for what are none: other
+    types, none where the model takes some, the shape of a tensor."""
+    if not isinstance(inputs, Tensor | tuple) or isinstance(inputs, torch.Size):
+        raise TypeError(
+            f"torch_blocked::{op}: expected example_inputs as a tensor or a tuple of arguments, "
+            f"got {name_of(inputs)}; {_advice(_INSTEAD_OF_EXAMPLE, inputs)}"
+        )
+    if not isinstance(kwargs, dict | None):
+        raise TypeError(
+            f"torch_blocked::{op}: expected example_kwargs as a dict of arguments by name, got "
+            f"{name_of(kwargs)}; arguments without names are example_inputs"
+        )
+    args, kwargs = inputs if isinstance(inputs, tuple) else (inputs,), kwargs or {}
+    if all(type(each) is int for each in args) and not _takes(model, args, kwargs):
+        shape = "give a tensor of that shape, torch.randn(shape) say"
+        raise TypeError(
+            f"torch_blocked::{op}: expected example_inputs as {name_of(model)} takes them, got "
+            f"{args or 'none'}; {shape if args else 'give a tensor like those that will come'}"
+        )
+    return args, kwargs
+
+
+def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the forward has arguments of this number and these names."""
+    if isinstance(model, torch.jit.ScriptModule):
+        method: Any = model.forward
+        return bool(args or kwargs) or len(method.schema.arguments) == 1  # itself
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # nobody knows
+        pass
+    return True
+
+
+def checked_calibration(calibration: Any) -> list[tuple[Any, ...]]:
+    """The arguments of each call. Raises TypeError for what are no several inputs, ValueError for
+    none."""
+    several = "expected calibration as several inputs, each a tensor or a tuple of arguments"
+    if isinstance(calibration, Tensor | dict | str) or not isinstance(calibration, Iterable):
+        raise TypeError(
+            f"torch_blocked::quantize: {several}, got {name_of(calibration)}; put them into a list"
+        )
+    cases = []
+    for each in calibration:
+        is_shape = isinstance(each, tuple) and each and all(type(item) is int for item in each)
+        if not isinstance(each, Tensor | tuple) or is_shape:
+            got = f"the shape {tuple(each)}" if is_shape else f"one of type {name_of(each)}"
+            raise TypeError(
+                f"torch_blocked::quantize: {several}, got {got}; give tensors with values like "
+                "those that will come"
+            )
+        cases.append(each if isinstance(each, tuple) else (each,))
+    if not cases:
+        raise ValueError(
+            "torch_blocked::quantize: expected calibration inputs, got none; give some that are "
+            "like those that will come"
+        )
+    return cases
+
+
+def check_no_autocast(op: str) -> None:
+    if torch.is_autocast_enabled("cpu"):
+        raise RuntimeError(
+            f"torch_blocked::{op}: expected a call outside of torch.autocast, got one within; "
+            "dtype=torch.bfloat16 of optimize() computes in it"
+        )
