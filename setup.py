@@ -94,8 +94,6 @@ class CMakeBuild(build_ext):
         self.build()
 
     def build(self):
-        import pybind11
-
         own = os.environ.get("TORCH_BLOCKED_BUILD_DIR", ROOT / "build" if self.inplace else "")
         build = Path(own or self.build_temp).resolve()
         output = ROOT / "src" if own else build
@@ -105,7 +103,6 @@ class CMakeBuild(build_ext):
             "CMAKE_MAKE_PROGRAM": file_of("ninja", "bin/ninja"),
             "TORCH_BLOCKED_TORCH": ";".join(map(str, torch_folders())),
             "TORCH_BLOCKED_PYTHONS": ";".join(pythons()),
-            "pybind11_INCLUDE_DIR": pybind11.get_include(),
             "dnnl_DIR": dnnl_config,
             "TORCH_BLOCKED_OUTPUT_DIR": output / "torch_blocked",
             "CMAKE_BUILD_RPATH": dnnl_library,

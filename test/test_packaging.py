@@ -112,10 +112,10 @@ def test_readme_commands_run_in_a_fresh_environment(environment):
     assert re.search(r"^5 passed, 0 failed$", outputs["torch-blocked selftest"], re.MULTILINE)
     assert "not run: torchao is not installed" in outputs["torch-blocked selftest"]
     assert "native_blocks" in outputs["torch-blocked env"]
-    said = [
-        text for command, text in outputs.items() if " bench " in command or "explain" in command
-    ]
-    assert len(said) == 2 and all("resnet50" in text for text in said)
+    (explained,) = (outputs[command] for command in outputs if "explain" in command)
+    (timed,) = (outputs[command] for command in outputs if " bench " in command)
+    assert "53 of 57 layers blocked" in explained
+    assert "| resnet50" in timed and "| mobilenet_v2" in timed
 
 
 def test_readme_has_no_relative_links_on_pypi(wheel):

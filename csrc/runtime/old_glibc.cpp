@@ -6,8 +6,7 @@
 #include <sys/stat.h>
 
 // The newer versions of these only leave out error handlers of System V; the values are the same.
-#define TORCH_BLOCKED_OLD(name, version) \
-  __asm__(".symver old_" #name ", " #name "@GLIBC_" #version)
+#define TORCH_BLOCKED_OLD(name, version) __asm__(".symver old_" #name ", " #name "@GLIBC_" #version)
 
 extern "C" {
 

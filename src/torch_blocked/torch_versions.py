@@ -1,7 +1,7 @@
 """Which versions of torch are supported, and what is used of them that torch does not promise.
 
-Everything that differs from one version to the next is decided here and in
-csrc/runtime/torch_version.h, each with its reason. Other modules do not ask for the version.
+No other module asks for the version: what differs from one to the next is decided here, with its
+reason. The C++ sources are the same for all.
 """
 
 from __future__ import annotations
@@ -60,8 +60,15 @@ def _is_there(torch: ModuleType, name: str) -> bool:
         if file.is_dir() or file.with_suffix(".py").is_file():
             return True
     for part in rest:
-        # The attributes that torch's classes give each of their objects are annotations.
-        if not hasattr(found, part) and part not in getattr(found, "__annotations__", {}):
+        if not hasattr(found, part) and part not in _given_to_objects(found):
             return False
         found = getattr(found, part, None)
     return True
+
+
+def _given_to_objects(found: object) -> tuple[str, ...]:
+    """Names that the objects of a class may have though it has not: those that it annotates or
+    sets in its constructor."""
+    constructor = getattr(getattr(found, "__init__", None), "__code__", None)
+    annotated = tuple(getattr(found, "__annotations__", {}))
+    return annotated + (constructor.co_names if constructor else ())
