@@ -245,11 +245,18 @@ def load_blocked_eager(job: Job) -> Callable[[], Any]:
 
 
 def load_blocked(job: Job) -> Callable[[], Any]:
+    """With a fact on it: whether the model was captured as one graph."""
     import torch_blocked
+    from torch_blocked.optimized_module import OptimizedModule
 
     input = torch_input(job)
     model = torch_blocked.optimize(torch_model(job), input)
-    return lambda: model(input)
+
+    def run() -> Any:
+        return model(input)
+
+    run.facts = {"whole": isinstance(model, OptimizedModule)}
+    return run
 
 
 def load_blocked_bfloat16(job: Job) -> Callable[[], Any]:
@@ -349,7 +356,8 @@ def ready(engine: Engine, job: Job) -> tuple[Callable[[], Any], dict[str, Any]]:
     error = relative_error(run(), numpy.load(job.files / "expected.npy"))
     if not error < TOLERANCES[engine.precision]:  # NaN, too
         raise ValueError(f"wrong by {error:.1e} of the largest float64 value")
-    return run, {"setup_s": round(setup_s, 2), "relative_error": error, "rss_mib": resident_mib()}
+    facts = {"setup_s": round(setup_s, 2), "relative_error": error, "rss_mib": resident_mib()}
+    return run, facts | getattr(run, "facts", {})
 
 
 def resident_mib() -> int:

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy
 import torch
 from engines import version
-from zoo import timed
+from zoo import timed, yolo
 
 from torch_blocked.bench import fold, models, networks
 from torch_blocked.bench.fold import Untraceable, fold_batch_norms
 
 ONNX_OPSET = 18
+TIMED = timed.TIMED | yolo.TIMED
 
 
 def folder_of(cache: Path, model: str) -> Path:
@@ -31,12 +32,13 @@ def folder_of(cache: Path, model: str) -> Path:
         Path(__file__),
         Path(fold.__file__),
         Path(timed.__file__),
+        Path(yolo.__file__),
         *Path(networks.__file__).parent.glob("*.py"),
     ]
     digest = hashlib.sha256()
     for source in sorted(sources, key=lambda path: path.name):
         digest.update(source.read_bytes())
-    of_another = [timed.TIMED[model].package] if model in timed.TIMED else []
+    of_another = [TIMED[model].package] if model in TIMED else []
     for package in ("torch", "onnx", "pnnx", "MNN", "litert-torch", *of_another):
         digest.update(version(package).encode())
     return cache / f"{model}-{digest.hexdigest()[:12]}"
@@ -63,9 +65,9 @@ def export(model_name: str, batch: int, folder: Path, formats: list[str]) -> dic
 
 def load(name: str) -> models.Model:
     """A model of torch_blocked/bench/networks or of another package."""
-    if name not in timed.TIMED:
+    if name not in TIMED:
         return models.load(name)
-    row = timed.TIMED[name]
+    row = TIMED[name]
     return models.Model(name, row.model(), "its own", row.input_dims)
 
 

@@ -96,11 +96,11 @@ def run_form(form: str, model, expected: list, tune: bool) -> tuple[str, str]:
 def child(table: str, name: str, forms: Sequence[str], tune: bool) -> None:
     """The process of one model: says each form when it begins and its result when it ends."""
     from zoo.forms import built, expectations
-    from zoo.row import declare_torchvision_ops
+    from zoo.row import torchvision_without_library
 
     warnings.simplefilter("ignore")
     sys.stdout = sys.stderr  # what packages print must not reach the parent
-    declare_torchvision_ops()
+    torchvision_without_library()
     row = rows(table)[name]
     try:
         say(form=DENSE, at="")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,12 +73,45 @@ def batches(*size: int) -> tuple[Size, ...]:
 
 
 @functools.cache
-def declare_torchvision_ops() -> torch.library.Library:
-    """Lets the Python of torchvision import beside a torch without CUDA.
+def declare_torchvision_ops() -> torch.library.Library | None:
+    """Lets the Python of torchvision import beside a torch that its library does not load with, as
+    PyPI's does beside one without CUDA; else None.
 
-    Its library on PyPI wants CUDA's, so it is not loaded, and the import stops at two ops that no
-    model here calls. Only their schemas are given."""
+    The import stops at two ops, whose schemas are given here. Nothing is imported."""
+    spec = importlib.util.find_spec("torchvision")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        try:
+            for path in Path(folder).glob("_C*.so"):
+                torch.ops.load_library(path)
+                return None
+        except OSError:
+            continue
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library  # which the cache keeps: the schemas live as long as it does
+
+
+def torchvision_without_library() -> None:
+    """The same, and gives detectors the ops that they call, in Python, if it has no others. Its own
+    roi_align in Python has torch.compile compile it at the first call, for a minute; not here."""
+    is_installed = importlib.util.find_spec("torchvision") is not None
+    if declare_torchvision_ops() is not None and is_installed:
+        for module in ("torchvision.ops.boxes", "torchvision.ops"):
+            importlib.import_module(module).nms = nms
+        align = importlib.import_module("torchvision.ops.roi_align")
+        align._roi_align = align._roi_align.__wrapped__
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """What torchvision.ops.nms gives: the best box, then the best of those that overlap no better
+    one by more than the threshold."""
+    left, kept = scores.argsort(descending=True, stable=True), []
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    while left.numel():
+        best, left = left[0], left[1:]
+        kept.append(best)
+        corners = torch.maximum(boxes[best, :2], boxes[left, :2])
+        common = (torch.minimum(boxes[best, 2:], boxes[left, 2:]) - corners).clamp(min=0).prod(1)
+        left = left[common <= iou_threshold * (areas[best] + areas[left] - common)]
+    return torch.stack(kept) if kept else left

