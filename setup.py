@@ -120,7 +120,11 @@ class CMakeBuild(build_ext):
     def copy(self, prebuilt: Path):
         soabi = sysconfig.get_config_var("SOABI")
         modules = sorted(prebuilt.glob(f"torch*/_C.{soabi}.so"))
-        assert modules, f"no module for {soabi} in {prebuilt}"
+        if not modules:
+            sys.exit(
+                f"torch_blocked::setup: expected modules for {soabi} in {prebuilt}, got none; "
+                "build them, or unset TORCH_BLOCKED_PREBUILT"
+            )
         for module in modules:
             folder = self.package_folder() / module.parent.name
             folder.mkdir(parents=True, exist_ok=True)
