@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-# The minor versions that the test suite passes on, the oldest first.
+# The minor versions that are built for, the oldest first; docs/install.md tells what ran on each.
 TESTED = ("2.13", "2.14", "2.15")
 
 _PRIVATE = Path(__file__).with_name("torch_private.txt")
