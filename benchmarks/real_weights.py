@@ -126,7 +126,7 @@ def frames(i: int) -> Tensor:
     return rows / rows.std(1, keepdim=True)
 
 
-def _weights(package: ModuleType, path: str) -> dict[str, Tensor]:
+def _weights(package: ModuleType, path: str) -> dict[str, Any]:
     return torch.load(Path(package.__file__).parent / path, map_location="cpu")
 
 
@@ -148,7 +148,15 @@ def _crepe(size: str) -> Callable[[], nn.Module]:
 
 
 def _fcpe() -> nn.Module:
-    return importlib.import_module("torchfcpe").spawn_bundled_infer_model("cpu").model
+    """The net behind the spectrum, which librosa would compute."""
+    package = importlib.import_module("torchfcpe")
+    stored = _weights(package, "assets/fcpe_c_v001.pt")
+    config = stored["config_dict"]
+    config["model"] |= {"conv_dropout": 0.0, "atten_dropout": 0.0}
+    tools = importlib.import_module("torchfcpe.models_infer")
+    model = tools.spawn_model(tools.DotDict(config))
+    model.load_state_dict(stored["model"])
+    return model
 
 
 def _resemblyzer() -> nn.Module:

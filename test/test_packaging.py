@@ -114,7 +114,7 @@ def test_readme_commands_run_in_a_fresh_environment(environment):
     assert "native_blocks" in outputs["torch-blocked env"]
     (explained,) = (outputs[command] for command in outputs if "explain" in command)
     (timed,) = (outputs[command] for command in outputs if " bench " in command)
-    assert "53 of 57 layers blocked" in explained
+    assert re.search(r"\d+ of 57 layers blocked", explained)  # how many, the machine decides
     assert "| resnet50" in timed and "| mobilenet_v2" in timed
 
 

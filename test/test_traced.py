@@ -194,6 +194,31 @@ def test_a_script_has_the_plan_of_its_module(name):
     assert implementations(torch.jit.script(model), x)[0] == implementations(model, x)[0]
 
 
+class Asking(nn.Module):
+    """A script asks ops how its tensors are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.LocalResponseNorm(5)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        if y.numel() > 4096 and y.is_contiguous() and torch.is_floating_point(y):
+            y = y * 2
+        return y.relu() / y.numel() + y.dim() * y.stride(0) - torch.numel(x)
+
+
+@torch.no_grad()
+def test_a_script_may_ask_how_a_tensor_is_made():
+    model = torch.jit.script(Asking().eval())
+    fast = tb.optimize(model, torch.randn(1, 3, 16, 16))
+    assert fast.choice == "blocked"
+    for dims in ((1, 3, 16, 16), (1, 3, 32, 32), (2, 3, 8, 9)):
+        x = torch.randn(dims)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 MOVES = {"view", "permute", "select", "transpose", "reshape", "unflatten", "unsqueeze", "squeeze"}
 
 

@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -70,6 +71,14 @@ bool is_silent(std::string_view name) {
          (name.starts_with("aten::empty") &&
           c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
 }
+
+// Ops that tell how a tensor is made, not what it holds. TorchScript calls them; Python has no need
+// of an op (watched.py hears of its questions).
+constexpr std::array<std::string_view, 10> kOfMetadata = {
+    "aten::dim",           "aten::is_complex", "aten::is_contiguous", "aten::is_floating_point",
+    "aten::is_same_size",  "aten::is_signed",  "aten::numel",         "aten::size",
+    "aten::storage_offset", "aten::stride",
+};
 
 bool shows_otherwise(const c10::OperatorName& name) {
   const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -322,7 +331,9 @@ void Recorder::end(const at::RecordFunction& function) {
   const at::ArrayRef<IValue> all = function.outputs();
   const std::size_t count = function.operator_schema()->returns().size();
   const auto outputs = all.size() > count ? all.slice(all.size() - count) : all;
-  if (is_number_of_constants(nodes_.back(), outputs)) {
+  const bool of_metadata = std::ranges::count(kOfMetadata, nodes_.back().name) > 0;
+  has_fixed_sizes_ |= of_metadata;
+  if (of_metadata || is_number_of_constants(nodes_.back(), outputs)) {
     nodes_.pop_back();
     running_ = {};
     return;

@@ -23,6 +23,8 @@ _OF_TORCH = {"_parameters", "_buffers", "_modules"}
 # How many containers and objects a snapshot holds at most, and how many items one may have.
 _MOST, _MOST_ITEMS = 10_000, 10_000
 _PLAIN = (int, float, bool, str, type(None))
+# Objects of these packages hold no state of a model's own.
+_OTHER_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
 class Changes:
@@ -153,7 +155,7 @@ def _holds(value: Any) -> bool:
         return False
     package = type(value).__module__.partition(".")[0]
     has_attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
-    return has_attributes and package not in sys.stdlib_module_names | {"torch", "numpy"}
+    return has_attributes and package not in _OTHER_PACKAGES
 
 
 def _held_by(
