@@ -60,6 +60,11 @@ def decoded(x, first, second):
     return second(torch.cat([x, y], 1))
 
 
+def in_order(x, first, norm, second):
+    x = F.silu(norm(first(x).contiguous())).contiguous()
+    return second(x.contiguous()).contiguous().flatten(1)
+
+
 def classified(x, conv, linear):
     x = torch.flatten(F.adaptive_avg_pool2d(conv(x), (1, 1)), 1)
     return linear(F.dropout(x, 0.2, False))
@@ -147,6 +152,10 @@ NETS = {
     "padded": (lambda: Of(padded, nn.Conv2d(3, 8, 3, 2)), (1, 3, 15, 16)),
     "decoded": (
         lambda: Of(decoded, nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 8, 3)),
+        (1, 8, 16, 16),
+    ),
+    "in order": (
+        lambda: Of(in_order, nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1)),
         (1, 8, 16, 16),
     ),
     "classified": (lambda: Of(classified, nn.Conv2d(3, 8, 3), nn.Linear(8, 5)), (1, 3, 16, 16)),

@@ -83,7 +83,7 @@ ROWS = (
     *_torchvision("ssd300_vgg16 ssdlite320_mobilenet_v3_large", IMAGES_OF_DETECTORS, **SINGLE),
     *_torchvision("mc3_18 r2plus1d_18", VIDEOS, **FIVE),
     *_torchvision(
-        "s3d", ((1, 16, 64, 64), (2, 16, 64, 64), (1, 16, 96, 64), (1, 24, 64, 64)), **FIVE
+        "s3d", ((1, 16, 224, 224), (2, 16, 224, 224), (1, 16, 256, 224), (1, 24, 224, 224)), **FIVE
     ),
     *_torchvision("mvit_v1_b", batches(16, 224, 224), **FIVE),
     *_torchvision(

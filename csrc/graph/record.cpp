@@ -75,9 +75,16 @@ bool is_silent(std::string_view name) {
 // Ops that tell how a tensor is made, not what it holds. TorchScript calls them; Python has no need
 // of an op (watched.py hears of its questions).
 constexpr std::array<std::string_view, 10> kOfMetadata = {
-    "aten::dim",           "aten::is_complex", "aten::is_contiguous", "aten::is_floating_point",
-    "aten::is_same_size",  "aten::is_signed",  "aten::numel",         "aten::size",
-    "aten::storage_offset", "aten::stride",
+    "aten::dim",
+    "aten::is_complex",
+    "aten::is_contiguous",
+    "aten::is_floating_point",
+    "aten::is_same_size",
+    "aten::is_signed",
+    "aten::numel",
+    "aten::size",
+    "aten::storage_offset",
+    "aten::stride",
 };
 
 bool shows_otherwise(const c10::OperatorName& name) {

@@ -78,6 +78,32 @@ void drop_identities(Rewrite& rewrite) {
   sweep(rewrite.graph);
 }
 
+// Whether a layer of ours makes the value, or a function of such: what lies in the plan's order,
+// with no strides of ATen's.
+bool is_from_layer(const Uses& uses, Value value) {
+  constexpr std::string_view kAten = "aten::";
+  const Node* maker = value == kNone ? nullptr : uses.maker[Uses::at(value)];
+  if (!maker) return false;
+  const std::array layers{&nodes::convolution, &nodes::linear, &nodes::pooling, &nodes::affine};
+  if (std::ranges::count(layers, maker->kind) > 0) return true;
+  return maker->is(nodes::boxed) && maker->name.starts_with(kAten) &&
+         is_pointwise(std::string_view(maker->name).substr(kAten.size())) &&
+         is_from_layer(uses, maker->read(0));
+}
+
+// x.contiguous() of what is in order: Python calls no op then, a trace and a script do.
+void drop_contiguous(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    if (!node.is(nodes::boxed) || node.name != "aten::contiguous" || !is_reshape(node)) continue;
+    if (!is_from_layer(uses, node.read(0))) continue;
+    const Value from = node.output(), to = node.read(0);
+    node.outputs.clear();
+    replace(rewrite.graph, from, to);
+  }
+  sweep(rewrite.graph);
+}
+
 // Tensors of one number that a model makes as it runs, x.new_zeros(()) say, are constants.
 void fold_fills(Rewrite& rewrite) {
   struct Fill {
@@ -301,6 +327,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
     // What layers of bytes leave of their weights, others read as numbers.
     if (kind == &nodes::quantized_convolution) fold_constants(graph);
   }
+  drop_contiguous(rewrite);
   settle_views(rewrite);
   if (join_token_layers(rewrite)) settle_views(rewrite);
   simplify_sums(rewrite);
