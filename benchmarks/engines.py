@@ -7,6 +7,7 @@ when asked. Each engine imports its own packages only."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib.metadata
 import json
@@ -40,6 +41,13 @@ class Job:
     def files(self) -> Path:
         """Folder of input.npy, expected.npy and model.onnx of this batch."""
         return Path(self.folder) / f"batch{self.batch}"
+
+
+def add_cache_option(parser: argparse.ArgumentParser) -> None:
+    """--cache: where exported models are kept (exports.py)."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    default = home / "torch_blocked" / "peers"
+    parser.add_argument("--cache", type=Path, default=default, help="exported models")
 
 
 @dataclass(frozen=True)

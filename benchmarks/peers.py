@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import chart
-from engines import ENGINES, TOLERANCES, Job, arguments, version
+from engines import ENGINES, TOLERANCES, Job, add_cache_option, arguments, version
 from exports import folder_of
 from zoo.timed import TIMED
 
@@ -343,7 +343,6 @@ def rows_to_draw(records: Sequence[Record], statistic: str) -> dict[str, dict[st
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     known = [*MODELS, *TIMED]
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(known))
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
@@ -368,9 +367,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=output_path, help="write every measurement")
     parser.add_argument("--svg", type=output_path, help="write a chart")
     parser.add_argument("--load", type=Path, nargs="+", default=[], help="JSON files to include")
-    parser.add_argument(
-        "--cache", type=Path, default=home / "torch_blocked" / "peers", help="exported models"
-    )
+    add_cache_option(parser)
     args = parser.parse_args(argv)
     unknown = [name for name in args.models if name not in known]
     if unknown:

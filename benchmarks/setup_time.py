@@ -20,11 +20,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy
-from engines import Job, resident_mib, torch_input, torch_model
+from engines import Job, add_cache_option, resident_mib, torch_input, torch_model
 from exports import folder_of
 from peers import export
 
@@ -128,11 +127,10 @@ def main() -> int:
         once(sys.argv[2], Job(**json.loads(sys.argv[3])))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as of peers.py")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument("--cache", type=Path, default=home / "torch_blocked" / "peers")
+    add_cache_option(parser)
     args = parser.parse_args()
     rows = []
     for model in args.models:

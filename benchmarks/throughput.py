@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy
-from engines import Job, load_blocked, load_torch, torch_input
+from engines import Job, add_cache_option, load_blocked, load_torch, torch_input
 from exports import folder_of
 from peers import Dead, Worker, export
 
@@ -172,12 +172,11 @@ def main() -> int:
         serve(engine, int(callers), Job(**json.loads(job)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as of peers.py")
     parser.add_argument("--callers", type=numbers, default=[1, 2, 4])
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="of each caller")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of the five rounds")
-    parser.add_argument("--cache", type=Path, default=home / "torch_blocked" / "peers")
+    add_cache_option(parser)
     args = parser.parse_args()
     rows = []
     for model in args.models:

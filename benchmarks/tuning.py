@@ -18,10 +18,9 @@ import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
-from engines import Job, torch_input, torch_model
+from engines import Job, add_cache_option, torch_input, torch_model
 from exports import folder_of
 from peers import export
 
@@ -51,11 +50,10 @@ def main() -> int:
         print(json.dumps(measure(Job(**json.loads(sys.argv[2])), int(sys.argv[3]))))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as of peers.py")
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=positive, default=50)
-    parser.add_argument("--cache", type=Path, default=home / "torch_blocked" / "peers")
+    add_cache_option(parser)
     args = parser.parse_args()
     rows, ratios = [], []
     for model in args.models:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import peers
-from engines import Job
+from engines import Job, add_cache_option
 from exports import folder_of
 from zoo.yolo import NETWORKS, SIZES
 
@@ -62,7 +60,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     sizes = ["x".join(map(str, size)) for size in SIZES]
     parser.add_argument("names", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--sizes", type=names(sizes), default=sizes, help=", ".join(sizes))
@@ -70,9 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="of timing for a row")
     parser.add_argument("--json", type=output_path, help="write every measurement")
-    parser.add_argument(
-        "--cache", type=Path, default=home / "torch_blocked" / "peers", help="exported models"
-    )
+    add_cache_option(parser)
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in NETWORKS]
     if unknown:
