@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from zoo.timed import Timed
+from zoo.timed import SEED, Timed
 
 # One of each generation, and the other tasks of two of them.
 NETWORKS = """
@@ -49,7 +49,8 @@ class Yolo(Timed):
         model = super().model()
         with torch.no_grad():
             model.network.fuse(verbose=False)
-            model.scale(torch.randn(2, *self.input_dims))
+            random = torch.Generator().manual_seed(SEED)  # the same model in each process
+            model.scale(torch.randn(2, *self.input_dims, generator=random))
         return model
 
 
