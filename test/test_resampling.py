@@ -3,6 +3,7 @@
 import pytest
 import torch
 from problems import CHANNELS
+from random_sizes import SCALES, differing, options
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
@@ -89,6 +90,79 @@ def test_other_sizes():
     optimized = blocked(model, torch.randn(1, 3, 8, 8))
     for dims in [(1, 3, 5, 9), (2, 3, 1, 1), (1, 3, 40, 3)]:
         assert_exact(model, optimized, torch.randn(dims))
+
+
+OPTIONS = {
+    f"{mode}-{rank}d{'-aligned' * any(more.values())}": (mode, rank, more)
+    for mode, rank, more in options()
+}
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("option", OPTIONS)
+def test_all_sizes_and_scales(option):
+    assert not differing(*OPTIONS[option], range(1, 41), SCALES)
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("channels", [1, 17])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_large_images_whose_pixels_atens_other_kernels_choose(option, channels):
+    assert not differing(
+        *OPTIONS[option], range(1, 41, 3), SCALES[::3], channels=channels, long=(150, 1.01)
+    )
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("long", [(), (150, 1.01)], ids=["small", "large"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.uint8])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_nearest_of_every_type(mode, rank, dtype, long):
+    sizes, scales = range(1, 41, 3), [*SCALES[::5], 1.02, 1.3, 2.02, 2.2]
+    assert not differing(mode, rank, {}, sizes, scales, dtype, channels=5, long=long)
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_sizes_that_stay_or_double_in_a_plan(option, dtype):
+    """The scale says otherwise: ATen has cases of their own for these sizes, in some kernels."""
+    mode, rank, more = OPTIONS[option]
+    for scale in (1.02, 1.3, 2.02, 2.2):
+        model = nn.Sequential(
+            CONVOLUTIONS[rank](3, 5, 1),
+            Function(lambda x, s=scale: F.interpolate(x, scale_factor=s, mode=mode, **more)),
+            CONVOLUTIONS[rank](5, 4, 1),
+        )
+        model.to(dtype).eval()
+        optimized = tb.optimize(model, torch.randn(1, 3, *[9] * rank).to(dtype), tune=False)
+        for size in ([1, 1, 2], [3, 2, 4], [7, 33, 3], [3, 64, 1]):
+            x = torch.randn(1, 3, *size[:rank]).to(dtype)
+            if dtype == torch.float32:
+                assert_exact(model, optimized, x)
+            else:
+                torch.testing.assert_close(optimized(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("scale", [1.02, 1.3, 2.02, 2.2])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_at_sizes_that_stay_or_double(option, scale):
+    mode, rank, more = OPTIONS[option]
+    x = torch.randn(2, 5, *[3] * rank, dtype=torch.float64).requires_grad_()
+    gradients = []
+    for each in (x, x.to_blocked()):
+        y = F.interpolate(each, scale_factor=scale, mode=mode, **more)
+        (gradient,) = torch.autograd.grad((y * (1 + y)).sum(), x)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
 
 
 class Last(nn.Module):

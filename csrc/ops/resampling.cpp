@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -48,27 +50,66 @@ void add_cubic(Axis& axis, float real) {
   axis.weight.insert(axis.weight.end(), weights.begin(), weights.end());
 }
 
-// ATen's rules, UpSample.h: compute_scales_value, nearest_neighbor_compute_source_index and
-// area_pixel_compute_source_index, with float32 as there.
+// The pixel nearest to a position of dst, as ATen's kernels of contiguous images take it. Those of
+// small images in 2-D (HW tells) go by nearest_idx and nearest_exact_idx of UpSample.h, all others
+// by HelperInterpNearest and HelperInterpNearestExact of cpu/UpSampleKernel.cpp: these round
+// differently, and only the first treat sizes that are equal or twice as large as scales of 1 or 2.
+// T: float, or double for its images.
+template <typename T>
+std::int64_t nearest_pixel(bool is_exact, bool is_small, const Axis& axis, std::int64_t at,
+                           const std::optional<double>& given) {
+  const auto scale_in = [&]<typename S>(S) {
+    return given ? static_cast<S>(1. / *given)
+                 : static_cast<S>(axis.src) / static_cast<S>(axis.dst);
+  };
+  const std::int64_t end = axis.src - 1;
+  if (is_small && !is_exact) {
+    if (axis.dst == axis.src) return at;
+    if (axis.dst == 2 * axis.src) return at / 2;
+    return pixel_at(static_cast<float>(at) * scale_in(0.f), end);
+  }
+  if (is_small) {
+    return pixel_at(static_cast<float>((static_cast<double>(at) + 0.5) * scale_in(0.f)), end);
+  }
+  const T scale = scale_in(T()), position = static_cast<T>(at);
+  if (!is_exact) return pixel_at(static_cast<float>(scale * position), end);
+  const T real = std::max(scale * (position + T(0.5)) - T(0.5), T(0));
+  return pixel_at(static_cast<float>(static_cast<double>(real) + 0.5), end);
+}
+
+// Whether ATen takes the kernel of small images, _use_vectorized_kernel_cond_2d.
+bool is_small(const ResamplingProblem& p) {
+  return p.dst_dims.size() == 4 && p.dst_dims[2] + p.dst_dims[3] <= 128;
+}
+
+Axis nearest_axis(const ResamplingProblem& p, std::size_t dim) {
+  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], 1, {}, {}};
+  const bool is_exact = p.interpolation == Interpolation::kNearestExact;
+  const std::optional<double>& given = p.scales[dim];
+  const auto scale = given && *given > 0 ? given : std::nullopt;
+  const auto pixel = p.dtype == at::kDouble ? nearest_pixel<double> : nearest_pixel<float>;
+  for (std::int64_t at = 0; at < axis.dst; ++at) {
+    axis.index.push_back(pixel(is_exact, is_small(p), axis, at, scale));
+  }
+  axis.weight.resize(axis.index.size(), 1);
+  return axis;
+}
+
+// ATen's rules, UpSample.h: compute_scales_value and area_pixel_compute_source_index, with float32
+// as there.
 Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
+  if (is_nearest(p.interpolation)) return nearest_axis(p, dim);
   const bool cubic = p.interpolation == Interpolation::kCubic;
-  const bool linear = p.interpolation == Interpolation::kLinear || cubic;
-  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], cubic ? 4 : linear ? 2 : 1, {}, {}};
+  Axis axis{p.src_dims[2 + dim], p.dst_dims[2 + dim], cubic ? 4 : 2, {}, {}};
   const std::optional<double>& given = p.scales[dim];
   float scale = given && *given > 0 ? static_cast<float>(1. / *given)
                                     : static_cast<float>(axis.src) / static_cast<float>(axis.dst);
-  if (linear && p.align_corners) {
+  if (p.align_corners) {
     scale = axis.dst > 1 ? static_cast<float>(axis.src - 1) / static_cast<float>(axis.dst - 1) : 0;
   }
   const std::int64_t end = axis.src - 1;
   for (std::int64_t at = 0; at < axis.dst; ++at) {
     const auto position = static_cast<float>(at);
-    if (!linear) {
-      const float offset = p.interpolation == Interpolation::kNearestExact ? 0.5f : 0;
-      axis.index.push_back(pixel_at((position + offset) * scale, end));
-      axis.weight.push_back(1);
-      continue;
-    }
     float real = p.align_corners ? scale * position : scale * (position + 0.5f) - 0.5f;
     if (cubic) {
       add_cubic(axis, real);
@@ -84,19 +125,27 @@ Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
   return axis;
 }
 
+std::int64_t bytes_of_pixel(const ResamplingProblem& p) {
+  const std::int64_t lanes = p.format.is_blocked() ? p.format.block : p.src_dims[1];
+  return lanes * static_cast<std::int64_t>(c10::elementSize(p.dtype));
+}
+
 // Rows of dst are sums of rows of src that are resampled along w, each of which is kept for the
 // rows of dst that come next.
 struct Resampling {
   std::array<Axis, 3> axes;           // d, h, w
   std::vector<std::int64_t> offsets;  // of w's taps, in elements
-  std::int64_t images, lanes;         // images of one block each; lanes of a pixel
+  std::int64_t images;                // of one block each
+  std::int64_t pixel_bytes, lanes;    // a pixel in words of float32; other types are only copied
   const kernels::Kernels* kernels;
 
   explicit Resampling(const ResamplingProblem& p)
       : images(p.src_dims[0] * (p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1)),
-        lanes(p.format.is_blocked() ? p.format.block : p.src_dims[1]),
-        kernels(p.format.is_blocked() ? &kernels::kernels_for(p.format.block)
-                                      : &kernels::kernels()) {
+        pixel_bytes(bytes_of_pixel(p)),
+        lanes(pixel_bytes / static_cast<std::int64_t>(sizeof(float))),
+        kernels(p.format.is_blocked() && p.dtype == at::kFloat
+                    ? &kernels::kernels_for(p.format.block)
+                    : &kernels::kernels()) {
     const std::size_t spatial = p.src_dims.size() - 2;
     for (std::size_t dim = 0; dim < spatial; ++dim) axes[3 - spatial + dim] = axis_of(p, dim);
     for (const std::int64_t index : axes[2].index) offsets.push_back(index * lanes);
@@ -114,8 +163,12 @@ struct Resampling {
                            .block = lanes},
                           src + row * src_row(), dst);
   }
+  bool has_whole_words() const {
+    return pixel_bytes == lanes * static_cast<std::int64_t>(sizeof(float));
+  }
   // Rows [begin, end) of dst.
   void run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const;
+  void copy_bytes(const std::byte* src, std::byte* dst, std::int64_t begin, std::int64_t end) const;
 };
 
 // The rows of src that the taps of d and h reach at a time: at most four neighbours of at most two
@@ -183,45 +236,71 @@ void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int6
   }
 }
 
+// The nearest pixels, where these are no whole words: bytes of few channels, channels last.
+void Resampling::copy_bytes(const std::byte* src, std::byte* dst, std::int64_t begin,
+                            std::int64_t end) const {
+  const Axis &planes = axes[0], &lines = axes[1], &pixels = axes[2];
+  const auto size = static_cast<std::size_t>(pixel_bytes);
+  std::byte* to = dst + begin * pixels.dst * pixel_bytes;
+  for (std::int64_t at = begin; at < end; ++at) {
+    const auto line = static_cast<std::size_t>(at % lines.dst),
+               plane = static_cast<std::size_t>(at / lines.dst % planes.dst);
+    const std::int64_t image = at / lines.dst / planes.dst;
+    const std::int64_t row =
+        (image * planes.src + planes.index[plane]) * lines.src + lines.index[line];
+    for (const std::int64_t pixel : pixels.index) {
+      std::memcpy(to, src + (row * pixels.src + pixel) * pixel_bytes, size);
+      to += pixel_bytes;
+    }
+  }
+}
+
 }  // namespace
 
-std::function<void(const float* src, float* dst)> plan_resampling(
-    const ResamplingProblem& problem) {
-  return [r = std::make_shared<const Resampling>(problem)](const float* src, float* dst) {
-    parallel_units(r->rows(), 4 * r->dst_row(),
-                   [&](std::int64_t begin, std::int64_t end) { r->run(src, dst, begin, end); });
+std::function<void(const void* src, void* dst)> plan_resampling(const ResamplingProblem& problem) {
+  return [r = std::make_shared<const Resampling>(problem)](const void* src, void* dst) {
+    const std::int64_t row_bytes = r->axes[2].dst * r->pixel_bytes;
+    parallel_units(r->rows(), row_bytes, [&](std::int64_t begin, std::int64_t end) {
+      if (r->has_whole_words()) {
+        r->run(static_cast<const float*>(src), static_cast<float*>(dst), begin, end);
+      } else {
+        r->copy_bytes(static_cast<const std::byte*>(src), static_cast<std::byte*>(dst), begin, end);
+      }
+    });
   };
 }
 
 at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArrayRef size,
                     std::int64_t interpolation, bool align_corners, at::ArrayRef<double> scales) {
   constexpr const char* kOp = "resample";
-  const Blocked src = float_argument(kOp, input, channels);
+  if (interpolation < 0 || interpolation > static_cast<std::int64_t>(Interpolation::kCubic)) {
+    fail_value(kOp, "interpolation 0 to 3", text(interpolation), "");
+  }
+  const auto mode = static_cast<Interpolation>(interpolation);
+  const Blocked src = is_nearest(mode) ? blocked_argument(kOp, input, channels)
+                                       : float_argument(kOp, input, channels);
   const auto spatial = static_cast<std::size_t>(src.ndims() - 2);
   if (size.size() != spatial || scales.size() != spatial) {
     fail_value(kOp, text("a size and a scale for each of ", spatial, " dims"),
                text(size, " and ", scales), "");
-  }
-  if (interpolation < 0 || interpolation > static_cast<std::int64_t>(Interpolation::kCubic)) {
-    fail_value(kOp, "interpolation 0 to 3", text(interpolation), "");
   }
   const bool enlarges_nothing = src.pixels() == 0 || channels == 0;
   if (enlarges_nothing || std::ranges::any_of(size, [](std::int64_t each) { return each <= 0; })) {
     fail_value(kOp, "an image with pixels, and a size of some", text(src.dims(), " and ", size),
                "");
   }
-  ResamplingProblem problem{.interpolation = static_cast<Interpolation>(interpolation),
+  ResamplingProblem problem{.interpolation = mode,
                             .src_dims = src.dims(),
                             .dst_dims = {src.batch(), channels},
                             .format = Format::blocked(src.block()),
                             .align_corners = align_corners,
-                            .scales = {}};
+                            .scales = {},
+                            .dtype = input.scalar_type()};
   problem.dst_dims.insert(problem.dst_dims.end(), size.begin(), size.end());
   for (std::size_t dim = 0; dim < spatial; ++dim) problem.scales[dim] = scales[dim];
   Blocked dst = empty_blocked(problem.dst_dims, src.block(), input.options());
   if (dst.physical.numel() == 0) return dst.physical;
-  const float* from = src.physical.const_data_ptr<float>();
-  plan_resampling(problem)(from, dst.physical.mutable_data_ptr<float>());
+  plan_resampling(problem)(src.physical.const_data_ptr(), dst.physical.mutable_data_ptr());
   return dst.physical;
 }
 

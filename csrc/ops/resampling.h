@@ -1,4 +1,4 @@
-// Enlarging and shrinking images, float32, in blocked formats and in channels-last.
+// Enlarging and shrinking images in blocked formats and in channels-last.
 #pragma once
 
 #include <array>
@@ -18,9 +18,14 @@ struct ResamplingProblem {
   Format format;                                // of src and dst: channels-last or blocked
   bool align_corners;                           // of kLinear and kCubic
   std::array<std::optional<double>, 3> scales;  // of the dims; none where the sizes say it
+  at::ScalarType dtype = at::kFloat;            // kNearest and kNearestExact take any other
 };
 
+constexpr bool is_nearest(Interpolation each) {
+  return each == Interpolation::kNearest || each == Interpolation::kNearestExact;
+}
+
 // A problem made ready to run: a loop of rows, which several threads may go through together.
-std::function<void(const float* src, float* dst)> plan_resampling(const ResamplingProblem& problem);
+std::function<void(const void* src, void* dst)> plan_resampling(const ResamplingProblem& problem);
 
 }  // namespace torch_blocked

@@ -7,8 +7,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/upsample_bicubic2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
-#include <ATen/ops/upsample_nearest2d.h>
-#include <ATen/ops/upsample_nearest3d.h>
 #include <ATen/ops/upsample_trilinear3d.h>
 
 #include <array>
@@ -44,10 +42,7 @@ constexpr auto kResamplers = std::to_array<Resampler>(
      {"aten::_upsample_nearest_exact1d", Interpolation::kNearestExact, nullptr},
      {"aten::_upsample_nearest_exact2d", Interpolation::kNearestExact, nullptr},
      {"aten::_upsample_nearest_exact3d", Interpolation::kNearestExact, nullptr},
-     {"aten::upsample_nearest2d", Interpolation::kNearest,
-      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
-        at::upsample_nearest2d_out(dst, src, r.sizes, r.scales[0], r.scales[1]);
-      }},
+     {"aten::upsample_nearest2d", Interpolation::kNearest, nullptr},
      {"aten::upsample_bilinear2d", Interpolation::kLinear,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bilinear2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
@@ -56,10 +51,7 @@ constexpr auto kResamplers = std::to_array<Resampler>(
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_bicubic2d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1]);
       }},
-     {"aten::upsample_nearest3d", Interpolation::kNearest,
-      [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
-        at::upsample_nearest3d_out(dst, src, r.sizes, r.scales[0], r.scales[1], r.scales[2]);
-      }},
+     {"aten::upsample_nearest3d", Interpolation::kNearest, nullptr},
      {"aten::upsample_trilinear3d", Interpolation::kLinear,
       [](const at::Tensor& src, const Resampling& r, at::Tensor& dst) {
         at::upsample_trilinear3d_out(dst, src, r.sizes, r.align_corners, r.scales[0], r.scales[1],
@@ -92,13 +84,16 @@ std::optional<ResamplingProblem> resampling_problem(const Node& node,
   if (!row || !row->interpolation || format == kPlain) return std::nullopt;
   const Meta &src = metas[Uses::at(node.read(0))], &dst = metas[Uses::at(node.output())];
   const auto r = resampling_of(node, dst.dims);
-  if (!r || dst.dtype != at::kFloat || c10::multiply_integers(dst.dims) == 0) return std::nullopt;
+  if (!r || (dst.dtype != at::kFloat && !is_nearest(*row->interpolation)) ||
+      c10::multiply_integers(dst.dims) == 0)
+    return std::nullopt;
   return ResamplingProblem{.interpolation = *row->interpolation,
                            .src_dims = src.dims,
                            .dst_dims = dst.dims,
                            .format = format,
                            .align_corners = r->align_corners,
-                           .scales = r->scales};
+                           .scales = r->scales,
+                           .dtype = dst.dtype};
 }
 
 bool flag(const Node& node, std::int64_t index) {
@@ -323,9 +318,8 @@ Prepared prepare(const Step& step, const Running& running) {
   }
   if (const auto* problem = std::any_cast<ResamplingProblem>(&step.choice)) {
     return {[run = plan_resampling(*problem), &tensors = running.tensors,
-             src = step.reads.begin()->second, dst] {
-              run(tensors[src].const_data_ptr<float>(), tensors[dst].mutable_data_ptr<float>());
-            },
+             src = step.reads.begin()->second,
+             dst] { run(tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr()); },
             true};
   }
   const SlotPlan& slot = running.plan.slots[dst];

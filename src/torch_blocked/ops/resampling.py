@@ -24,6 +24,8 @@ _INTERPOLATIONS = {
     "upsample_trilinear3d": 2,
     "upsample_bicubic2d": 3,
 }
+# What ATen's nearest modes take; others it refuses.
+_NEAREST = (torch.float64, torch.bfloat16, torch.float16, torch.uint8)
 _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 _ALL = (*_INTERPOLATIONS, *_ANTIALIASED)
 
@@ -32,10 +34,12 @@ _ALL = (*_INTERPOLATIONS, *_ANTIALIASED)
 def resample(func, input, output_size, *rest):
     """input [N, C, *in] -> [N, C, *output_size], nearest to cubic; what ATen refuses, it does."""
     spatial = len(output_size)
-    is_known = input._physical.dtype == torch.float32 and input.dim() == spatial + 2
+    interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
+    dtype = input._physical.dtype
+    has_kernel = dtype == torch.float32 or (interpolation <= 1 and dtype in _NEAREST)
+    is_known = has_kernel and input.dim() == spatial + 2
     if not is_known or input._physical.numel() == 0 or min(output_size) <= 0:
         return per_image(func, input, output_size, *rest)
-    interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
     align_corners, *scales = rest if interpolation >= 2 else (False, *rest)
     scales = [scale or 0.0 for scale in (*scales, *[None] * spatial)[:spatial]]
     physical = _tb.resample(
