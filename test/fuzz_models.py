@@ -136,7 +136,7 @@ class Reference:
             return "shape", f"expected {tuple(want.shape)}, got {tuple(have.shape)}"
         if want.dtype != have.dtype:
             return "dtype", f"expected {want.dtype}, got {have.dtype}"
-        want, have, exact = (dense(each).double() for each in (want, have, exact))
+        want, have, exact = (_real(dense(each)) for each in (want, have, exact))
         if not want.numel():
             return None
         own = float((want - exact).abs().max())
@@ -153,6 +153,10 @@ class Reference:
                 f"off by {worst:.3g} of {scale:.3g} (dense: {own:.1g}, allowed: {tolerance:.1g})",
             )
         return "value", f"{int((~have.isfinite()).sum())} NaN or infinite values of {have.numel()}"
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
 
 
 def dense(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import random_branches  # noqa: F401  its pieces
 import random_modules  # noqa: F401  its pieces
+import random_results
 import random_tokens  # noqa: F401  its pieces
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,8 @@ _NAMES = {
     "Pair": Pair,
     "Halved": Halved,
     "scripted": scripted,
+    "TABLE": random_results.TABLE,
+    "GRID": random_results.GRID,
 }
 
 _LARGEST = 20.0  # a value beyond this is scaled
@@ -368,26 +371,30 @@ class _Builder:
         return cache[size]
 
     def result(self) -> str:
-        """Everything that nothing reads, and now and then more, in some structure."""
+        """Everything that nothing reads, and now and then more (random_results.py)."""
         names = [name for name in self._names() if name.startswith("v")]
         ends = [name for name in names if name not in self.used] or names[-1:]
         if self.rng.random() < 0.25:
             ends += self.rng.sample(names, min(len(names), self.rng.randint(1, 2)))
-        if len(ends) == 1 and self.rng.random() < 0.85:
-            return ends[0]
-        joint = ", ".join(ends)
-        return self.rng.choice(
-            (
-                f"({joint},)",
-                f"({joint},)",
-                f"[{joint}]",
-                "{" + ", ".join(f"'k{i}': {each}" for i, each in enumerate(ends)) + "}",
-                f"Pair({ends[0]}, [{joint}])",
-                f"({ends[0]}, {{'rest': ({joint},)}})",
-                f"({joint}, None, 3)",
-                f"({joint}, {ends[0]}.shape[-1] if {ends[0]}.dim() else 0)",
-            )
-        )
+        return random_results.result(self, ends)
+
+    def holding(self, text: str) -> str:
+        """An attribute of the model, which no statement of before reads."""
+        self.made = []
+        name = self.module(text)
+        value = f"v{next(self.count)}"
+        self.statements.append(Statement(f"{value} = {name}", tuple(self.made)))
+        self.restart()
+        return value
+
+    def runs(self, text: str) -> bool:
+        """Whether an expression has a value at all sizes."""
+        try:
+            for scope in self.scopes:
+                eval(text, scope)
+        except Exception:
+            return False
+        return True
 
 
 def _inputs(rng: random.Random):
@@ -447,10 +454,11 @@ def random_program(seed: int) -> Program:
         if not any(name.startswith("v") for name in builder._names()):
             builder.statements.append(Statement("v0 = x0 * 2"))
             builder.restart()
+        result = builder.result()  # which may hold more
         program = replace(
             builder.program,
             statements=tuple(builder.statements),
-            result=builder.result(),
+            result=result,
             single=builder.double,
             coarse=builder.coarse,
         )

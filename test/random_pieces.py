@@ -468,6 +468,11 @@ def in_place(g):
             "{x}.gt_(0.2)",
             "{x}.ne_({y}).mul_(0.5)",
             "{x}[:, :1].logical_not_()",
+            "{x}.unfold({d}, 2, 2).mul_(0.7)",
+            "{x}.unfold(-1, 1, 3).relu_()",
+            "{x}.diagonal().add_(0.3)",
+            "{x}.diagonal(dim1=-2, dim2=-1).neg_()",
+            "{x}.view(-1)[::3].neg_()",
             "{x}.add_(torch.arange({x}.shape[-1], dtype=torch.float64), alpha=0.1)",
         )
     )

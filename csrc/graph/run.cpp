@@ -55,8 +55,9 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
       releases_[placement.last].push_back(slot);
     }
   }
-  for (const auto& [value, slot] : plan.constants) slots_[slot] = graph.constants.at(value);
   for (const auto& [value, slot] : plan.constants) {
+    slots_[slot] = graph.constants.at(value);
+    constants_.insert(slots_[slot].storage().unsafeGetStorageImpl());
     for (auto& row : releases_) std::erase(row, slot);
   }
   make_leaving();  // with the sizes and strides that preparing reads
@@ -212,11 +213,11 @@ std::map<Value, at::Tensor> Run::operator()(const std::vector<Given>& inputs) {
     }
     const auto* data = static_cast<const char*>(tensor.const_data_ptr());
     const bool inside = data >= arena && data < arena + arena_.nbytes();
-    outputs[value] = inside ? tensor.clone() : tensor;
-    if (!memory_.slots[slot].is_given) slots_[slot] = at::Tensor();
-  }
-  for (const auto& [value, slot] : plan_.constants) {
-    if (outputs.contains(value)) slots_[slot] = outputs[value];
+    // The caller may write into results, and the next call reads the constants.
+    const bool is_kept = inside || constants_.contains(tensor.storage().unsafeGetStorageImpl());
+    outputs[value] = is_kept ? tensor.clone() : tensor;
+    const bool stays = memory_.slots[slot].is_given || plan_.constants.contains(value);
+    if (!stays) slots_[slot] = at::Tensor();
   }
   end();
   return outputs;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <unordered_set>
 
 #include "graph/memory.h"
 
@@ -75,6 +76,7 @@ class Run {
   MemoryPlan memory_;
   at::Tensor arena_;
   std::vector<at::Tensor> slots_;
+  std::unordered_set<const c10::StorageImpl*> constants_;  // memory that all calls read
   std::vector<Prepared> steps_;
   std::vector<std::function<void()>> chains_;  // as of the plan
   std::vector<std::size_t> sections_;          // where steps begin that threads go through together

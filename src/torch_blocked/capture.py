@@ -249,12 +249,17 @@ def _record(
         raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
     if recorder.refusal() and recorder.wrote_state():
         raise CaptureError("the model writes into its buffers or inputs")
-    constants = {value: each.detach() for value, each in recorder.constants().items()}
     # What a model makes blocked has no values of its own here; torch.export sees inside.
-    blocked = any(isinstance(each, BlockedTensor) for each in (*results, *constants.values()))
-    if blocked or watch.reads_values or recorder.refusal():
+    blocked = [*results, *recorder.constants().values()]
+    if any(isinstance(each, BlockedTensor) for each in blocked):
         return None
+    if watch.reads_values or recorder.refusal():
+        return None
+    # Before the calls and constants are asked for: a result may be one more of them.
     outputs = [_output(each, recorder) for each in results]
+    if recorder.refusal():
+        return None
+    constants = {value: each.detach() for value, each in recorder.constants().items()}
     return Capture(
         nodes=[Node(*call) for call in recorder.calls()],
         inputs=list(range(len(leaves))),

@@ -21,6 +21,7 @@ from torch_blocked import module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, lifted
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
+from torch_blocked.verify import difference
 
 # Ops that may return their input itself, beyond those whose schema says so: a view, or a copy where
 # the strides ask for one; and those that do nothing in evaluation mode.
@@ -110,14 +111,17 @@ def exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
     try:
         with _NoItemsOfBlocked(), _without_its_graph():
             program = torch.export.export(wrapped, args, kwargs, strict=False)
-        if any(_written(node) for node in program.graph.nodes):
-            _CheckedViews(program).run_on(args, kwargs)
+        writes = any(_written(node) for node in program.graph.nodes)
+        if writes:
+            as_traced = _CheckedViews(program).run_on(args, kwargs)
     finally:
         state.restore()
     if _breaks_a_tie(program.graph):
         raise CaptureError("it writes into a view of a blocked tensor, or into what one shows")
     if not _substitutable(program.graph):
         program = program.run_decompositions({})
+        if writes and difference(as_traced, _run(program, args, kwargs), _SAME):
+            raise CaptureError("torch.export loses a write into a view")
     captured = _lower(program)
     for each in captured.nodes:  # seen from `wrapped`
         each.module = each.module.removeprefix("model").removeprefix(".")
@@ -175,6 +179,23 @@ def _breaks_a_tie(graph: fx.Graph) -> bool:
     return False
 
 
+# Both run ATen's ops, of which some sum in another order where memory lies otherwise.
+_SAME = 1e-5
+
+
+def _run(program: torch.export.ExportedProgram, args: tuple, kwargs: dict) -> Any:
+    """What the program returns, as a list. The same random numbers are drawn each time."""
+    interpreter = fx.Interpreter(program.module(check_guards=False))
+    return _on_copies(interpreter, args, kwargs)
+
+
+def _on_copies(interpreter: fx.Interpreter, args: tuple, kwargs: dict) -> Any:
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return interpreter.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
+
+
 class _CheckedViews(fx.Interpreter):
     """Runs an exported program on real tensors, and raises CaptureError where ATen gives a view and
     the trace has seen a copy, or the other way: who writes there reaches other values. The strides
@@ -184,9 +205,9 @@ class _CheckedViews(fx.Interpreter):
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__(program.module(check_guards=False))
 
-    def run_on(self, args: tuple, kwargs: dict) -> None:
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-        self.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
+    def run_on(self, args: tuple, kwargs: dict) -> Any:
+        """What the program returns, as a list."""
+        return _on_copies(self, args, kwargs)
 
     def run_node(self, node: fx.Node):
         result = super().run_node(node)
