@@ -39,6 +39,15 @@ def test_eager(kernel, channels, images, outputs):
     assert_close(result.to_dense(), function(input, weight, bias), exact)
 
 
+@pytest.mark.parametrize("kernel", ((1, 2), (2, 1), (2, 2)))
+@torch.no_grad()
+def test_padding_that_lies_at_the_end_only(kernel):
+    """ "same" for an even kernel puts the odd zero there: dst has a pixel more than one."""
+    model = nn.Conv2d(5, BLOCK, kernel, padding="same").eval()
+    x = torch.randn(1, 5, *kernel)
+    assert_exact(model, torch_blocked.optimize(model, x, verify=False, tune=False), x)
+
+
 class Head(nn.Module):
     """What is left of an image, and its residual."""
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import torch_blocked as tb
+from torch_blocked import structure
 from torch_blocked.optimized_module import OptimizedModule
 
 pytestmark = [
@@ -102,7 +103,7 @@ def test_a_caller_may_write_into_results(what):
     model = Returns(RESULTS[what]).eval()
     fast = tb.optimize(model, torch.randn(2, 8, 6, 6))
     x = torch.randn(2, 8, 6, 6)
-    wanted = pytree.tree_map_only(torch.Tensor, torch.clone, model(x))
+    wanted = structure.with_tensors(torch.clone, model(x))
     kept = [x, *model.parameters(), *model.buffers(), model.plain, TABLE, GRID]
     for _ in range(3):
         for each in pytree.tree_leaves(fast(x)):

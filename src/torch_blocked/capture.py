@@ -187,7 +187,7 @@ def _repeats(model: nn.Module, example: tuple, others: tuple) -> bool:
         args, kwargs = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
         torch.manual_seed(0)
         try:
-            results.append(pytree.tree_map_only(Tensor, _copied, model(*args, **kwargs)))
+            results.append(structure.with_tensors(_copied, model(*args, **kwargs)))
         except Exception:  # it does not take the other values
             results.append(None)
     return results[0] is None or not difference(results[0], results[2], _SETTLED)
@@ -236,7 +236,7 @@ def _record(
             results = model(*args, **kwargs)
         # Before what it wrote is put back: a result may be memory of an input.
         recorder.stop(WatchedTensor)
-        ran = Ran(pytree.tree_map_only(Tensor, _copied, results), recorder.seconds_in_ops())
+        ran = Ran(structure.with_tensors(_copied, results), recorder.seconds_in_ops())
     finally:
         recorder.stop(WatchedTensor)
         recorder.restore()
