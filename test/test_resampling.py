@@ -3,7 +3,7 @@
 import pytest
 import torch
 from problems import CHANNELS
-from random_sizes import SCALES, differing, options
+from random_resampling import SCALES, differing, options
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
