@@ -2,6 +2,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -11,6 +12,7 @@
 #include "graph/compiled.h"
 #include "graph/record.h"
 #include "graph/sizes_only.h"
+#include "runtime/interrupts.h"
 
 namespace py = pybind11;
 
@@ -204,6 +206,25 @@ void stop(graph::Recorder& recorder, const py::object& watched) {
   recorder.stop();
   const py::object plain = py::module_::import("torch").attr("Tensor");
   for (const at::Tensor& tensor : recorder.alive()) change_class(tensor, watched, plain);
+  recorder.raise_again();
+}
+
+// Errors of Python that are no failures: KeyboardInterrupt, SystemExit and others that `except
+// Exception` lets through.
+bool is_python_interrupt(const std::exception& error) {
+  const py::gil_scoped_acquire gil;
+  if (const auto* of_pybind = dynamic_cast<const py::error_already_set*>(&error)) {
+    return !of_pybind->matches(PyExc_Exception);
+  }
+  const auto* of_torch = dynamic_cast<const python_error*>(&error);
+  return of_torch && of_torch->type &&
+         !PyErr_GivenExceptionMatches(of_torch->type, PyExc_Exception);
+}
+
+// Runs the handlers of signals that have come, in the thread that may.
+void check_python_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 // The tensors among the arguments of a call, each as Python has it; others are left out.
@@ -266,6 +287,7 @@ graph::Timing timing_of(const py::object& tune) {
 
 void bind_graph(py::module_& m) {
   using graph::Compiled;
+  set_interrupts({check_python_signals, is_python_interrupt});
   m.def("known_results", known_results);
   py::class_<graph::Recorder>(m, "Recorder")
       .def(py::init(&make_recorder))

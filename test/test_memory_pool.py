@@ -140,6 +140,31 @@ def test_pooled_results_and_gradients(op):
             torch.testing.assert_close(results[3], results[1])
 
 
+def test_requests_that_nobody_could_serve_keep_nothing():
+    """What the system refused was never in use: no more idle memory is kept for it."""
+    code = (
+        "import resource, torch, torch_blocked\n"
+        "from torch_blocked import _C\n"
+        "def empty(megabytes):\n"
+        "    like = torch.empty(1).expand(megabytes * 8, 1, 64, 64, 8)\n"
+        "    torch.ops.torch_blocked.empty_like(like)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (700 << 20),) * 2)\n"
+        "refused = 0\n"
+        "for _ in range(20):\n"
+        "    try:\n"
+        "        empty(1024)\n"
+        "    except RuntimeError:\n"
+        "        refused += 1\n"
+        "assert refused == 20, refused\n"
+        "sizes = [10, 60, 90, 130, 200]\n"
+        "for megabytes in sizes:\n"
+        "    empty(megabytes)\n"
+        "    assert _C.idle_pool_bytes() <= megabytes * 1.25 * 2**20, _C.idle_pool_bytes()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_off_switch():
     code = (
         "import torch_blocked; from torch_blocked import _C\n"

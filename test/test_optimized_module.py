@@ -1,13 +1,16 @@
 """What an optimized module does beyond one call: other sizes, threads, files, and who runs, it or
 the model."""
 
+import copy
 import importlib
+import pickle
 import threading
 import time
 import weakref
 
 import pytest
 import torch
+from problems import threads
 from test_optimize import assert_exact, blocked, cache_folder  # noqa: F401
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -178,6 +181,41 @@ def test_release(tmp_path):
     optimized.choice = "dense"
     with pytest.raises(ValueError, match="nothing to release"):
         optimized.release()
+
+
+def test_the_plan_after_release():
+    """Live where the example has a plan; else that of then, as when other sizes have taken its
+    place or the number of threads is another."""
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval(),
+        torch.randn(1, 3, 32, 9),
+    )
+    with torch.no_grad(), threads(1):
+        optimized = blocked(model, x)
+        for size in range(20, 40):  # more than there are plans
+            optimized(torch.randn(1, 3, size, 9))
+        steps = [step.implementation for step in optimized.steps()]
+        for size in range(20, 40):
+            optimized(torch.randn(1, 3, size, 9))
+        optimized.release()
+        assert [step.implementation for step in optimized.steps()] == steps
+        plan = optimized.plan()
+        assert plan.startswith("runs: blocked") and plan.count("\n") == len(steps) + 1
+        assert optimized.plan(x).startswith("runs: blocked")
+        with pytest.raises(ValueError, match="like those of before"):
+            optimized.plan(torch.randn(1, 3, 77, 9))
+        optimized.release()
+        with threads(2):
+            assert optimized.plan().startswith("runs: blocked")
+            assert str(optimized) == "OptimizedModule()"
+            with pytest.raises(ValueError, match="on 2 threads.*set it as it was"):
+                optimized(x)
+            with pytest.raises(ValueError, match="on 2 threads.*set it as it was"):
+                optimized.steps()
+        assert optimized(x).shape == (1, 8, 28, 5)
+        for copies in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(ValueError, match="save it before"):
+                copies(optimized)
 
 
 def test_load_refuses_other_files(tmp_path):

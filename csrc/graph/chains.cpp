@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "graph/plan.h"
+#include "runtime/estimated_threads.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -79,6 +80,7 @@ bool pays(const Chain& chain) {
   // Less than this lies in other caches when steps alone come back for it, which is as good as L2
   // to one thread: on a Zen 3, MobileNetV2 gains from chains at 512x512, not at 224x224.
   constexpr std::int64_t kLeastBetween = 8 << 20;
+  const EstimatedThreads fixed;
   std::int64_t weights = 0, between = 0;
   bool copies = false;  // steps alone copy rows, to have padding around them
   if (chain.stages.size() < 2) return false;

@@ -9,6 +9,8 @@
 #include "format/errors.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
+#include "runtime/estimated_threads.h"
+#include "runtime/interrupts.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
 #include "runtime/primitive.h"
@@ -18,6 +20,8 @@ namespace {
 
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
+// Sizes that are noted where each was captured.
+constexpr std::size_t kCovered = 4096;
 
 // Kernels read where constants lie. (The weights of a model have names, by which Python refuses
 // them before.)
@@ -56,9 +60,11 @@ bool Compiled::add_covered(const std::vector<Given>& inputs) {
   std::vector<Meta> metas = metas_of(inputs);
   try {
     infer(graph_, metas);
-  } catch (const std::exception&) {  // an op tells the sizes of its results in a run only
+  } catch (const std::exception& error) {  // an op tells the sizes of its results in a run only
+    if (is_interrupt(error)) throw;
     return false;
   }
+  if (graph_.also.size() == kCovered) graph_.also.erase(graph_.also.begin());
   graph_.also.push_back(std::move(metas));
   return true;
 }
@@ -71,6 +77,23 @@ bool Compiled::covers(const std::vector<Given>& inputs) {
   return graph::covers(graph_, metas_of(inputs));
 }
 
+template <typename F>
+auto Compiled::with_tuner(F&& f) {
+  if (!is_deterministic()) return f(tuner_);
+  Tuner by_estimates(Timing::kNothing, "", {});
+  return f(by_estimates);
+}
+
+// In a child of fork(): another thread of its parent was planning. After release() nothing of it is
+// written any more.
+void Compiled::renew() {
+  if (released_) return;
+  abandon(simplified_);
+  abandon(as_captured_);
+  abandon(graph_.also);
+  new (&tuner_) Tuner(tuner_.anew());
+}
+
 std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& inputs,
                                                      bool simplified) {
   const std::string key = key_of(inputs);
@@ -78,6 +101,7 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
   Entries& entries = simplified ? simplified_ : as_captured_;
   const auto found = std::ranges::find(entries, key, [](const auto& each) { return each->key; });
   if (found != entries.end()) {
+    if (released_) return *found;  // none makes room for another any more
     entries.splice(entries.begin(), entries, found);
     return entries.front();
   }
@@ -86,7 +110,8 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
                inputs.empty() ? "none" : text(inputs[0].meta.dims),
                "run them once before release(), or optimize the model again");
   }
-  auto entry = planned(inputs, simplified, tuner_, *weights_);
+  auto entry =
+      with_tuner([&](Tuner& tuner) { return planned(inputs, simplified, tuner, *weights_); });
   entry->key = key;
   entries.push_front(entry);
   if (entries.size() > kPlans) entries.pop_back();
@@ -112,7 +137,12 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   }
   for (auto& [value, tensor] : entry->graph.constants) tensor = weights_->own(tensor);
   for (Node& node : entry->graph.nodes) node.kind->own(node, *weights_);
-  entry->plan = make_plan(entry->graph, inputs, tuner, Format::blocked(native_blocks()[0]));
+  try {
+    entry->plan = make_plan(entry->graph, inputs, tuner, Format::blocked(native_blocks()[0]));
+  } catch (...) {
+    tuner.finish_plan();
+    throw;
+  }
   tuner.finish_plan();
   return entry;
 }
@@ -158,6 +188,7 @@ void Compiled::forget_plans() {
 
 void Compiled::release() {
   const std::lock_guard lock(mutex_);
+  released_ = true;
   for (const auto& entry : simplified_) {
     put_back(*entry, take(*entry));  // a run has packed the weights that it reads
     for (Node& node : entry->graph.nodes) node.kind->release(node);
@@ -165,7 +196,6 @@ void Compiled::release() {
   graph_.constants.clear();
   as_captured_.clear();
   weights_->release();
-  released_ = true;
   return_idle_memory();
 }
 
@@ -251,9 +281,14 @@ std::vector<StepExplanation> Compiled::explain(const std::vector<Given>& inputs)
   if (released_) {
     fail_value("explain", "a model with dense weights", "one after release()", "explain it before");
   }
-  Planner planner(entry->graph, inputs, tuner_, Format::blocked(native_blocks()[0]));
+  return with_tuner([&](Tuner& tuner) { return explained(*entry, inputs, tuner); });
+}
+
+std::vector<StepExplanation> Compiled::explained(const Entry& entry,
+                                                 const std::vector<Given>& inputs, Tuner& tuner) {
+  Planner planner(entry.graph, inputs, tuner, Format::blocked(native_blocks()[0]));
   planner.plan();
-  const Plan& plan = entry->plan;
+  const Plan& plan = entry.plan;
   const auto held = [&](Slot slot) -> StepExplanation::Held {
     const SlotPlan& memory = plan.slots[slot];
     return {slot, format_name(memory), memory.dims, memory.dtype};
@@ -278,7 +313,7 @@ std::vector<StepExplanation> Compiled::explain(const std::vector<Given>& inputs)
     }
     explanations.push_back(std::move(explained));
   }
-  tuner_.finish_plan();
+  tuner.finish_plan();
   return explanations;
 }
 

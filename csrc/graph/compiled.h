@@ -7,6 +7,7 @@
 
 #include "graph/report.h"
 #include "graph/run.h"
+#include "runtime/fork.h"
 
 namespace torch_blocked::graph {
 
@@ -54,8 +55,8 @@ class Compiled {
     Graph graph;
     Plan plan;
     PackedStore packed;
-    std::mutex mutex;
     std::vector<std::unique_ptr<Run>> idle;
+    ForkMutex mutex{[this] { abandon(idle); }};
 
     explicit Entry(Weights& weights) : packed(weights) {}
   };
@@ -63,13 +64,19 @@ class Compiled {
   std::shared_ptr<Entry> entry_for(const std::vector<Given>& inputs, bool simplified = true);
   std::shared_ptr<Entry> planned(const std::vector<Given>& inputs, bool simplified, Tuner& tuner,
                                  Weights& packed);
+  // Calls f with the tuner that chooses: one that knows no times where these must not decide.
+  template <typename F>
+  auto with_tuner(F&& f);
+  std::vector<StepExplanation> explained(const Entry& entry, const std::vector<Given>& inputs,
+                                         Tuner& tuner);
   std::vector<at::Tensor> run(Entry& entry, const std::vector<Given>& inputs);
   std::unique_ptr<Run> take(Entry& entry);
   void put_back(Entry& entry, std::unique_ptr<Run> run);
 
   Graph graph_;
   std::shared_ptr<Weights> weights_;
-  std::mutex mutex_;  // of all that follows
+  void renew();
+  ForkMutex mutex_{[this] { renew(); }};  // of all that follows
   bool released_ = false;
   Tuner tuner_;
   Entries simplified_, as_captured_;

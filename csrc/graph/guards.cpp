@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "graph/graph.h"
+#include "runtime/interrupts.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -38,7 +39,8 @@ bool covers(const Graph& graph, const std::vector<Meta>& inputs) {
   std::vector<Meta> metas;
   try {
     metas = infer(graph, inputs);
-  } catch (const std::exception&) {  // sizes that an op refuses, or that depend on values
+  } catch (const std::exception& error) {  // sizes that an op refuses, or that depend on values
+    if (is_interrupt(error)) throw;
     return false;
   }
   return std::ranges::all_of(graph.questions, [&](const Question& question) {

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "graph/planner.h"
+#include "runtime/estimated_threads.h"
+#include "runtime/interrupts.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -89,6 +91,7 @@ Plan Planner::plan() {
     plan_.constants[value] = new_slot(value, kStrided);
   }
   for (const Node& node : graph_.nodes) {
+    check_interrupts();
     if (node.kind->waits) {
       waiting_[node.output()] = &node;
     } else {
@@ -120,6 +123,7 @@ double Planner::reorder_cost(Value value, Format from, Format to) const {
     return static_cast<double>(c10::multiply_integers(dims)) *
            static_cast<double>(c10::elementSize(meta.dtype));
   };
+  const EstimatedThreads fixed;
   return kReorderMicroseconds +
          (bytes(from) + bytes(to)) / (kReorderBytesPerMicrosecond * threads());
 }

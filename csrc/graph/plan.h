@@ -93,6 +93,8 @@ class Tuner {
   // One that times nothing, and takes what this one has found for a layer of the same kind at other
   // sizes: its weights are packed already.
   Tuner without_timing() const;
+  // One like this when it was made.
+  Tuner anew() const;
   // The fastest implementation; none if none takes the problem.
   std::optional<Choice> best(const Contest& contest);
   // All implementations that take the problem, timed now; empty where nothing is to be run.
@@ -101,7 +103,7 @@ class Tuner {
   bool times_all() const { return timing_ == Timing::kAll; }
   // Of the problems that were asked for.
   const Known& known() const { return known_; }
-  // Tells whom it has told of timing that this is over.
+  // Tells whom it has told of timing that this is over, and forgets what is too much to keep.
   void finish_plan();
 
  private:

@@ -12,6 +12,7 @@
 
 #include "format/errors.h"
 #include "graph/aten.h"
+#include "runtime/interrupts.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -244,6 +245,16 @@ void Recorder::refuse(const std::string& reason) {
   if (refusal_.empty()) refusal_ = reason;
 }
 
+// Where the error that is being caught is none of the op's, the forward is to end with it.
+void Recorder::refuse(const std::exception& error) {
+  if (!raised_ && is_interrupt(error)) raised_ = std::current_exception();
+  refuse(error.what());
+}
+
+void Recorder::raise_again() {
+  if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
+}
+
 // An observer must not throw, so errors become refusals. A call without an operator name, such as a
 // Python function of autograd, is not recorded: the ops that it calls are.
 void Recorder::enter(const at::RecordFunction& function) {
@@ -255,7 +266,7 @@ void Recorder::enter(const at::RecordFunction& function) {
     if (outermost) running_ = {.is_noted = !is_silent(function.operator_name()->name)};
     if (outermost && running_.is_noted && refusal_.empty()) begin(function, arguments_of(function));
   } catch (const std::exception& error) {
-    refuse(error.what());
+    refuse(error);
   }
   if (outermost) running_.start = std::chrono::steady_clock::now();
 }
@@ -267,7 +278,7 @@ void Recorder::leave(const at::RecordFunction& function) {
   try {
     end(function);
   } catch (const std::exception& error) {
-    refuse(error.what());
+    refuse(error);
   }
 }
 

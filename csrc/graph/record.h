@@ -67,6 +67,9 @@ class Recorder {
   std::chrono::duration<double> seconds_in_ops() const { return in_ops_; }
   // Results of ops that somebody still holds.
   std::vector<at::Tensor> alive() const;
+  // What was raised in the forward where nobody may raise, such as Ctrl-C while Python was asked
+  // for a place; raised once, here.
+  void raise_again();
   // Why the nodes do not tell the whole forward; empty: they do.
   const std::string& refusal() const { return refusal_; }
 
@@ -106,6 +109,7 @@ class Recorder {
   };
 
   void refuse(const std::string& reason);
+  void refuse(const std::exception& error);
   void begin(const at::RecordFunction& function, at::ArrayRef<const c10::IValue> inputs);
   void end(const at::RecordFunction& function);
   void save_written(const at::RecordFunction& function);
@@ -148,6 +152,7 @@ class Recorder {
   int depth_ = 0;
   std::chrono::nanoseconds in_ops_{0};
   bool has_fixed_sizes_ = false, wrote_state_ = false;
+  std::exception_ptr raised_;
   std::optional<std::uint64_t> handle_;
 };
 

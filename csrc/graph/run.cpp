@@ -35,8 +35,12 @@ std::string joined(const std::string& model, const std::string& part) {
 at::Tensor PackedStore::get(const Node& node, const std::vector<at::Tensor>& weights,
                             const std::string& format, const std::function<at::Tensor()>& pack) {
   const std::lock_guard lock(mutex_);
-  at::Tensor& packed = packed_[{&node, format}];
-  if (!packed.defined()) packed = weights_.packed(weights, format, pack);
+  const std::pair key(&node, format);
+  if (const auto found = packed_.find(key); found != packed_.end()) return found->second;
+  const at::Tensor packed = weights_.packed(weights, format, pack);
+  writes_ = true;
+  packed_.emplace(key, packed);
+  writes_ = false;
   return packed;
 }
 

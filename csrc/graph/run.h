@@ -1,10 +1,10 @@
 // A plan made ready: primitives, packed weights, memory and one function per step.
 #pragma once
 
-#include <mutex>
 #include <unordered_set>
 
 #include "graph/memory.h"
+#include "runtime/fork.h"
 
 namespace torch_blocked::graph {
 
@@ -18,8 +18,11 @@ class PackedStore {
 
  private:
   Weights& weights_;
-  std::mutex mutex_;
   std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;  // dense ones may be gone
+  bool writes_ = false;  // into packed_; else it stays whole, whoever holds the mutex at a fork
+  ForkMutex mutex_{[this] {
+    if (writes_) abandon(packed_);
+  }};
 };
 
 // What the functions of steps work on.

@@ -16,6 +16,8 @@
 
 #include "format/errors.h"
 #include "graph/plan.h"
+#include "runtime/fork.h"
+#include "runtime/interrupts.h"
 #include "runtime/isa.h"
 #include "torch_blocked/threads.h"
 
@@ -168,6 +170,7 @@ const Contender* fastest_of(std::vector<Contender>& contenders, Contender* refer
     return spent > kPatience || all(agrees);
   };
   do {
+    check_interrupts();
     for (Contender* each : left) each->run_once();
     if (reference) reference->run_once();
     const Contender& leader = **std::ranges::min_element(left, {}, &Contender::second);
@@ -204,8 +207,8 @@ bool takes_part(const Contest& contest, const std::string& implementation) {
 class Measurements {
  public:
   static std::optional<Tuner::Choice> find(const std::string& path, const std::string& problem) {
-    static std::mutex mutex;
     static std::map<std::string, Measurements> files;
+    static ForkMutex mutex([] { abandon(files); });
     if (path.empty()) return std::nullopt;
     const std::lock_guard lock(mutex);
     Measurements& file = files[path];
@@ -262,6 +265,8 @@ Tuner Tuner::without_timing() const {
   tuner.of_layers_ = of_layers_;
   return tuner;
 }
+
+Tuner Tuner::anew() const { return {timing_, path_, given_, told_}; }
 
 std::optional<Tuner::Choice> Tuner::best(const Contest& contest) {
   const auto choice = found(contest);
@@ -337,6 +342,7 @@ const std::vector<Tuner::Choice>& Tuner::all(const Contest& contest) {
   add_contenders(contenders, contest, contest.implementations);
   add_contenders(contenders, contest, contest.others);
   for (Contender& each : contenders) {
+    check_interrupts();
     for (int round = 0; round < kLeastRounds; ++round) each.run_once();
     choices.push_back({each.implementation, each.microseconds()});
   }
@@ -350,6 +356,10 @@ void Tuner::tell(const std::string& words) {
 }
 
 void Tuner::finish_plan() {
+  // For sizes that never come again: those that do have a plan, or a line in the file.
+  constexpr std::size_t kMost = 8192;
+  if (known_.size() > kMost) known_.clear();
+  if (compared_.size() > kMost) compared_.clear();
   if (std::exchange(has_told_, false)) told_("");
 }
 

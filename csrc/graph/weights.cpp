@@ -14,6 +14,7 @@
 #include "runtime/memory_pool.h"
 #include "runtime/packed_place.h"
 #include "runtime/primitive.h"
+#include "runtime/primitive_cache.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -73,6 +74,15 @@ at::Tensor Weight::values() const {
         });
       });
   return result;
+}
+
+Weights::~Weights() {
+  if (others_) return;
+  release();
+  own_.clear();
+  drop_packed();
+  forget_primitives();
+  return_idle_memory();
 }
 
 at::Tensor Weights::packed(const std::vector<at::Tensor>& weights, const std::string& format,
@@ -165,10 +175,10 @@ at::Tensor Weights::own(const at::Tensor& constant) {
 }
 
 void Weights::check_unchanged(const std::vector<at::Tensor>& constants) {
-  const std::lock_guard lock(mutex_);
   for (const at::Tensor& constant : constants) {
     if (constant.layout() != at::kStrided) continue;
     const std::uint64_t hash = content_hash(constant.contiguous());
+    const std::lock_guard lock(mutex_);
     const auto [noted, is_new] =
         noted_.try_emplace(address_of({constant}, ""), Noted{constant, hash});
     if (!is_new && noted->second.hash != hash) {
@@ -176,6 +186,18 @@ void Weights::check_unchanged(const std::vector<at::Tensor>& constants) {
                  text("others in a tensor of ", constant.sizes()), "optimize the model again");
     }
   }
+}
+
+// In a child of fork(). All is made once more where it is asked for; what weights were is noted
+// anew.
+void Weights::renew() {
+  abandon(packed_);
+  abandon(folded_);
+  abandon(own_);
+  abandon(noted_);
+  abandon(kept_);
+  abandon(piece_);
+  filled_ = touched_ = 0;
 }
 
 void Weights::release() {

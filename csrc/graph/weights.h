@@ -6,9 +6,10 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "runtime/fork.h"
 
 namespace torch_blocked::graph {
 
@@ -35,6 +36,10 @@ class Weights {
  public:
   // What `others` have packed already is used; what is packed besides dies with this store.
   explicit Weights(Weights* others = nullptr) : others_(others) {}
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+  // Plans are gone before their weights: then the system gets back what the model had.
+  ~Weights();
 
   // In the packed form named `format`. Packed weights that stay lie one after the other in large
   // pieces of memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
@@ -62,9 +67,10 @@ class Weights {
   at::Tensor take(std::int64_t bytes);
   at::Tensor packed_here(const std::function<at::Tensor()>& pack);
   at::Tensor find_packed(const std::string& key);
+  void renew();
 
   Weights* others_;
-  std::mutex mutex_;
+  ForkMutex mutex_{[this] { renew(); }};
   std::map<std::string, at::Tensor> packed_;
   std::map<std::string, Folded> folded_;
   std::map<std::string, at::Tensor> own_;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "format/errors.h"
+#include "runtime/fork.h"
 
 namespace torch_blocked {
 namespace {
@@ -14,9 +15,9 @@ namespace {
 // Names of forms by the op's; more than one is an error, which is told where somebody listens:
 // these come while libraries are loaded, where an exception would end the process.
 struct Forms {
-  std::mutex mutex;
   std::map<std::string, std::set<std::string>> of;
   std::map<std::string, c10::OperatorName> checked;  // what the first use has found to fit
+  ForkMutex mutex{[this] { abandon(checked); }};
 
   static Forms& all() {
     static Forms forms;

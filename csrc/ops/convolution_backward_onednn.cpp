@@ -8,6 +8,7 @@
 #include "ops/convolution_onednn.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/memory_pool.h"
 #include "runtime/trace.h"
 
@@ -39,6 +40,7 @@ std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc&
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
   const auto direct = dnnl::algorithm::convolution_direct;
+  const NoFork no_fork;
   const dnnl::convolution_forward::primitive_desc forward(
       engine(), dnnl::prop_kind::forward_training, direct, src_md, any_md, dst_md, p.stride,
       dilates, p.padding, p.padding, user_scratchpad(), /*allow_empty=*/true);

@@ -15,6 +15,7 @@
 #include "ops/reorder.h"
 #include "ops/wanted_formats.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/packed_place.h"
 #include "runtime/packed_weights.h"
 #include "runtime/primitive.h"
@@ -138,6 +139,7 @@ std::shared_ptr<Convolution> make(const Problem& p) {
   const dnnl::memory::desc src_md = activation_md(p.src_dims, p.src_format, p.dtype),
                            dst_md = activation_md(p.dst_dims, p.dst_format, p.dtype);
   Arguments rest;
+  const NoFork no_fork;
   // `any` for the weights only: oneDNN would pick nhwc for activations.
   const auto pd = describe<Forward>(p, {src_md, any_md(onednn_weight_dims(p), p.dtype), dst_md},
                                     attributes(p.epilogue, dst_md, rest));
@@ -157,6 +159,7 @@ std::shared_ptr<Convolution> make(const Problem& p) {
 
 template <typename Forward>
 WantedFormats asked(const Problem& p) {
+  const NoFork no_fork;
   const auto pd =
       describe<Forward>(p,
                         {any_md(p.src_dims, p.dtype), any_md(onednn_weight_dims(p), p.dtype),
@@ -188,6 +191,7 @@ at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& c
                      static_cast<std::int64_t>(dense.nbytes()) + bytes);
   const dnnl::memory::desc src_md = dense_weights_md(p, dense);
   const at::Tensor packed = empty_packed(bytes, at::kByte);
+  const NoFork no_fork;
   const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), weights_md, user_scratchpad());
   const std::array<Primitive::Argument, 2> arguments{
       {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DST, weights_md}}};

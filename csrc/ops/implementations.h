@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/estimated_threads.h"
+
 namespace torch_blocked {
 
 // What others may ask of an implementation.
@@ -131,14 +133,12 @@ class Implementations : public Family {
     };
     std::array<Timed, kMostRows> order;
     std::size_t count = 0;
-    double estimate = 0;
-    for (const Row& row : rows_) {
-      if (row.estimate) estimate = row.estimate(problem);
-      if (estimate == kNever || row.traits.only_measured) continue;
+    estimate_each(problem, [&](const Row& row, double estimate) {
+      if (estimate == kNever || row.traits.only_measured) return;
       std::size_t at = count++;
       for (; at > 0 && estimate < order[at - 1].estimate; --at) order[at] = order[at - 1];
       order[at] = {estimate, &row};
-    }
+    });
     for (std::size_t i = 0; i < count; ++i) {
       if (auto plan = plan_by(*order[i].row, problem)) {
         return Named{order[i].row->name, std::move(*plan)};
@@ -149,11 +149,10 @@ class Implementations : public Family {
 
   // Of those that may run without having been measured.
   double least_estimate(const Problem& problem) const {
-    double least = kNever, estimate = 0;
-    for (const Row& row : rows_) {
-      if (row.estimate) estimate = row.estimate(problem);
+    double least = kNever;
+    estimate_each(problem, [&](const Row& row, double estimate) {
       if (!row.traits.only_measured) least = std::min(least, estimate);
-    }
+    });
     return least;
   }
 
@@ -169,6 +168,17 @@ class Implementations : public Family {
 
  private:
   static constexpr std::size_t kMostRows = 24;
+
+  // f(row, its estimate) for all rows.
+  template <typename F>
+  void estimate_each(const Problem& problem, F&& f) const {
+    const EstimatedThreads threads;
+    double estimate = 0;
+    for (const Row& row : rows_) {
+      if (row.estimate) estimate = row.estimate(problem);
+      f(row, estimate);
+    }
+  }
 
   static std::vector<const char*> names_of(const std::vector<Row>& rows) {
     std::vector<const char*> names;

@@ -13,6 +13,7 @@
 #include "ops/descriptor_md.h"
 #include "ops/post_ops.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/packed_place.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
@@ -82,6 +83,7 @@ at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
     return packed;
   }
   const Md md(weight.sizes().vec(), kF32, Tag::ab);
+  const NoFork no_fork;
   const dnnl::reorder::primitive_desc pd(engine(), md, engine(), packed_md, user_scratchpad());
   const std::array<Primitive::Argument, 2> arguments{
       {{DNNL_ARG_SRC, md}, {DNNL_ARG_DST, packed_md}}};
@@ -121,6 +123,7 @@ void run_few_rows(LinearRows rows, const LinearBuffers& buffers) {
 // oneDNN's primitive. Both implementations take the weights in the format that it chooses, so that
 // they are packed once for any number of rows.
 struct InnerProduct {
+  NoFork no_fork = {};
   Md src_md, weights_md, bias_md, dst_md;
   dnnl::inner_product_forward::primitive_desc pd;
 

@@ -16,6 +16,7 @@
 #include "ops/implementations.h"
 #include "ops/reorder.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
 
@@ -55,6 +56,7 @@ void add(Key& key, const Descriptor& desc) {
 std::optional<Primitive> make_primitive(const MemoryReorder& p) {
   const auto src_md = onednn_md(p.src), dst_md = onednn_md(p.dst);
   if (!src_md || !dst_md) return std::nullopt;
+  const NoFork no_fork;
   const dnnl::reorder::primitive_desc pd(engine(), *src_md, engine(), *dst_md, user_scratchpad(),
                                          /*allow_empty=*/true);
   if (!pd) return std::nullopt;

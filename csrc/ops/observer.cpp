@@ -28,8 +28,8 @@ using Values = std::span<const IValue>;
 
 // An op of the forward has the sequence number that its node gets, within its thread.
 using SequenceKey = std::pair<std::uint64_t, std::int64_t>;
-std::mutex modules_mutex;
 std::map<SequenceKey, std::string> modules;
+ForkMutex modules_mutex([] { abandon(modules); });
 
 void note_module(const at::RecordFunction& function) {
   const trace::Event* around = trace::innermost();
@@ -283,7 +283,7 @@ std::int64_t small_op_ns() {
   return least;
 }
 
-std::mutex observers_mutex;
+ForkMutex observers_mutex;
 int observers = 0;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "runtime/fork.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -39,8 +40,8 @@ class PerThreads {
   }
 
   std::atomic<const Made*> last_{nullptr};
-  std::mutex mutex_;
   std::vector<std::unique_ptr<const Made>> all_;
+  ForkMutex mutex_{[this] { abandon(all_); }};
 };
 
 }  // namespace torch_blocked

@@ -9,6 +9,7 @@
 #include "ops/reorder.h"
 #include "ops/window.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -99,6 +100,7 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
     const Window window{p.kernel[i], p.stride[i], p.padding[i], p.dilation[i]};
     padding_end[i] = window.padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]);
   }
+  const NoFork no_fork;
   const dnnl::pooling_forward::primitive_desc pd(engine(), dnnl::prop_kind::forward_inference,
                                                  algorithm, src_md, dst_md, p.stride, p.kernel,
                                                  dilates, p.padding, padding_end, user_scratchpad(),

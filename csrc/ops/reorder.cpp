@@ -14,6 +14,7 @@
 #include "ops/implementations.h"
 #include "ops/registered.h"
 #include "runtime/engine.h"
+#include "runtime/fork.h"
 #include "runtime/primitive.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -159,6 +160,7 @@ std::optional<Call> plan_onednn(const Reorder& reorder) {
   auto& primitive = cache.get(std::move(key).finish(), [&]() -> std::optional<Primitive> {
     const auto src_md = md_of(reorder.src, reorder.dims), dst_md = md_of(reorder.dst, reorder.dims);
     if (!src_md || !dst_md) return std::nullopt;  // overlapping strides
+    const NoFork no_fork;
     const dnnl::reorder::primitive_desc pd(engine(), src_md, engine(), dst_md, user_scratchpad(),
                                            /*allow_empty=*/true);
     if (!pd) return std::nullopt;

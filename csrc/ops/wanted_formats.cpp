@@ -45,7 +45,10 @@ void add_candidate(std::vector<Candidate>& candidates, ConvolutionProblem p, For
                    const ConvolutionImplementations::Row& row) {
   if (!format.is_blocked() && !row.traits.any_format) return;
   p.src_format = p.dst_format = format;
-  const double microseconds = row.estimate(p);
+  const double microseconds = [&] {
+    const EstimatedThreads threads;
+    return row.estimate(p);
+  }();
   if (auto named = plan_convolution(p, row.name))
     candidates.push_back({std::move(p), std::move(*named), microseconds});
 }

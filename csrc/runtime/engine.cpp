@@ -1,12 +1,14 @@
 #include "runtime/engine.h"
 
 #include "runtime/isa.h"
+#include "runtime/primitive_cache.h"
 
 namespace torch_blocked {
 
 const dnnl::engine& engine() {
   static const dnnl::engine cpu = [] {
     isa();  // sets oneDNN's ISA limit, which must come before its first primitive
+    bound_primitive_cache();
     return dnnl::engine(dnnl::engine::kind::cpu, 0);
   }();
   return cpu;

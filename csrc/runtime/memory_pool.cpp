@@ -15,6 +15,7 @@
 #endif
 
 #include "format/errors.h"
+#include "runtime/fork.h"
 #include "runtime/huge_pages.h"
 
 namespace torch_blocked {
@@ -69,10 +70,19 @@ class Pool {
         count_used(block.bytes);
         return block;
       }
-      count_used(bytes);
-      shrink(most_ + most_ / 4 - used_);
+      asked_ += bytes;
+      const std::size_t wanted = used_ + asked_, most = std::max(most_, wanted);
+      shrink(most + most / 4 - wanted);
     }
-    return {map(bytes), bytes};
+    void* data = nullptr;
+    try {
+      data = map(bytes);
+    } catch (...) {  // what nobody got was never in use
+      got(0, bytes);
+      throw;
+    }
+    got(bytes, bytes);
+    return {data, bytes};
   }
 
   void give(const Block& block) {
@@ -92,7 +102,16 @@ class Pool {
     return static_cast<std::int64_t>(idle_bytes_);
   }
 
+  // In a child of fork(): what other threads had asked for never comes.
+  void forget_asked() { asked_ = 0; }
+
  private:
+  void got(std::size_t bytes, std::size_t asked) {
+    const std::lock_guard lock(mutex_);
+    asked_ -= std::min(asked, asked_);
+    count_used(bytes);
+  }
+
   void count_used(std::size_t bytes) {
     used_ += bytes;
     most_ = std::max(most_, used_);
@@ -135,9 +154,13 @@ class Pool {
     }
   }
 
-  std::mutex mutex_;
   Idle idle_;
   std::size_t idle_bytes_ = 0, used_ = 0, most_ = 0;
+  std::size_t asked_ = 0;  // of the system, which has not answered yet
+  ForkMutex mutex_{[this] {
+    abandon(idle_);
+    idle_bytes_ = 0;
+  }};
 };
 
 // Never destroyed: tensors may outlive every other static object.
@@ -145,6 +168,8 @@ Pool& pool() {
   static Pool& pool = *new Pool;
   return pool;
 }
+
+const bool at_fork = (in_forked_children([] { pool().forget_asked(); }), true);
 
 class PoolAllocator final : public c10::Allocator {
  public:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/content_hash.h"
+#include "runtime/fork.h"
 
 namespace torch_blocked {
 namespace {
@@ -39,8 +40,8 @@ struct Row {
 
 // Never destroyed: a storage may outlive every static object, and its hook comes here.
 struct Cache {
-  std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Row> rows;
+  ForkMutex mutex{[this] { abandon(rows); }};
 };
 
 Cache& cache() {

@@ -5,6 +5,8 @@
 #include <cstdlib>
 
 #include "runtime/engine.h"
+#include "runtime/estimated_threads.h"
+#include "runtime/fork.h"
 
 namespace torch_blocked {
 namespace {
@@ -78,7 +80,7 @@ Key& Key::add(Format format) {
 }
 
 std::string Key::finish() && {
-  add(at::get_num_threads());
+  add(at::get_num_threads()).add(is_deterministic());
   return std::move(bytes_);
 }
 

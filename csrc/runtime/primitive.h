@@ -50,15 +50,16 @@ dnnl::primitive_attr user_scratchpad();
 bool is_ref(std::string_view impl_name);
 
 // The words that tell two problems apart. A key starts with a name; that of a primitive ends with
-// the thread count, which oneDNN's code depends on.
+// the thread count, which oneDNN's code depends on, and with what else decides which implementation
+// it is (runtime/estimated_threads.h).
 class Key {
  public:
   explicit Key(const char* name) : bytes_(name) {}
   Key& add(std::int64_t value);
   Key& add(std::span<const std::int64_t> values);
   Key& add(Format format);
-  std::string finish() &&;                             // with the thread count
-  std::string text() && { return std::move(bytes_); }  // without it
+  std::string finish() &&;                             // with these
+  std::string text() && { return std::move(bytes_); }  // without them
 
  private:
   std::string bytes_;

@@ -19,6 +19,9 @@
 #include <immintrin.h>
 #endif
 
+#include "runtime/estimated_threads.h"
+#include "runtime/fork.h"
+
 namespace torch_blocked {
 namespace {
 
@@ -71,7 +74,7 @@ class Places {
  private:
   static inline std::atomic<int> all{0};
   // A child of fork() has none of the threads of the others.
-  static inline const int at_fork = pthread_atfork(nullptr, nullptr, [] { all = 0; });
+  static inline const bool at_fork = (in_forked_children([] { all = 0; }), true);
   int count_;
 };
 
@@ -169,6 +172,11 @@ struct Member {
 thread_local Member* member = nullptr;
 thread_local std::int64_t most_pieces = 0;
 
+// Few enough for a small machine, and enough that what leaves threads idle shows. 0: as many as
+// run.
+constexpr int kEstimated = 4;
+thread_local int estimated = 0;
+
 class TeamPieces final : public Pieces {
  public:
   TeamPieces(Member& member, std::int64_t units, std::int64_t pieces)
@@ -263,8 +271,15 @@ void share(Member& self, std::int64_t units, std::int64_t pieces,
 
 }  // namespace
 
+EstimatedThreads::EstimatedThreads() : before_(estimated) {
+  if (is_deterministic()) estimated = kEstimated;
+}
+
+EstimatedThreads::~EstimatedThreads() { estimated = before_; }
+
 int threads() {
-  return member              ? static_cast<int>(member->team.size())
+  return estimated > 0       ? estimated
+         : member            ? static_cast<int>(member->team.size())
          : omp_in_parallel() ? 1
                              : at::get_num_threads();
 }

@@ -1,9 +1,12 @@
 #include "runtime/trace.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
 #include <utility>
+
+#include "runtime/fork.h"
 
 namespace torch_blocked::trace {
 namespace {
@@ -11,11 +14,15 @@ namespace {
 std::array<std::atomic<std::int64_t>, kCounted> counts;
 std::atomic<int> recorders{0};
 std::atomic<std::int64_t> last_id{0}, last_thread{0};
-std::mutex log_mutex;
 std::vector<Event> log;
+ForkMutex log_mutex([] { abandon(log); });
 
 thread_local std::vector<Event> opened;
 thread_local OnReorder on_reorder;
+
+// Recordings of this thread; a child of fork() goes on with no others.
+thread_local int own_recorders = 0;
+const bool at_fork = (in_forked_children([] { recorders = std::max(own_recorders, 0); }), true);
 
 // Where and in what the event happens.
 void place(Event& event) {
@@ -111,12 +118,14 @@ void Timed::describe(std::string detail) {
 std::size_t start() {
   std::lock_guard lock(log_mutex);
   recorders.fetch_add(1);
+  ++own_recorders;
   return log.size();
 }
 
 std::vector<Event> stop(std::size_t position) {
   std::lock_guard lock(log_mutex);
   std::vector<Event> events(log.begin() + static_cast<std::ptrdiff_t>(position), log.end());
+  --own_recorders;
   if (recorders.fetch_sub(1) == 1) log.clear();
   return events;
 }

@@ -8,17 +8,19 @@
 #include <mutex>
 #include <string_view>
 
+#include "runtime/fork.h"
+
 namespace torch_blocked::verbose_stream {
 namespace {
 
 constexpr std::string_view kPrefix = "onednn_verbose";
 
 std::atomic<int> openings{0};
-std::mutex mutex;  // of all that follows
 std::FILE* caught = nullptr;
 int own_stdout = -1;
-off_t taken = 0;     // how much of the file was read
-std::string unread;  // the beginning of a line whose end has not come
+off_t taken = 0;                           // how much of the file was read
+std::string unread;                        // the beginning of a line whose end has not come
+ForkMutex mutex([] { abandon(unread); });  // of these
 
 void pass_on(std::string_view text) {
   while (!text.empty()) {

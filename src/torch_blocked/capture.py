@@ -238,8 +238,10 @@ def _record(
         recorder.stop(WatchedTensor)
         ran = Ran(structure.with_tensors(_copied, results), recorder.seconds_in_ops())
     finally:
-        recorder.stop(WatchedTensor)
-        recorder.restore()
+        try:
+            recorder.stop(WatchedTensor)  # raises what the forward was to end with
+        finally:
+            recorder.restore()
     if not _are_same(given, structure.flatten((args, kwargs))):
         raise CaptureError("the forward changes what its arguments hold")
     results, out_spec = structure.flatten(results)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx, nn
 
-from torch_blocked import _C, module_paths, structure
+from torch_blocked import _C, forks, module_paths, structure
 from torch_blocked.calls import checked_inputs, refuse_tracing
 from torch_blocked.captured import CaptureError
 from torch_blocked.optimized_module import (
@@ -117,7 +116,7 @@ class OptimizedParts(nn.Module):
         make = functools.partial(OptimizedModule, **self._settings)
         self._submodules, self._is_settled = Submodules(model, make), False
         object.__setattr__(self, "_compiled", None)
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

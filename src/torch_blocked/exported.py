@@ -7,17 +7,16 @@ import io
 import logging
 import operator
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torch_blocked import module_paths, structure
+from torch_blocked import forks, module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, lifted
 from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
@@ -76,7 +75,15 @@ class _NoItemsOfBlocked(TorchFunctionMode):
 
 
 # Whoever redirects what all threads print to has to be alone.
-_one_at_a_time = threading.RLock()
+_one_at_a_time = forks.lock()
+_redirected: TextIO | None = None  # where they print else
+
+
+@forks.in_children
+def _print_again() -> None:
+    """What another thread redirected when this process was forked."""
+    if _redirected is not None and not _one_at_a_time._is_owned():  # type: ignore[attr-defined]
+        sys.stderr = _redirected
 
 
 @contextmanager
@@ -84,12 +91,18 @@ def _without_its_graph() -> Iterator[None]:
     """Keeps what torch.export has traced before it failed off the terminal, and a warning that no
     line is known; the caller gets the reason, and passes it on. All else that is printed meanwhile
     comes out afterwards."""
+    global _redirected
     printed, log = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
     graph = ""
     log.addFilter(_known_line)
     try:
-        with _one_at_a_time, redirect_stderr(printed):
-            yield
+        with _one_at_a_time:
+            before, _redirected = _redirected, sys.stderr
+            try:
+                with redirect_stderr(printed):
+                    yield
+            finally:
+                _redirected = before
     except Exception as error:
         if hasattr(error, "partial_fx_graph"):
             graph = f"{error.partial_fx_graph}\n"

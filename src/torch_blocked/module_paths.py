@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from torch_blocked import _C
+from torch_blocked import _C, forks
 
 # Code in these folders is not the user's, nor is what they write and run.
 _NOT_THE_USERS = (
@@ -55,8 +55,15 @@ class _Running(threading.local):
         self.calls: Counter[str] = Counter()
 
 
+class _Asks(threading.local):
+    """How often this thread asks."""
+
+    count = 0
+
+
 _running = _Running()
-_lock = threading.Lock()
+_asks = _Asks()
+_lock = forks.lock()
 _askers = 0
 _installed = ExitStack()
 
@@ -82,6 +89,7 @@ def known() -> Iterator[None]:
     already when it begins stays unknown."""
     global _askers
     with _lock:
+        _asks.count += 1
         _askers += 1
         if _askers == 1:
             _handing_ns()  # measured without ours
@@ -96,9 +104,18 @@ def known() -> Iterator[None]:
         yield
     finally:
         with _lock:
+            _asks.count -= 1
             _askers -= 1
             if not _askers:
                 _installed.close()
+
+
+@forks.in_children
+def _forget_other_askers() -> None:
+    global _askers
+    _askers = _asks.count
+    if not _askers:
+        _installed.close()
 
 
 def _ignore_while_installed(message: str) -> None:

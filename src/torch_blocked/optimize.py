@@ -132,7 +132,8 @@ def _check(
     warm = _verify(optimized) if verify else None
     optimized._ran = None
     run_own = functools.partial(_seconds, optimized, args, kwargs)
-    if optimized.choice == "blocked" and tune and not (warm and warm.is_clear(run_own)):
+    times = tune and not torch.are_deterministic_algorithms_enabled()
+    if optimized.choice == "blocked" and times and not (warm and warm.is_clear(run_own)):
         if _is_slower(optimized, optimized._model, args, kwargs, warm=warm):
             optimized._choose("dense", "faster")
     if verify and optimized.choice == "blocked":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import io
 import os
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, progress, remembered, saved, structure
+from torch_blocked import _C, forks, progress, remembered, saved, structure
 from torch_blocked.arguments import checked_dtype, name_of
 from torch_blocked.calls import Call, call_of, dense, named, refuse_tracing
 from torch_blocked.capture import capture, capture_part, capture_sizes
@@ -102,12 +100,13 @@ class OptimizedModule(nn.Module):
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _Instead] = OrderedDict()
         self._direct = _C.DirectCalls()  # those of _served that need nothing of what follows
-        self._lock = threading.RLock()
-        self._released = False
+        self._lock = forks.lock()
+        self._released, self._plan_at_release = False, ""
         self._parts: nn.Module | None = None
         self._told = False  # that the model runs in parts or itself for some inputs
         self._ran: Ran | None = None  # by the model for the example, when it was captured
         self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._known: remembered.Compared | None = None
         self._example_key = ""  # made before its capture, which leaves the model as it was
         self.choice, self.reason = "blocked", ""
         super().train(False)
@@ -140,11 +139,16 @@ class OptimizedModule(nn.Module):
         return call_of(args, kwargs, self._dtype)
 
     def _run(self, form: _Form, call: Call) -> Any:
-        by_ops = self.choice == "dense" or _C.Recorder.is_running()
+        by_ops = self._runs() == "dense" or _C.Recorder.is_running()
         results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
         if form.captured.is_one_tensor() and isinstance(call.spec, int) and self._dtype is None:
             self._direct.add(call.args, form.compiled)
         return self._results(form.captured, results)
+
+    def _runs(self) -> str:
+        """The choice, unless times made it and must not decide."""
+        by_times = self.choice == "dense" and torch.are_deterministic_algorithms_enabled()
+        return "blocked" if by_times else self.choice
 
     def _without_plan(self, call: Call, error: Exception) -> _Instead:
         """What runs for a call for which nothing of ours did: the model itself, unless the error is
@@ -206,12 +210,7 @@ class OptimizedModule(nn.Module):
 
     def _captured(self, call: Call) -> _Form | _Instead:
         if self._model is None:
-            known = [named(form.captured.input_metas, form.signature) for form in self._forms]
-            raise ValueError(
-                f"torch_blocked::optimize: expected inputs like those of before "
-                f"({'; '.join(known)}), got {named(call.inputs.metas, call.signature)}; optimize "
-                "the model for them"
-            )
+            self._refuse_new(call)
         check_devices("optimize", self._model)
         # The numbers that it draws are the call's, and the types the model's.
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
@@ -226,6 +225,25 @@ class OptimizedModule(nn.Module):
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=5)
         return form
 
+    def _refuse_new(self, call: Call) -> NoReturn:
+        """There is no model to capture more, and after release() no weights to plan with."""
+        known = [named(form.captured.input_metas, form.signature) for form in self._forms]
+        got = named(call.inputs.metas, call.signature)
+        remedy = "optimize the model for them"
+        if self._released and any(
+            form.signature == call.signature and form.captured.input_metas == call.inputs.metas
+            for form in self._forms
+        ):
+            got += (
+                f" on {torch.get_num_threads()} threads, deterministic algorithms "
+                f"{'on' if torch.are_deterministic_algorithms_enabled() else 'off'}"
+            )
+            remedy = "run them once in this setting before release(), or set it as it was"
+        raise ValueError(
+            f"torch_blocked::optimize: expected inputs like those of before ({'; '.join(known)}), "
+            f"got {got}; {remedy}"
+        )
+
     def _capture(self, call: Call) -> Capture:
         model, args, kwargs = self._model, call.args, call.kwargs
         if self._path is not None:
@@ -238,12 +256,15 @@ class OptimizedModule(nn.Module):
             same = form.signature == call.signature and captured.same_as(form.captured)
             if same and form.compiled.add_covered(call.inputs):
                 form.captured.also.append(captured.input_metas)
+                del form.captured.also[:-_SERVED]
                 return form
         return self._add(call.signature, captured)
 
-    @functools.cached_property
+    @property
     def _compared(self) -> remembered.Compared:
-        return remembered.Compared()
+        if self._known is None:
+            self._known = remembered.Compared()
+        return self._known
 
     def _remembered(self, call: Call) -> Capture | None:
         """The capture for a call, if a run without values tells that it was compared before."""
@@ -260,7 +281,9 @@ class OptimizedModule(nn.Module):
         return None
 
     def _key_of(self, call: Call) -> str:
-        settings = self._dtype, self._tune, self._dynamic
+        settings: tuple[Any, ...] = self._dtype, self._tune, self._dynamic
+        if torch.are_deterministic_algorithms_enabled():  # nobody times it against the model
+            settings += ("deterministic",)
         return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
 
     def keys(self) -> list[str]:
@@ -410,8 +433,14 @@ class OptimizedModule(nn.Module):
 
     def plan(self, *args: Any, **kwargs: Any) -> str:
         """A table of what runs for inputs like these (none: the example): each step with its
-        output, format, implementation, time in microseconds and why."""
-        form, call = self._form_for(args, kwargs)
+        output, format, implementation, time in microseconds and why. After release() it is that of
+        then where the example has no plan any more."""
+        try:
+            form, call = self._form_for(args, kwargs)
+        except ValueError:
+            if args or kwargs or not self._plan_at_release:
+                raise
+            return self._plan_at_release
         if isinstance(form, _Instead):
             parts = self._parts_for(form)
             itself = f"runs: the model itself, because {form.reason}"
@@ -425,8 +454,8 @@ class OptimizedModule(nn.Module):
         packed = self._weights.packed_bytes() / 2**20
         arena = compiled.arena_bytes(call.inputs) / 2**20
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
-        why = f" ({self.reason})" if self.reason else ""
-        return f"runs: {self.choice}{why}; {memory}\n{table}"
+        why = f" ({self.reason})" if self.reason and self._runs() == self.choice else ""
+        return f"runs: {self._runs()}{why}; {memory}\n{table}"
 
     def release(self) -> None:
         """Lets go of the dense weights and of the model; packed weights stay. From now on only
@@ -438,6 +467,9 @@ class OptimizedModule(nn.Module):
                 f"torch_blocked::optimize: expected choice 'blocked', got '{self.choice}'; there "
                 "is nothing to release, the model's own weights run"
             )
+        if not self._released:
+            with contextlib.suppress(ValueError):  # of a size without a plan, whose weights changed
+                self._plan_at_release = self.plan()
         object.__setattr__(self, "_model", None)
         self._released, self._parts = True, None
         for key in [key for key, form in self._served.items() if isinstance(form, _Instead)]:

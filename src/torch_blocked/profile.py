@@ -4,17 +4,16 @@ them, each by the module that caused it."""
 from __future__ import annotations
 
 import os
-import threading
 import time
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from torch_blocked import _C, module_paths, profile_page, profile_report
+from torch_blocked import _C, forks, module_paths, profile_page, profile_report
 from torch_blocked.profile_rows import Recorded, Row, Span
 
-_verbose_lock = threading.Lock()
+_verbose_lock = forks.lock()
 _verbose_users = 0
 
 

@@ -8,9 +8,9 @@ profile's own work took of any of them is a row, too."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any
 
 from torch_blocked import _C
 
@@ -72,14 +72,25 @@ class Recorded:
     all: list[_C.Event] = field(default_factory=list)
     span: Span = Span()
 
-    @cached_property
+    @property
     def events(self) -> list[_C.Event]:
         """Of what is always counted."""
-        return [each for each in self.all if each.kind in _COUNTED]
+        return self._once("events", lambda: [e for e in self.all if e.kind in _COUNTED])
 
-    @cached_property
+    @property
     def rows(self) -> list[Row]:
+        return self._once("rows", self._rows_of_span)
+
+    def _rows_of_span(self) -> list[Row]:
         return rows_of(self.all, self.span) if self.span != Span() else []
+
+    def _once(self, name: str, make: Callable[[], list[Any]]) -> list[Any]:
+        """What make() gave first. functools.cached_property has a lock for all objects, which a
+        fork may leave held."""
+        made: dict[str, list[Any]] = self.__dict__.setdefault("_made", {})
+        if name not in made:
+            made[name] = make()
+        return made[name]
 
     @property
     def wall_ms(self) -> float:

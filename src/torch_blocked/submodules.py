@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from torch_blocked import forks
 from torch_blocked.captured import CONSTANTS
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.state import version_of
@@ -81,7 +82,11 @@ class _Part:
         key = call.signature, call.inputs.key
         if key in self.taken:
             return True
-        if len(self.taken) < _AT_ONCE or key in self.met:
+        # The first call is to give the bits of the next where these must not differ.
+        at_once = len(self.taken) < _AT_ONCE or torch.are_deterministic_algorithms_enabled()
+        if at_once or key in self.met:
+            if len(self.taken) == _KNOWN:
+                self.taken.clear()
             self.taken.add(key)
             return True
         if len(self.met) == _KNOWN:
@@ -91,11 +96,13 @@ class _Part:
 
 
 class _Running(threading.local):
-    of: Submodules | None = None
+    def __init__(self) -> None:
+        self.of: Submodules | None = None
+        self.handed: Counter[nn.Module] = Counter()  # those of _handed that this thread has
 
 
 _running = _Running()
-_lock = threading.Lock()
+_lock = forks.lock()
 _handed: Counter[nn.Module] = Counter()
 
 
@@ -106,6 +113,7 @@ def _handing(modules: Iterable[nn.Module], to: Submodules | None) -> Iterator[No
     with _lock:
         for module in modules:
             _handed[module] += 1
+            _running.handed[module] += 1
             module.__dict__["forward"] = functools.partial(_forward, module)
     try:
         with _run_by(to):
@@ -114,9 +122,25 @@ def _handing(modules: Iterable[nn.Module], to: Submodules | None) -> Iterator[No
         with _lock:
             for module in modules:
                 _handed[module] -= 1
-                if not _handed[module]:
-                    del _handed[module]
-                    module.__dict__.pop("forward", None)
+                _running.handed[module] -= 1
+            _take_back(modules)
+
+
+def _take_back(modules: Iterable[nn.Module]) -> None:
+    """Those that nobody has any more."""
+    for module in modules:
+        if not _handed[module]:
+            module.__dict__.pop("forward", None)
+            del _handed[module]
+        if not _running.handed[module]:
+            del _running.handed[module]
+
+
+@forks.in_children
+def _forget_other_threads() -> None:
+    for module in list(_handed):
+        _handed[module] = _running.handed[module]
+    _take_back(list(_handed))
 
 
 @contextmanager
@@ -144,7 +168,7 @@ class Submodules:
         self._parts: dict[nn.Module, _Part | None] = {}  # None: not to be captured
         self._changes: Counter[nn.Module] = Counter()
         self._searches = True
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
 
     def parts(self) -> list[tuple[str, OptimizedModule]]:
         """Those that were found, with their paths in the model."""

@@ -17,6 +17,8 @@
 #include "graph/planner.h"
 #include "graph/rules.h"
 #include "ops/resampling.h"
+#include "runtime/estimated_threads.h"
+#include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -277,7 +279,8 @@ double cost(Planner& planner, const Node& node, Format format) {
   if (format != kPlain) return 0;
   const double microseconds = pooling_op(node.name) ? 30e-3 : 2.5e-3;
   const Dims& dims = planner.metas()[Uses::at(node.output())].dims;
-  return static_cast<double>(c10::multiply_integers(dims)) * microseconds / at::get_num_threads();
+  const EstimatedThreads fixed;
+  return static_cast<double>(c10::multiply_integers(dims)) * microseconds / threads();
 }
 
 // How a pooling runs: the step's choice.
