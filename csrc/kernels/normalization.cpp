@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "kernels/lanes.h"
 #include "kernels/short_lanes.h"
@@ -195,6 +197,8 @@ void normalization_gradient_bfloats(const NormalizationGradient& gradient, std::
 
 namespace {
 
+constexpr int kAllLanes = static_cast<int>((std::int64_t{1} << kWidth) - 1);
+
 // As many rows as a vector has lanes: of their sums over the channels, in the lanes of one vector,
 // moments and scales are made at once. A row of its own takes four times as long where it has two
 // vectors. kVectors: of a row, or 0 where that is known at the run only. kPadded: the last of them
@@ -237,8 +241,10 @@ class RowGroup {
     const Vec shift = lane_sums(sums) / channels;
     const Vec variance =
         at::vec::clamp_min(lane_sums(squares) / channels - shift * shift, Vec(0.f));
-    (near + shift).store(mean_);
+    const Vec mean = near + shift;
+    mean.store(mean_);
     (Vec(1.f) / (variance + Vec(static_cast<float>(p_.eps))).sqrt()).store(scale_);
+    if (((mean - mean) + (variance - variance)).zero_mask() != kAllLanes) take_anew(variance);
     for (std::int64_t i = 0; i < vectors_; ++i) store_vector(i);
   }
 
@@ -248,6 +254,28 @@ class RowGroup {
     return (first_ + std::min(row, rows_ - 1)) * p_.row_step + vector * p_.vector_step;
   }
   std::int64_t count(std::int64_t i) const { return i + 1 < vectors_ ? kWidth : last_; }
+  // Of the rows whose moments are not finite in float32. Where squares are no float32 in truth, a
+  // row is 0 as in ATen; deviations from its mean may be infinite, and no factor makes 0 of these.
+  void take_anew(const Vec& variance) {
+    alignas(64) float variances[kWidth];
+    variance.store(variances);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      if (std::isfinite(mean_[row]) && std::isfinite(variances[row])) continue;
+      const auto sum_of = [&](auto&& f) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < p_.channels; ++i) {
+          sum += f(static_cast<double>(p_.src[offset(row, i / kWidth) + i % kWidth]));
+        }
+        return sum;
+      };
+      const auto channels = static_cast<double>(p_.channels);
+      const double mean = sum_of([](double x) { return x; }) / channels;
+      const double squares = sum_of([mean](double x) { return (x - mean) * (x - mean); });
+      const bool is_huge = squares > std::numeric_limits<float>::max();
+      mean_[row] = is_huge ? 0 : static_cast<float>(mean);
+      scale_[row] = is_huge ? 0 : static_cast<float>(1 / std::sqrt(squares / channels + p_.eps));
+    }
+  }
   Vec value(std::int64_t row, std::int64_t i) const {
     return load(p_.src + offset(row, i), kPadded ? kWidth : count(i));
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "format/errors.h"
 #include "ops/normalization.h"
@@ -119,9 +120,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_training(
     const Moments moments = channel_moments(src, range);
     for_channels(src, range, [&](std::size_t c, std::size_t i) {
       means[c] = moments.mean[i];
-      variances[c] = moments.squares[i] / (count - 1);  // unbiased
+      // Squares beyond the range of float32 are infinite, as in ATen.
+      const double squares = moments.squares[i] > std::numeric_limits<float>::max()
+                                 ? std::numeric_limits<double>::infinity()
+                                 : moments.squares[i];
+      variances[c] = squares / (count - 1);  // unbiased
       mean[c] = static_cast<float>(means[c]);
-      invstd[c] = static_cast<float>(1 / std::sqrt(moments.squares[i] / count + eps));
+      invstd[c] = static_cast<float>(1 / std::sqrt(squares / count + eps));
       scale[c] *= invstd[c];
       shift[c] -= mean[c] * scale[c];
     });

@@ -2,11 +2,15 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
 #include "ops/chunks.h"
+#include "ops/exact_sums.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -25,18 +29,26 @@ class Rows {
   std::int64_t element_;
 };
 
+// What a kernel writes of a chunk: two rows of `block` values.
+using Written = std::array<float, 2 * static_cast<std::size_t>(Format::kBlocks.back())>;
+
 // Partial sums: two rows of `block` values for every chunk.
 class Partials {
  public:
   explicit Partials(const Chunks& chunks)
       : block_(chunks.block),
         values_(static_cast<std::size_t>(chunks.count() * 2 * chunks.block)) {}
-  float* first(std::int64_t chunk) { return values_.data() + chunk * 2 * block_; }
-  float* second(std::int64_t chunk) { return first(chunk) + block_; }
+  double* first(std::int64_t chunk) { return values_.data() + chunk * 2 * block_; }
+  double* second(std::int64_t chunk) { return first(chunk) + block_; }
+  // Takes what a kernel wrote, of so many rows; false if that is not finite.
+  bool take(std::int64_t chunk, const Written& written, std::int64_t rows) {
+    std::copy_n(written.begin(), rows * block_, first(chunk));
+    return exact::all_finite(written.data(), rows * block_);
+  }
 
  private:
   std::int64_t block_;
-  std::vector<float> values_;
+  std::vector<double> values_;
 };
 
 // f(chunk, channel) for the chunks of a channel block in their order; blocks are shared among the
@@ -59,7 +71,7 @@ PerLane zeros(const Chunks& chunks) {
   return PerLane(static_cast<std::size_t>(chunks.blocks * chunks.block));
 }
 
-void add(const float* values, std::int64_t count, double* sums) {
+void add(const double* values, std::int64_t count, double* sums) {
   for (std::int64_t lane = 0; lane < count; ++lane) sums[lane] += values[lane];
 }
 
@@ -71,11 +83,15 @@ PerLane channel_sums(const Blocked& src) {
   const Rows in(src);
   const kernels::Kernels& table = kernels::kernels_for(chunks.block);
   const auto kernel = is_bfloat16(src) ? table.sum_pixels_bfloats : table.sum_pixels;
+  const at::ScalarType dtype = src.physical.scalar_type();
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel({.src = in.at(chunks.offset(chunk)),
-            .block = chunks.block,
-            .pixels = chunks.size(chunk),
-            .sum = partials.first(chunk)});
+    Written written;
+    const kernels::PixelSums of_chunk{.src = in.at(chunks.offset(chunk)),
+                                      .block = chunks.block,
+                                      .pixels = chunks.size(chunk),
+                                      .sum = written.data()};
+    kernel(of_chunk);
+    if (!partials.take(chunk, written, 1)) exact::sums(of_chunk, dtype, partials.first(chunk));
   });
   PerLane sums = zeros(chunks);
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
@@ -90,17 +106,22 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
   const Rows in(src);
   const kernels::Kernels& table = kernels::kernels_for(chunks.block);
   const auto kernel = is_bfloat16(src) ? table.moments_bfloats : table.moments;
+  const at::ScalarType dtype = src.physical.scalar_type();
   for_chunks(chunks, [&](std::int64_t chunk) {
-    kernel({.src = in.at(chunks.offset(chunk)),
-            .block = chunks.block,
-            .pixels = chunks.size(chunk),
-            .mean = partials.first(chunk),
-            .squares = partials.second(chunk)});
+    Written written;
+    const kernels::PixelMoments of_chunk{.src = in.at(chunks.offset(chunk)),
+                                         .block = chunks.block,
+                                         .pixels = chunks.size(chunk),
+                                         .mean = written.data(),
+                                         .squares = written.data() + chunks.block};
+    kernel(of_chunk);
+    if (partials.take(chunk, written, 2)) return;
+    exact::moments(of_chunk, dtype, partials.first(chunk), partials.second(chunk));
   });
   Moments moments{zeros(chunks), zeros(chunks)};
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
     const double pixels = static_cast<double>(chunks.size(chunk));
-    const float* mean = partials.first(chunk);
+    const double* mean = partials.first(chunk);
     double* sums = moments.mean.data() + channel;
     for (std::int64_t lane = 0; lane < chunks.block; ++lane) sums[lane] += pixels * mean[lane];
   });
@@ -110,7 +131,7 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
   // Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
     const double pixels = static_cast<double>(chunks.size(chunk));
-    const float *mean = partials.first(chunk), *squares = partials.second(chunk);
+    const double *mean = partials.first(chunk), *squares = partials.second(chunk);
     for (std::int64_t lane = 0; lane < chunks.block; ++lane) {
       const auto index = static_cast<std::size_t>(channel + lane);
       const double shift = mean[lane] - moments.mean[index];
@@ -128,15 +149,20 @@ GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRan
   const Rows diff(diff_dst), in(src);
   const kernels::Kernels& table = kernels::kernels_for(chunks.block);
   const auto kernel = is_bfloat16(src) ? table.gradient_sums_bfloats : table.gradient_sums;
+  const at::ScalarType dtype = src.physical.scalar_type();
   for_chunks(chunks, [&](std::int64_t chunk) {
     const std::int64_t offset = chunks.offset(chunk);
-    kernel({.diff_dst = diff.at(offset),
-            .src = in.at(offset),
-            .mean = mean + chunks.channel(chunk),
-            .block = chunks.block,
-            .pixels = chunks.size(chunk),
-            .sum = partials.first(chunk),
-            .dot = partials.second(chunk)});
+    Written written;
+    const kernels::PixelGradientSums of_chunk{.diff_dst = diff.at(offset),
+                                              .src = in.at(offset),
+                                              .mean = mean + chunks.channel(chunk),
+                                              .block = chunks.block,
+                                              .pixels = chunks.size(chunk),
+                                              .sum = written.data(),
+                                              .dot = written.data() + chunks.block};
+    kernel(of_chunk);
+    if (partials.take(chunk, written, 2)) return;
+    exact::gradient_sums(of_chunk, dtype, partials.first(chunk), partials.second(chunk));
   });
   GradientSums sums{zeros(chunks), zeros(chunks)};
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
@@ -165,11 +191,18 @@ void ImageNorms::operator()(const float* src, float* dst) {
   const std::int64_t block = chunks_.block;
   const kernels::Kernels& table = kernels::kernels_for(block);
   for_chunks(chunks_, [&](std::int64_t chunk) {
-    table.sum_squares({.src = src + chunks_.offset(chunk),
-                       .block = block,
-                       .pixels = chunks_.size(chunk),
-                       .sum = sums_.data() + chunk * block});
+    float* const sums = sums_.data() + chunk * block;
+    const kernels::PixelSums of_chunk{.src = src + chunks_.offset(chunk),
+                                      .block = block,
+                                      .pixels = chunks_.size(chunk),
+                                      .sum = sums};
+    table.sum_squares(of_chunk);
+    if (exact::all_finite(sums, block)) return;
+    std::array<double, static_cast<std::size_t>(Format::kBlocks.back())> exactly;
+    exact::squares(of_chunk, exactly.data());
+    std::copy_n(exactly.begin(), block, sums);
   });
+  constexpr double kMost = std::numeric_limits<float>::max();
   const std::int64_t rows = chunks_.batch * chunks_.blocks;
   parallel_units(rows, chunks_.per_row * block, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin * block; i < end * block; ++i) {
@@ -178,7 +211,9 @@ void ImageNorms::operator()(const float* src, float* dst) {
         sum += sums_[static_cast<std::size_t>((i / block * chunks_.per_row + chunk) * block +
                                               i % block)];
       }
-      dst[i] = static_cast<float>(std::sqrt(sum));
+      // Infinite where the sum of squares is no float32, as ATen's.
+      dst[i] =
+          sum > kMost ? std::numeric_limits<float>::infinity() : static_cast<float>(std::sqrt(sum));
     }
   });
 }

@@ -10,11 +10,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "kernels/normalization.h"
+#include "ops/exact_sums.h"
 #include "ops/registered.h"
 #include "torch_blocked/threads.h"
 
@@ -125,11 +127,19 @@ void GroupNorm::operator()(const void* src, void* dst) {
   const auto moments = floats ? table.moments : table.moments_bfloats;
   const auto normalize = floats ? table.normalize : table.normalize_bfloats;
   for_chunks(chunks_, [&](std::int64_t chunk) {
-    moments({.src = at(src, chunk),
-             .block = p_.block,
-             .pixels = chunks_.size(chunk),
-             .mean = partial(chunk),
-             .squares = partial(chunk) + p_.block});
+    std::array<float, 2 * kMostLanes> written;
+    const kernels::PixelMoments of_chunk{.src = at(src, chunk),
+                                         .block = p_.block,
+                                         .pixels = chunks_.size(chunk),
+                                         .mean = written.data(),
+                                         .squares = written.data() + p_.block};
+    moments(of_chunk);
+    double* const kept = partial(chunk);
+    if (exact::all_finite(written.data(), 2 * p_.block)) {
+      std::copy_n(written.begin(), 2 * p_.block, kept);
+    } else {
+      exact::moments(of_chunk, p_.dtype, kept, kept + p_.block);
+    }
   });
   parallel_units(p_.dims[0] * p_.groups, in_group_ * chunks_.per_row,
                  [&](std::int64_t begin, std::int64_t end) {
@@ -167,7 +177,7 @@ void GroupNorm::find_moments(std::int64_t group) {
       for (std::int64_t chunk = row * chunks_.per_row; chunk < (row + 1) * chunks_.per_row;
            ++chunk) {
         const auto pixels = static_cast<double>(chunks_.size(chunk));
-        const float *mean = partial(chunk), *squares = mean + p_.block;
+        const double *mean = partial(chunk), *squares = mean + p_.block;
         for (std::int64_t i = lane; i < last; ++i) f(pixels, mean[i], squares[i], i);
       }
     }
@@ -177,17 +187,21 @@ void GroupNorm::find_moments(std::int64_t group) {
   const auto total = [](const auto& lanes) {
     return std::accumulate(lanes.begin(), lanes.end(), 0.);
   };
-  for_lanes_of_chunks([&](double pixels, float mean, float, std::int64_t lane) {
+  for_lanes_of_chunks([&](double pixels, double mean, double, std::int64_t lane) {
     sums[static_cast<std::size_t>(lane)] += pixels * mean;
   });
   const double center = total(sums) / values;
-  for_lanes_of_chunks([&](double pixels, float mean, float around_mean, std::int64_t lane) {
+  for_lanes_of_chunks([&](double pixels, double mean, double around_mean, std::int64_t lane) {
     const double shift = mean - center;
     squares[static_cast<std::size_t>(lane)] += around_mean + pixels * shift * shift;
   });
   means_[static_cast<std::size_t>(group)] = static_cast<float>(center);
+  // Squares beyond the range of float32 are infinite, and all of the group is 0 then, as in ATen.
+  const double all = total(squares);
   rstds_[static_cast<std::size_t>(group)] =
-      static_cast<float>(1 / std::sqrt(total(squares) / values + p_.eps));
+      all > std::numeric_limits<float>::max()
+          ? 0
+          : static_cast<float>(1 / std::sqrt(all / values + p_.eps));
 }
 
 void GroupNorm::fill_lanes(std::int64_t chunk, float* mean, float* scale, float* shift) const {
@@ -196,7 +210,8 @@ void GroupNorm::fill_lanes(std::int64_t chunk, float* mean, float* scale, float*
   for (std::int64_t lane = 0; lane < std::min(p_.block, p_.dims[1] - first); ++lane) {
     const auto channel = static_cast<std::size_t>(first + lane);
     const auto group = static_cast<std::size_t>(image * p_.groups + (first + lane) / in_group_);
-    mean[lane] = means_[group];
+    // Deviations from a huge mean may be infinite, and no factor makes 0 of these.
+    mean[lane] = rstds_[group] == 0 ? 0 : means_[group];
     scale[lane] = rstds_[group] * weight_[channel];
     shift[lane] = bias_[channel];
   }

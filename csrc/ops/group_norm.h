@@ -33,7 +33,7 @@ class GroupNorm {
   using Channels = std::vector<float>;
   Channels values(const Parameter& parameter, float missing) const;
   // The mean and the squares about it of the lanes of a chunk.
-  float* partial(std::int64_t chunk) { return partials_.data() + 2 * chunk * p_.block; }
+  double* partial(std::int64_t chunk) { return partials_.data() + 2 * chunk * p_.block; }
   void find_moments(std::int64_t group);
   void fill_lanes(std::int64_t chunk, float* mean, float* scale, float* shift) const;
 
@@ -41,7 +41,8 @@ class GroupNorm {
   Chunks chunks_;
   std::int64_t in_group_, element_;  // channels of a group; bytes of a number
   Channels weight_, bias_;
-  std::vector<float> partials_, means_, rstds_;
+  std::vector<double> partials_;
+  std::vector<float> means_, rstds_;
 };
 
 }  // namespace torch_blocked

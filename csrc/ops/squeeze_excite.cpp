@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
 #include "kernels/normalization.h"
+#include "ops/exact_sums.h"
 #include "ops/implementations.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -152,10 +153,15 @@ class Runner {
   void find_means(const float* src, std::int64_t images) {
     for_parts(images, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t unit = begin; unit < end; ++unit) {
-        table_.sum_pixels({.src = src + rows_.offset(unit),
-                           .block = rows_.lanes,
-                           .pixels = rows_.size(unit),
-                           .sum = sums_.data() + unit * rows_.lanes});
+        const kernels::PixelSums of_part{.src = src + rows_.offset(unit),
+                                         .block = rows_.lanes,
+                                         .pixels = rows_.size(unit),
+                                         .sum = sums_.data() + unit * rows_.lanes};
+        table_.sum_pixels(of_part);
+        if (exact::all_finite(of_part.sum, rows_.lanes)) continue;
+        std::vector<double> exactly(static_cast<std::size_t>(rows_.lanes));
+        exact::sums(of_part, at::kFloat, exactly.data());
+        std::ranges::copy(exactly, of_part.sum);
       }
     });
     const float one_of_all = 1.f / static_cast<float>(rows_.pixels);

@@ -198,10 +198,24 @@ def _combined(input: BlockedTensor, combine: Callable, reduce: Callable) -> Tens
 
 def _spread(func, input, dims, correction=None) -> Tensor:
     """Variance or standard deviation: the mean first, then squares about it without the tail."""
+    out = _spread_in(input._physical, func, input, dims, correction)
+    if type(out) is Tensor and out.dtype != torch.float64 and not _squares_fit(func, out):
+        out = _spread_in(input._physical.double(), func, input, dims, correction).to(out.dtype)
+    return out
+
+
+def _squares_fit(func, out: Tensor) -> bool:
+    """Whether float32 holds the squares behind these results, with their digits: not those of what
+    is beyond 1e19, or below 1e-15. ATen sums in float64."""
+    least = 1e-15 if func is aten.std.correction else 1e-30
+    return bool((out.isfinite() & (out > least)).all())
+
+
+def _spread_in(physical: Tensor, func, input, dims, correction) -> Tensor:
     count = math.prod(input.shape[dim] for dim in dims)
     correction = 1 if correction is None else correction
     channels = input._channels
-    centred = input._physical - _sum(input._physical, channels, dims) / count
+    centred = physical - _sum(physical, channels, dims) / count
     squares = clear_tail(centred.square(), channels)._physical
     variance = _sum(squares, channels, dims) / max(count - correction, 0)
     return variance.sqrt() if func is aten.std.correction else variance
