@@ -97,7 +97,7 @@ class LruCache {
   std::unordered_map<std::string, typename std::list<Entry>::iterator> index_;
 };
 
-// Enough for several large models; oneDNN's own cache has the same size.
+// Enough for several large models.
 inline constexpr std::size_t kPrimitiveCacheCapacity = 1024;
 
 }  // namespace torch_blocked
