@@ -93,6 +93,8 @@ struct Question {
   // Values of `what`, which else is the dim whose size was asked for. kOnePixel: whether the dims
   // from the third on have one element.
   static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3, kOnePixel = -4;
+  // Whether a dim is so long: the answer is {dim, length, 1 if it is}.
+  static constexpr std::int64_t kAtLeast = -5;
 
   Value value;
   std::int64_t what;

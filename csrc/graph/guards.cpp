@@ -21,6 +21,12 @@ Dims answer(const Question& question, const Dims& dims) {
       return {c10::multiply_integers(dims)};
     case Question::kOnePixel:
       return {dims.size() > 2 && c10::multiply_integers(at::IntArrayRef(dims).slice(2)) == 1};
+    case Question::kAtLeast: {
+      if (question.answer.size() != 3) return {};
+      const std::int64_t dim = question.answer[0], length = question.answer[1];
+      if (dim < 0 || dim >= std::ssize(dims)) return {};
+      return {dim, length, dims[static_cast<std::size_t>(dim)] >= length};
+    }
     default:
       if (question.what >= std::ssize(dims)) return {};
       return {dims[static_cast<std::size_t>(question.what)]};

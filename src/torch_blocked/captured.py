@@ -74,7 +74,7 @@ class Capture:
     def is_random(self) -> bool:
         """Whether an op draws numbers: two runs give different results."""
         return any(
-            torch.Tag.nondeterministic_seeded in getattr(_overload(node), "tags", ())
+            torch.Tag.nondeterministic_seeded in getattr(overload_of(node), "tags", ())
             and not _drops_nothing(node)
             for node in self.nodes
         )
@@ -115,7 +115,8 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _overload(node: Node) -> Any:
+def overload_of(node: Node) -> Any:
+    """The op, as torch.ops has it."""
     namespace, _, name = node.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     return getattr(packet, node.overload or "default", None)
@@ -123,7 +124,7 @@ def _overload(node: Node) -> Any:
 
 def _drops_nothing(node: Node) -> bool:
     """Whether an op that may draw numbers does not, because it is told to drop nothing."""
-    names = [each.name for each in _overload(node)._schema.arguments]
+    names = [each.name for each in overload_of(node)._schema.arguments]
     given = dict(zip(names, node.arguments, strict=False))
     off = given.get("train", given.get("training")) is False
     return off or given.get("dropout_p") == 0

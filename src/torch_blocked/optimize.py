@@ -23,6 +23,7 @@ from torch_blocked.arguments import check_flag, check_model, check_no_autocast, 
 from torch_blocked.calls import dense, named
 from torch_blocked.captured import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
+from torch_blocked.judgement import judgement_of
 from torch_blocked.optimized_module import (
     OptimizedModule,
     Tune,
@@ -30,18 +31,7 @@ from torch_blocked.optimized_module import (
     check_tune,
 )
 from torch_blocked.state import unchanged
-from torch_blocked.verify import (
-    CHAOTIC,
-    NUDGE,
-    NUDGE_IN_STEPS,
-    TOLERANCE,
-    TOLERANCE_IN_STEPS,
-    difference,
-    moved,
-    nudged,
-    others_like,
-    tolerance_beside,
-)
+from torch_blocked.verify import others_like
 
 
 def optimize(
@@ -176,7 +166,7 @@ def _warn_of_hooks(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(not _is_of_torch(hook) for hook in hooks):
+        if any(not _is_known(hook) for hook in hooks):
             warnings.warn(
                 f"torch_blocked::optimize: the forward hooks of {name or 'the model'} run in the "
                 "capture; their ops are part of the optimized model, what else they do is not",
@@ -185,9 +175,9 @@ def _warn_of_hooks(model: nn.Module) -> None:
             return
 
 
-def _is_of_torch(hook: object) -> bool:
+def _is_known(hook: object) -> bool:
     module = getattr(hook, "__module__", None) or type(hook).__module__
-    return bool(module.startswith("torch."))
+    return bool(module.startswith(("torch.", "torch_blocked.")))
 
 
 def _verify(optimized: OptimizedModule) -> _Warm | None:
@@ -237,40 +227,27 @@ def _compare(
 ) -> float:
     """Compares `run` with what the model returned for one case; where they differ, the model runs
     from now on. Returns the seconds that `run` took."""
-    form, expected = optimized._forms[0], ran.results
+    form = optimized._forms[0]
     call = optimized._call(*case)
     start = time.perf_counter()
     result = optimized._results(form.captured, run(call.inputs))
     seconds = time.perf_counter() - start
-    tolerance, by_rounding = TOLERANCE_IN_STEPS if form.captured.rounds() else TOLERANCE, 0.0
-    if optimized._dtype is not None:
-        by_ops = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
-        tolerance = tolerance_beside(moved(expected, by_ops))
-    what = difference(expected, result, tolerance)
-    if what and optimized._dtype is None:
-        nudge = NUDGE_IN_STEPS if form.captured.rounds() else NUDGE
-        by_ops, by_nudge = (
-            optimized._results(form.captured, form.compiled.by_ops(each.inputs))
-            for each in (call, optimized._call(*nudged(case, nudge)))
-        )
-        by_rounding = moved(by_ops, by_nudge)
-        tolerance = tolerance_beside(by_rounding, tolerance)
-        what = difference(expected, result, tolerance)
-    if what and by_rounding > CHAOTIC:
-        optimized._choose("model", f"rounding decides its results: {what}")
+    judgement = judgement_of(optimized, call, ran.results, result)
+    if judgement.what and judgement.is_noise:
+        optimized._choose("model", f"rounding decides its results: {judgement.what}")
         warnings.warn(
             "torch_blocked::optimize: the results of the optimized model cannot be compared with "
-            f"the model's for {named(call.inputs.metas, call.signature)}: inputs that differ by "
-            f"{nudge:.0e} of the largest move the model's own by {by_rounding:.0%}, as may "
-            "rounding. The model itself runs on; verify=False takes the optimized one",
+            f"the model's for {named(call.inputs.metas, call.signature)}: rounding may move the "
+            f"model's own by {judgement.moved:.0%}. The model itself runs on; verify=False takes "
+            "the optimized one",
             stacklevel=5,
         )
-    elif what:
-        step = form.compiled.first_difference(call.inputs, tolerance)
-        optimized._choose("model", f"results differed: {what}")
+    elif judgement.what:
+        step = form.compiled.first_difference(call.inputs, judgement.tolerance)
+        optimized._choose("model", f"results differed: {judgement.what}")
         warnings.warn(
             f"torch_blocked::optimize: the optimized model differed from the model for "
-            f"{named(call.inputs.metas, call.signature)}: {what}; first at "
+            f"{named(call.inputs.metas, call.signature)}: {judgement.what}; first at "
             f"{step or 'the capture'}. The model itself runs on. Please report this with the "
             "model, it is a defect of torch_blocked",
             stacklevel=5,

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import (
@@ -25,6 +26,7 @@ from torch_blocked.arguments import check_model, checked_calibration
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
+from torch_blocked.sized_export import sized_export
 from torch_blocked.state import check_devices
 from torch_blocked.weight_rounding import round_weights
 
@@ -173,7 +175,22 @@ def _annotate_layer(layer: fx.Node) -> None:
 
 
 def _same(a: fx.Node, b: fx.Node) -> bool:
-    return bool(a.meta["val"].shape == b.meta["val"].shape)
+    """Whether both are tensors whose sizes are the same for all inputs."""
+    if not _is_tensor(a) or not _is_tensor(b):
+        return False
+    sizes = a.meta["val"].shape, b.meta["val"].shape
+    return len(sizes[0]) == len(sizes[1]) and all(
+        statically_known_true(x == y) for x, y in zip(*sizes, strict=True)
+    )
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node reads, and no sizes."""
+    return [each for each in node.all_input_nodes if _is_tensor(each)]
 
 
 def _annotate_move(node: fx.Node) -> None:
@@ -194,8 +211,8 @@ def _makes_bytes(node: fx.Node) -> bool:
 
 def _annotate_function(node: fx.Node) -> None:
     """If it comes from bytes, and what reads it can do so as bytes."""
-    inputs = [each for each in node.all_input_nodes if _makes_bytes(each)]
-    of_bytes = inputs and (len(inputs) == len(node.all_input_nodes) or node.target in _OF_TWO)
+    inputs = [each for each in _operands(node) if _makes_bytes(each)]
+    of_bytes = inputs and (len(inputs) == len(_operands(node)) or node.target in _OF_TWO)
     readers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
     if not of_bytes or not any(user.target in readers for user in node.users):
         return
@@ -256,21 +273,20 @@ def quantize(
         )
     cases = checked_calibration(calibration)
     with torch.no_grad():
-        exported = torch.export.export(model, cases[0], strict=False).module(check_guards=False)
-        _write_padding_in_numbers(exported)
-        prepared = prepare_pt2e(exported, TorchBlockedQuantizer(keep))
-        prepared._forward_pre_hooks.clear()
+        exported = sized_export(model, cases)
+        _write_padding_in_numbers(exported.module)
+        prepared = prepare_pt2e(exported.module, TorchBlockedQuantizer(keep))
         with progress.Bar("torch_blocked: calibrating", len(cases)) as bar:
             for case in cases:
                 prepared(*case)
                 bar.update()
         in_float = _without_observers(prepared)
         converted: fx.GraphModule = convert_pt2e(prepared)
-        converted._forward_pre_hooks.clear()
         round_weights(in_float, converted, cases, lambda n: n.target in _LAYERS)
         bias_correction.correct(in_float, converted, cases, lambda n: n.target in _LAYERS)
     if report:
         report(compare(in_float, converted, cases[-_COMPARED:], lambda n: n.target in _LAYERS))
+    exported.put_check_into(converted)
     return converted
 
 

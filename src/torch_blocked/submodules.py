@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 
 from torch_blocked import forks
 from torch_blocked.captured import CONSTANTS
+from torch_blocked.judgement import judgement_of
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.state import version_of
-from torch_blocked.verify import TOLERANCE, difference
 
 # Modules are worth it that hold most of the model's layers, so many each on average: a layer alone
 # is fused with nothing.
@@ -231,8 +231,9 @@ class Submodules:
         except Exception:  # whatever it is, the module itself runs
             return None
         ran, optimized._ran = optimized._ran, None
-        if ran is not None and optimized._dtype is None:
-            if difference(ran.results, optimized(*args, **kwargs), TOLERANCE):
+        if ran is not None:
+            call = optimized._call(args, kwargs)
+            if judgement_of(optimized, call, ran.results, optimized(*args, **kwargs)).what:
                 return None
         return part if optimized.choice == "blocked" else None
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 # What a question asks for, where it is not the size of one dim; as in csrc/graph/graph.h.
-SIZES, RANK, ELEMENTS, ONE_PIXEL = -1, -2, -3, -4
+SIZES, RANK, ELEMENTS, ONE_PIXEL, AT_LEAST = -1, -2, -3, -4, -5
 
 _current = threading.local()
 
@@ -100,6 +100,15 @@ def _length(self: Tensor) -> int:
         raise TypeError("len() of a 0-d tensor")
     _asked(self, 0, [sizes[0]])
     return sizes[0]
+
+
+def at_least(tensor: Tensor, dim: int, length: int) -> bool:
+    """Whether a dim is so long: a capture of what asks so holds for all other sizes that are."""
+    if not isinstance(tensor, WatchedTensor):
+        return tensor.size(dim) >= length
+    holds = _sizes(tensor)[dim] >= length
+    _asked(tensor, AT_LEAST, [dim, length, int(holds)])
+    return holds
 
 
 def _bytes(self: Tensor) -> int:
