@@ -176,6 +176,7 @@ Metas convolution(const Call& call) {
   std::int64_t inputs = weight.dims[1] * groups, outputs = weight.dims[0];
   if (op.transposed) std::swap(inputs, outputs);
   require(src.dims[1] == inputs);
+  if (inputs == 0) outputs = 0;  // what ATen makes of no channels, whatever the weight
   Meta dst = src;
   dst.dims[1] = outputs;
   for (std::size_t i = 0; i + 2 < rank; ++i) {

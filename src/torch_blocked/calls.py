@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, structure
@@ -44,6 +45,16 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | 
 
 def dense(value: Any) -> Any:
     return pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, value)
+
+
+def run_if_lazy(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Gives lazy modules their weights by a run of the model, as its first call would. Raises what
+    the model raises."""
+    tensors = (each for of in (model.parameters, model.buffers) for each in of())
+    if not any(map(is_lazy, tensors)):
+        return
+    with torch.no_grad():
+        model(*dense(args), **dense(kwargs))
 
 
 def checked_inputs(leaves: list[Any], dtype: torch.dtype | None = None) -> _C.Inputs:

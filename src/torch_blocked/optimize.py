@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torch_blocked import _C
 from torch_blocked.arguments import check_flag, check_model, check_no_autocast, checked_example
-from torch_blocked.calls import dense, named
+from torch_blocked.calls import dense, named, run_if_lazy
 from torch_blocked.captured import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.judgement import judgement_of
@@ -57,6 +57,7 @@ def optimize(
     dtype: torch.bfloat16 computes in it; results are float32 still.
     verify: compare the results with the model's on the example and at other sizes. Where they
     differ, the model itself runs on, and a warning says which step differs first.
+    Lazy modules (nn.LazyConv2d) get their weights by a run of the model on the example.
     A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
     Raises ValueError if the model is in training mode, TypeError for what is no module and for
     other example inputs, NotImplementedError for a dtype that the CPU lacks, RuntimeError within
@@ -73,6 +74,7 @@ def optimize(
     check_flag("optimize", "verify", verify)
     check_no_autocast("optimize")
     args, kwargs = checked_example("optimize", model, example_inputs, example_kwargs)
+    run_if_lazy(model, args, kwargs)
     _warn_of_hooks(model)
     with torch.random.fork_rng(devices=[]):
         optimized = _optimized(model, args, kwargs, dynamic, tune, dtype, verify)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from torch_blocked.calls import run_if_lazy
 from torch_blocked.tensor import BlockedTensor
 
 __all__ = ["prepack"]
@@ -35,6 +36,7 @@ def prepack(model: _Module, example_input: Tensor | tuple[Any, ...]) -> _Module:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
+        run_if_lazy(model, arguments, {})
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(*arguments)
     finally:

@@ -23,6 +23,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from torch_blocked import bias_correction, module_paths, progress
 from torch_blocked.arguments import check_model, checked_calibration
+from torch_blocked.calls import run_if_lazy
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
@@ -239,14 +240,15 @@ def quantize(
 
     calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
     arguments; their values set the ranges, how weights are rounded (weight_rounding.py), and
-    biases that take back what rounding adds to the mean of an output channel. The first dim, the
-    batch, may change later.
+    biases that take back what rounding adds to the mean of an output channel. Other batches and
+    sizes may come later, as far as the model's own code allows; the result, and what optimize()
+    makes of it, raise ValueError for those that it does not hold for (sized_export.py).
     keep: paths of modules that stay in floating point.
     report: called with what the model and each of its layers lose, on some of the calibration
     inputs; print shows it as a table.
-    Raises TypeError for what is no model and no list of inputs, ValueError without calibration,
-    for a path that no module has and for a model in training mode, and what torch.export raises for
-    a model that it cannot trace."""
+    Raises TypeError for what is no model and no list of inputs, ValueError without calibration, for
+    inputs of sizes that no one graph is for, for a path that no module has and for a model in
+    training mode, and what torch.export raises for a model that it cannot trace."""
     check_model("quantize", model)
     if isinstance(model, OptimizedModule | OptimizedParts):
         raise TypeError(
@@ -272,6 +274,7 @@ def quantize(
             f"{wrong[0]!r}; take them from named_modules()"
         )
     cases = checked_calibration(calibration)
+    run_if_lazy(model, cases[0], {})
     with torch.no_grad():
         exported = sized_export(model, cases)
         _write_padding_in_numbers(exported.module)

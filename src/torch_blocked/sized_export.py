@@ -96,7 +96,7 @@ class _Guard:
 
         def size(place: _Place) -> int:
             length = leaves[place[0]].size(place[1])
-            return max(length, 1) if place in may_be_none else length
+            return max(length, 1) if self.enough and place in may_be_none else length
 
         return self._of(
             [
