@@ -141,3 +141,50 @@ def test_integers_are_compared_with_what_rounding_makes_of_them(moved, is_right)
     result[-int(1000 * moved * 2) :] += 1
     judgement = judged([exact], [[own]], [result], lambda dtype: least_of(dtype, False))
     assert (judgement.what == "") == is_right
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rank", (1, 2, 3))
+def test_a_convolution_of_no_channels(rank):
+    """ATen makes no channels of none, whatever the weight; so does the plan, whose steps tell."""
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing to initialize
+        model = convolution(0, 4, 3, padding=1).eval()
+    x = torch.randn(2, 0, *[5] * rank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = tb.optimize(model, x)
+    assert fast.choice != "model" and fast(x).shape == model(x).shape
+    assert fast.steps()
+
+
+def lazy():
+    torch.manual_seed(0)
+    layers = nn.LazyConv2d(16, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)
+    return nn.Sequential(*layers).eval()
+
+
+def quantized(model, x):
+    pytest.importorskip("torchao")
+    return tb.optimize(tb.quantize(model, [x]), x)(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "use",
+    (
+        lambda model, x: tb.optimize(model, x)(x),
+        lambda model, x: tb.optimize(model, x.to_blocked())(x),
+        lambda model, x: tb.optimize(model, example_kwargs={"input": x})(x),
+        lambda model, x: tb.explain(model, x, tune=False) and model(x),
+        lambda model, x: tb.prepack(model, x.to_blocked())(x),
+        quantized,
+    ),
+)
+def test_lazy_modules_get_their_weights(use):
+    """The same as by the model's own first call, and none of the random numbers more."""
+    x = torch.ones(2, 3, 8, 8)
+    model = lazy()
+    expected = model(x)
+    torch.testing.assert_close(use(lazy(), x), expected, rtol=0, atol=0.02)
