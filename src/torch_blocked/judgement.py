@@ -62,7 +62,9 @@ def judgement_of(optimized: OptimizedModule, call: Call, expected: Any, result: 
 
 def _exactly(captured: Capture, inputs: list[Tensor], **rounding: Any) -> list[Any] | None:
     results = in_float64(captured, inputs, **rounding)
-    for place, channels in captured.blocked.items() if results else ():
+    if results is None:
+        return None
+    for place, channels in captured.blocked.items():
         results[place] = BlockedTensor(results[place].float(), channels).to_dense().double()
     return results
 

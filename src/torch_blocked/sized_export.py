@@ -95,7 +95,7 @@ class _Guard:
             return True
 
         def size(place: _Place) -> int:
-            length = leaves[place[0]].size(place[1])
+            length: int = leaves[place[0]].size(place[1])
             return max(length, 1) if self.enough and place in may_be_none else length
 
         return self._of(
@@ -168,8 +168,8 @@ def _grows(node: ast.expr) -> bool:
     if _is_size(node):
         return True
     match node:
-        case ast.Constant(value=int() | float()):
-            return node.value >= 0
+        case ast.Constant(value=int() | float() as number):
+            return number >= 0
         case ast.BinOp(op=ast.Add() | ast.Mult()):
             return _grows(node.left) and _grows(node.right)
         case ast.BinOp(op=ast.FloorDiv(), right=ast.Constant(value=int() as by)):
@@ -291,7 +291,7 @@ def _exported(model: nn.Module, example: _Arguments, dim: Any) -> SizedGraph:
 
     shapes = pytree.tree_map(dims, example)
     named = dict(inspect.signature(model.forward).bind(*shapes).arguments)
-    oblivious = _config.patch(backed_size_oblivious=True)
+    oblivious = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with torch.no_grad(), unchanged(model), oblivious:
         program = torch.export.export(model, example, dynamic_shapes=named, strict=False)
     module = program.module(check_guards=False)  # put_check_into() has them in words
@@ -315,7 +315,7 @@ def _inputs_of(
         if not isinstance(value, Tensor):
             inputs.append(_Input(str(node.target), None, value))
             continue
-        dims = [size if isinstance(size, int) else None for size in value.shape]
+        dims: list[int | None] = [s if isinstance(s, int) else None for s in value.shape]
         for dim, size in enumerate(value.shape):
             if dims[dim] is None:
                 symbols.setdefault(str(size), []).append((at, dim))
@@ -349,8 +349,9 @@ def _guards_of(
 def _conditions(code: str) -> list[str]:
     """Those of which all must hold."""
     node = ast.parse(code.strip(), mode="eval").body
-    is_all = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And)
-    return [ast.unparse(each) for each in (node.values if is_all else [node])]
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        return [ast.unparse(each) for each in node.values]
+    return [ast.unparse(node)]
 
 
 def _replaced(code: str, name: str, by: str) -> str:

@@ -94,7 +94,9 @@ def judged(
     for i, (a, b, *right) in enumerate(zip(*lists, strict=True)):
         if not isinstance(a, Tensor):
             continue
-        what, tolerance, moved = _judged_output(*map(_plain, (a, b, *right)), least=least)
+        what, tolerance, moved = _judged_output(
+            _plain(a), _plain(b), [_plain(each) for each in right], least
+        )
         if what:
             where = f"output {i}: " if len(lists[0]) > 1 else ""
             return Judgement(where + what, tolerance, moved, moved > CHAOTIC)
@@ -106,7 +108,7 @@ def judged(
 
 
 def _judged_output(
-    exact: Tensor, result: Tensor, *right: Tensor, least: Callable[[torch.dtype], float]
+    exact: Tensor, result: Tensor, right: list[Tensor], least: Callable[[torch.dtype], float]
 ) -> tuple[str, float, float]:
     """What is wrong, the tolerance, and how far rounding moves the output, of its largest value."""
     dtype = right[0].dtype
@@ -133,10 +135,10 @@ def _judged_output(
     allowed = [torch.tensor(tolerance * scale)]
     for size, *known in list(zip(sizes, *own, strict=True))[1:]:
         allowed.append((step * size).clamp(min=_TIMES * torch.stack(known).abs().max()))
-    for at, (got, most) in enumerate(zip(apart, allowed, strict=True)):
-        if bool((got.abs() > most).any()):
+    for at, (got, bound) in enumerate(zip(apart, allowed, strict=True)):
+        if bool((got.abs() > bound).any()):
             of_channel = ", or a channel of it is, in the mean" if at else ""
-            return f"off by {apart[0]:.2g} of {scale:.2g}{of_channel}", tolerance, moved
+            return f"off by {apart[0].item():.2g} of {scale:.2g}{of_channel}", tolerance, moved
     return "", tolerance, moved
 
 
