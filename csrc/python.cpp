@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <chrono>
@@ -242,6 +243,21 @@ PYBIND11_MODULE(_C, m) {
         return form ? std::optional(toString(*form)) : std::nullopt;
       },
       py::arg("name"), py::arg("overload"), "the op that another library registered, or None");
+  m.def(
+      "check_form_result",
+      [](const std::string& op, const std::string& form, const std::optional<at::Tensor>& result,
+         const std::vector<at::Tensor>& arguments, std::int64_t block,
+         std::vector<c10::SymInt> dims, std::optional<at::ScalarType> dtype) {
+        check_form_result(op, form, result.value_or(at::Tensor()), arguments,
+                          {block, std::move(dims), dtype});
+      },
+      py::arg("op"), py::arg("form"), py::arg("result"), py::arg("arguments"), py::arg("block"),
+      py::arg("dims"), py::arg("dtype"),
+      "Raises RuntimeError, which names the form, for a result that is not what the op returns. No "
+      "dims: what the op returns is not known.");
+  m.def("check_form_tail", &check_form_tail, py::arg("op"), py::arg("form"), py::arg("result"),
+        py::arg("channels"),
+        "Raises RuntimeError, which names the form, for a tail that is not 0.");
   m.def(
       "content_hash", [](const at::Tensor& tensor) { return content_hash(tensor.contiguous()); },
       py::arg("tensor"), "of the values of a strided tensor, in the order of its dims",

@@ -1,5 +1,11 @@
 """torch_blocked.register: ops of others on blocked tensors, eager, compiled and optimized."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -207,3 +213,152 @@ def test_what_cpp_registers_is_checked_at_the_first_use():
 class Twice(nn.Module):
     def forward(self, x):
         return torch.ops.test_register.twice(x, 2.0)
+
+
+# What a form returns in place of its result, of physical, which has 17 channels in blocks of 8: a
+# fault, and words of the sentence that says so.
+WRONG = {
+    "other channels in as many blocks": (lambda p: p.exp(), "a zero tail beyond channel 17"),
+    "more blocks": (lambda p: torch.cat([p, p], 1), r"\[1, 3, 12, 13, 8\] of the op's result"),
+    "fewer blocks": (lambda p: p[:, :1].clone(), "got \\[1, 1, 12, 13, 8\\]"),
+    "more images": (lambda p: torch.cat([p, p]), "got \\[2, 3, 12, 13, 8\\]"),
+    "other pixels": (lambda p: p[:, :, 1:].clone(), "got \\[1, 3, 11, 13, 8\\]"),
+    "turned pixels": (lambda p: p.transpose(2, 3).clone(), "got \\[1, 3, 13, 12, 8\\]"),
+    "another block": (lambda p: p.new_zeros(1, 2, 12, 13, 16), "got \\[1, 2, 12, 13, 16\\]"),
+    "a dense tensor": (lambda p: p.new_zeros(1, 17, 12, 13), "got \\[1, 17, 12, 13\\]"),
+    "a number": (lambda p: p.sum(), r"got \[\]"),
+    "another type": (lambda p: p.double(), "Float as the op's fake says.*got Double"),
+    "its argument": (lambda p: p, "memory of its own.*got a view of an argument; return a clone"),
+    "a view of it": (lambda p: p.view(-1).view(p.shape), "got a view of an argument"),
+    "a sparse tensor": (lambda p: p.to_sparse(), "a strided CPU tensor"),
+    "no values": (lambda p: p.to("meta"), "a strided CPU tensor"),
+}
+
+
+def broken(name: str, function, **of_op):
+    """An op that copies, with a form that does this instead."""
+    op = define(name, "Tensor x", torch.clone, **of_op)
+    form = define(f"{name}_form", "Tensor x, SymInt channels", lambda p, _: function(p))
+    register(op, form)
+    return op
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_form_returns_is_held_to_the_op(case):
+    """In eager mode and in an optimized model, by a sentence that names the form."""
+    function, words = WRONG[case]
+    name = "wrong_" + case.replace(" ", "_")
+    op = broken(name, function)
+    said = f"^torch_blocked::register: expected .* from test_register::{name}_form, the blocked "
+    x = torch.randn(1, CHANNELS, 12, 13)
+    with pytest.raises(RuntimeError, match=said) as error:
+        op(x.to_blocked("nChw8c"))
+    assert re.search(words, str(error.value)), error.value
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            return op(x)
+
+    model = nn.Sequential(nn.Conv2d(WIDE, WIDE, 3, padding=1), Broken(), nn.Conv2d(WIDE, WIDE, 3))
+    with pytest.raises(RuntimeError, match=said):
+        torch_blocked.optimize(model.eval(), torch.randn(1, WIDE, SIZE, SIZE + 2), tune=False)
+
+
+@torch.no_grad()
+def test_a_form_that_computes_something_else_is_no_defect_of_this_package():
+    op = broken("other_values", lambda p: p * 2)
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            return op(x)
+
+    model = nn.Sequential(nn.Conv2d(WIDE, WIDE, 3, padding=1), Broken(), nn.Conv2d(WIDE, WIDE, 3))
+    with pytest.warns(UserWarning, match=r"Correct test_register::other_values_form, a") as told:
+        torch_blocked.optimize(model.eval(), torch.randn(1, WIDE, SIZE, SIZE), tune=False)
+    assert not any("report" in str(each.message) for each in told)
+
+
+@pytest.mark.parametrize("case", ["more blocks", "other pixels", "another type"])
+def test_a_fake_that_differs_is_told_while_it_is_traced(case):
+    """A wrong form whose fake says what it does: torch.compile meets it first."""
+    function, words = WRONG[case]
+    name = "traced_" + case.replace(" ", "_")
+    op = define(name, "Tensor x", torch.clone)
+    form = define(f"{name}_form", "Tensor x, SymInt channels", lambda p, _: function(p),
+                  fake=lambda p, _: function(p))  # fmt: skip
+    register(op, form)
+    compiled = torch.compile(lambda x: op(x), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=rf"torch_blocked::register: .*{name}_form"):
+        compiled(torch.randn(1, CHANNELS, 12, 13).to_blocked("nChw8c"))
+
+
+def test_a_form_may_return_memory_in_another_order():
+    def turned(p):
+        return p.transpose(2, 3).contiguous().transpose(2, 3) * 1
+
+    x = torch.randn(1, CHANNELS, 5, 7)
+    y = broken("in_order", turned)(x.to_blocked("nChw8c"))
+    assert torch.equal(y.to_dense(), x) and y._physical.is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:torch_blocked")
+def test_without_a_fake_of_the_op_blocks_and_tail_are_checked():
+    def op_of(name, function):
+        LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+        LIBRARY.impl(name, lambda x: x[:, :, 1:].clone(), "CPU")
+        form = define(f"{name}_form", "Tensor x, SymInt channels", lambda p, _: function(p))
+        op = getattr(torch.ops.test_register, name).default
+        register(op, form)
+        return op
+
+    x = torch.randn(1, CHANNELS, 5, 7)
+    y = op_of("shorter", lambda p: p[:, :, 1:].clone())(x.to_blocked("nChw8c"))
+    assert torch.equal(y.to_dense(), x[:, :, 1:])
+    for name, function in {"blocks": lambda p: torch.cat([p, p], 1), "tail": torch.exp}.items():
+        with pytest.raises(
+            RuntimeError, match=f"from test_register::bare_{name}_form, the blocked"
+        ):
+            op_of(f"bare_{name}", function)(x.to_blocked("nChw8c"))
+
+
+LATER_WRONG = """
+import torch, torch_blocked
+from test_register import broken, nn, Scaled, WIDE, SIZE
+faulty = False
+op = broken("later", lambda p: p + 1 if faulty else p * 1)
+class Later(nn.Module):
+    def forward(self, x):
+        return op(x)
+def said(call):
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+x = torch.randn(1, 17, 4, 4).to_blocked("nChw8c")
+layers = nn.Conv2d(WIDE, WIDE, 3, padding=1), Later(), nn.Conv2d(WIDE, WIDE, 3)
+image = torch.randn(1, WIDE, SIZE, SIZE)
+fast = torch_blocked.optimize(nn.Sequential(*layers).eval(), image, tune=False)
+assert said(lambda: op(x)) is None and said(lambda: fast(image)) is None
+assert "test_register::later_form" in fast.plan()
+faulty = True
+for call in (lambda: op(x), lambda: fast(image)):
+    print(said(call))
+"""
+
+
+@pytest.mark.parametrize("checked", ["0", "1"])
+def test_every_result_of_a_form_is_asked_where_that_is_switched_on(checked):
+    """And the sentence names the form: it is no defect of this package."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATER_WRONG],
+        env=os.environ | {"TORCH_BLOCKED_CHECK": checked, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = "torch_blocked::register: expected a zero tail beyond channel {} from "
+    expected += "test_register::later_form, the blocked form of test_register::later, got"
+    for line, channels in zip(done.stdout.splitlines(), (17, WIDE), strict=True):
+        assert line.startswith(expected.format(channels)) if checked == "1" else line == "None"
+        assert "report" not in line

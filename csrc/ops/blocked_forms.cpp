@@ -7,6 +7,7 @@
 #include <set>
 
 #include "format/errors.h"
+#include "ops/registered.h"
 #include "runtime/fork.h"
 
 namespace torch_blocked {
@@ -91,6 +92,67 @@ std::optional<c10::OperatorName> blocked_form(const c10::OperatorName& op) {
   const std::string& form = *found->second.begin();
   check_blocked_form(name, form);
   return forms.checked.emplace(name, parsed(form)).first->second;
+}
+
+namespace {
+
+// Not of the types that let an op run on dense copies: those would hide a wrong kernel.
+[[noreturn]] void fail_form(const std::string& op, const std::string& form,
+                            const std::string& expected, const std::string& got,
+                            const std::string& remedy) {
+  throw std::runtime_error(error_sentence(
+      "register", text(expected, " from ", form, ", the blocked form of ", op), got, remedy));
+}
+
+// [N, ceil(C/b), *spatial, b]
+std::vector<c10::SymInt> physical_sizes(const FormResult& wanted) {
+  std::vector<c10::SymInt> sizes = wanted.dims;
+  sizes[1] = (sizes[1] + wanted.block - 1) / wanted.block;
+  sizes.emplace_back(wanted.block);
+  return sizes;
+}
+
+}  // namespace
+
+void check_form_result(const std::string& op, const std::string& form, const at::Tensor& result,
+                       const std::vector<at::Tensor>& arguments, const FormResult& wanted) {
+  const at::Tensor& physical = arguments.at(0);
+  const auto require = [&](bool holds, const std::string& expected, const std::string& got,
+                           const char* remedy) {
+    if (!holds) fail_form(op, form, expected, got, remedy);
+  };
+  require(result.defined(), "a tensor", "none", "return what the op returns, in blocked memory");
+  require(result.is_cpu() && result.layout() == at::kStrided, "a strided CPU tensor",
+          result.toString(), "compute on the memory that comes");
+  if (wanted.dims.empty()) {
+    const bool fits =
+        result.dim() == physical.dim() && result.sym_size(0) == physical.sym_size(0) &&
+        result.sym_size(1) == physical.sym_size(1) && result.sym_size(-1) == physical.sym_size(-1);
+    require(fits, text("as many images and blocks of channels as ", physical.sym_sizes(), " has"),
+            text(result.sym_sizes()), "give the op a fake if its results have other dims");
+  } else {
+    const auto sizes = physical_sizes(wanted);
+    require(result.sym_sizes() == c10::SymIntArrayRef(sizes),
+            text("the physical tensor ", sizes, " of the op's result ", wanted.dims),
+            text(result.sym_sizes()), "correct the form, or the fake of the op");
+  }
+  if (wanted.dtype) {
+    require(result.scalar_type() == *wanted.dtype, text(*wanted.dtype, " as the op's fake says"),
+            text(result.scalar_type()), "correct the form, or the fake of the op");
+  }
+  for (const at::Tensor& argument : arguments) {
+    const bool shares = result.has_storage() && argument.has_storage() &&
+                        result.storage().is_alias_of(argument.storage());
+    require(!shares, "memory of its own", "a view of an argument", "return a clone()");
+  }
+}
+
+void check_form_tail(const std::string& op, const std::string& form, const at::Tensor& result,
+                     std::int64_t channels) {
+  if (tail_is_zero(result, channels)) return;
+  fail_form(op, form, text("a zero tail beyond channel ", channels),
+            text("other values in ", result.sizes()),
+            "leave these lanes 0, or call torch_blocked::clear_tail at its end");
 }
 
 }  // namespace torch_blocked

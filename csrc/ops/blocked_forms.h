@@ -1,9 +1,13 @@
 // Ops of other libraries that compute on physical tensors what their ops compute on dense ones.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
+#include <c10/core/SymInt.h>
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "torch_blocked/blocked_form.h"
 
@@ -14,5 +18,23 @@ void check_blocked_form(const std::string& op, const std::string& blocked);
 
 // The blocked form of an op; nothing if it has none. Raises ValueError for one that does not fit.
 std::optional<c10::OperatorName> blocked_form(const c10::OperatorName& op);
+
+// What an op has to return for given arguments: its logical dims and type. Without dims, of an op
+// that has no fake: as many images and blocks as its first argument has, and any type.
+struct FormResult {
+  std::int64_t block;
+  std::vector<c10::SymInt> dims;
+  std::optional<at::ScalarType> dtype;
+};
+
+// Raises RuntimeError, which names the op and its form, unless `result` is memory of its own, not
+// that of `arguments` of the form, and is a physical tensor as the op wants it. arguments[0] is the
+// physical one.
+void check_form_result(const std::string& op, const std::string& form, const at::Tensor& result,
+                       const std::vector<at::Tensor>& arguments, const FormResult& wanted);
+
+// Raises RuntimeError, which names the op and its form, if it left something in the zero tail.
+void check_form_tail(const std::string& op, const std::string& form, const at::Tensor& result,
+                     std::int64_t channels);
 
 }  // namespace torch_blocked

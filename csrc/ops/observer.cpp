@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <ranges>
 #include <span>
 #include <string_view>
 
@@ -17,6 +18,7 @@
 #include "format/errors.h"
 #include "runtime/trace.h"
 #include "runtime/verbose_stream.h"
+#include "torch_blocked/tag.h"
 
 namespace torch_blocked {
 namespace {
@@ -71,24 +73,30 @@ std::string format_name(const at::Tensor& tensor) {
   return std::string(last ? kChannelsLast.name(ndims) : "strided");
 }
 
-// Ops of ours that nobody wraps take and return physical tensors.
-std::string described(const at::Tensor& tensor, std::string_view op) {
-  const bool is_physical = op.starts_with("torch_blocked::") && tensor.dim() >= 4 &&
-                           is_block(block_of(tensor)) && tensor.is_contiguous();
-  if (is_physical) return text("physical ", tensor.sizes());
+enum class Side { kArgument, kResult };
+
+// Ops of ours that nobody wraps take and return physical tensors, but for the one that makes them
+// of a dense tensor and the one that goes back.
+bool is_physical(const at::Tensor& tensor, std::string_view op, Side side) {
+  constexpr std::string_view kOurs = "torch_blocked::";
+  if (!op.starts_with(kOurs) || tensor.dim() < 4 || !is_block(block_of(tensor))) return false;
+  const std::string_view name = op.substr(kOurs.size());
+  return name != (side == Side::kArgument ? "to_blocked" : "to_dense") && tensor.is_contiguous();
+}
+
+std::string described(const at::Tensor& tensor, std::string_view op, Side side) {
+  if (is_physical(tensor, op, side)) return text("physical ", tensor.sizes());
   const std::string format = is_wrapper(tensor) ? "blocked" : format_name(tensor);
   return format.empty() ? text(tensor.sizes()) : text(format, " ", tensor.sizes());
 }
 
-// Puts the format of a blocked tensor in, once an op on the physical one has shown it.
-void name_block(std::string& words, const at::Tensor& physical) {
-  constexpr std::string_view kUnknown = "blocked ";
-  const std::int64_t ndims = physical.dim() - 1;
-  if (!words.starts_with(kUnknown) || is_wrapper(physical)) return;
-  if (ndims < 3 || ndims > 5 || !is_block(block_of(physical))) return;
-  const std::string_view format =
-      Format::blocked(block_of(physical)).name(static_cast<std::size_t>(ndims));
-  words = text(format, " ", words.substr(kUnknown.size()));
+// Whether a tensor of `sizes` can be what a blocked one of the logical `dims` holds. Sizes of a
+// dense tensor may end in a number that is a block, too.
+bool holds(at::IntArrayRef sizes, at::IntArrayRef dims) {
+  if (dims.size() < 3 || dims.size() > 5 || sizes.size() != dims.size() + 1) return false;
+  const std::int64_t block = sizes.back();
+  return is_block(block) && sizes[0] == dims[0] && sizes[1] == (dims[1] + block - 1) / block &&
+         sizes.slice(2, dims.size() - 2) == dims.slice(2);
 }
 
 std::int64_t bytes_of(Values values) {
@@ -166,11 +174,40 @@ struct Inner {
 // What is known of the op that is kept before it ends. Its arguments are gone by then.
 struct Running {
   ProductCount products;
+  Dims src;                // logical dims of a blocked argument whose format is not known yet
+  std::vector<Dims> made;  // sizes of what ops inside returned that can be physical, the last ones
   std::vector<Inner> inner;  // that run at the moment, outermost first
   std::string slowest;       // of those that ran: says by what the op ran
   std::int64_t slowest_ns = 0;
 };
 thread_local Running running;
+
+std::string blocked_format(std::int64_t block, std::size_t ndims) {
+  return std::string(Format::blocked(block).name(ndims));
+}
+
+// Puts the format of a blocked argument in, once an op inside has read what it holds.
+void name_argument(trace::Event& op, const at::Tensor& read) {
+  if (running.src.empty() || is_wrapper(read) || !holds(read.sizes(), running.src)) return;
+  op.src = text(blocked_format(block_of(read), running.src.size()), " ", running.src);
+  running.src.clear();
+}
+
+// Remembers what may be the memory of a result.
+void note_made(const at::Tensor& tensor) {
+  constexpr std::size_t kMost = 16;
+  if (is_wrapper(tensor) || tensor.dim() < 4 || !is_block(block_of(tensor))) return;
+  if (running.made.size() == kMost) running.made.erase(running.made.begin());
+  running.made.push_back(tensor.sizes().vec());
+}
+
+// The last of what was made inside that a blocked result of these dims can hold says its format.
+std::string format_of_result(at::IntArrayRef dims) {
+  for (const Dims& sizes : std::views::reverse(running.made)) {
+    if (holds(sizes, dims)) return blocked_format(sizes.back(), dims.size());
+  }
+  return "blocked";
+}
 
 struct Context : at::ObserverContext {
   enum What { kRange, kOp, kInside } what;
@@ -197,15 +234,18 @@ std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function
   if (around) around->recording_ns += handing_ns;
   const at::Tensor* input = first_tensor(function.inputs());
   if (around && around->kind != trace::Kind::kModule) {
-    if (input) name_block(around->src, *input);
+    if (input) name_argument(*around, *input);
     const std::int64_t start = trace::now_ns();
     around->recording_ns += start - since;
     running.inner.push_back({start, 0});
     return std::make_unique<Context>(Context::kInside, running.inner.size() - 1);
   }
   trace::Event event{trace::Kind::kOp, function.name(), {}, bytes_of(function.inputs())};
-  if (input) event.src = described(*input, event.op);
-  running = {products_of(event.op, function.inputs()), {}, {}};
+  running = {.products = products_of(event.op, function.inputs())};
+  if (input) {
+    event.src = described(*input, event.op, Side::kArgument);
+    if (is_wrapper(*input)) running.src = input->sizes().vec();
+  }
   return std::make_unique<Context>(Context::kOp, trace::open(std::move(event), since));
 }
 
@@ -223,24 +263,18 @@ void leave_inner(const at::RecordFunction& function, std::size_t place, std::int
   trace::Event* op = trace::innermost();
   if (!op) return;
   const at::Tensor* output = first_tensor(function.outputs());
-  if (op->kind == trace::Kind::kOp && output) {
-    if (op->dst.empty()) op->dst = "blocked ";
-    name_block(op->dst, *output);
-  }
+  if (op->kind == trace::Kind::kOp && output) note_made(*output);
   op->recording_ns += trace::now_ns() - at;
 }
 
 void leave_op(const at::RecordFunction& function, std::int64_t at) {
   trace::Event& op = *trace::innermost();
   op.bytes += bytes_of(function.outputs());
-  const std::string inside = op.dst;  // as an op on physical tensors has shown it
   op.flops = 2 * running.products.fixed;
   if (const at::Tensor* output = first_tensor(function.outputs())) {
     op.flops += 2 * running.products.each * static_cast<double>(output->numel());
-    op.dst = described(*output, op.op);
-    if (is_wrapper(*output)) {
-      op.dst = text(inside.substr(0, inside.find(' ')), " ", output->sizes());
-    }
+    op.dst = is_wrapper(*output) ? text(format_of_result(output->sizes()), " ", output->sizes())
+                                 : described(*output, op.op, Side::kResult);
   }
   op.recording_ns = std::min(op.recording_ns, at - op.start_ns);
   if (op.implementation.empty() && 2 * running.slowest_ns > at - op.start_ns) {

@@ -30,6 +30,7 @@ from torch_blocked.optimized_module import (
     check_dtype,
     check_tune,
 )
+from torch_blocked.refusals import whose_defect
 from torch_blocked.state import unchanged
 from torch_blocked.verify import others_like
 
@@ -250,8 +251,7 @@ def _compare(
         warnings.warn(
             f"torch_blocked::optimize: the optimized model differed from the model for "
             f"{named(call.inputs.metas, call.signature)}: {judgement.what}; first at "
-            f"{step or 'the capture'}. The model itself runs on. Please report this with the "
-            "model, it is a defect of torch_blocked",
+            f"{step or 'the capture'}. The model itself runs on. {whose_defect(step)}",
             stacklevel=5,
         )
     return seconds

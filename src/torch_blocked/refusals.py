@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -53,3 +54,15 @@ def is_asked_for(error: Exception) -> bool:
     """Whether an error tells of a wrong registration, of what strict() or a forced implementation
     refuses, or of a model that was moved to another device."""
     return any(words in str(error) for words in _ASKED_FOR)
+
+
+# The blocked form of another library's op, in the words for a step: "(my::op [1, 8] by my::form)".
+_BY_FORM = re.compile(r" by (?!aten::|torch_blocked::)(\w+::[\w.]+)\)")
+
+
+def whose_defect(step: str) -> str:
+    """What to do about a step whose result is not the model's."""
+    form = _BY_FORM.search(step)
+    if form:
+        return f"Correct {form[1]}, a blocked form that was registered: it computes something else"
+    return "Please report this with the model, it is a defect of torch_blocked"

@@ -18,6 +18,7 @@ from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
 from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
 from torch_blocked.order import in_order, known_when_traced, memory_order
+from torch_blocked.tag_methods import add_tag_methods
 
 _ops = torch.ops.torch_blocked
 _DATA: Any = Tensor.data  # the descriptor
@@ -129,13 +130,6 @@ class BlockedTensor(Tensor):
             torch.channels_last_3d (5 dims).
         Raises ValueError for a memory format of another number of dims."""
         return to_dense(self, dtype, memory_format=memory_format)
-
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As Tensor.to; `memory_format` may be a tag, too: `x.to(memory_format="nChw16c")`."""
-        if not isinstance(kwargs.get("memory_format"), str):
-            return super().to(*args, **kwargs)
-        tag = kwargs.pop("memory_format")
-        return to_format(super().to(*args, **kwargs) if args or kwargs else self, tag)
 
     def is_contiguous(
         self, memory_format: torch.memory_format | str = torch.contiguous_format
@@ -475,6 +469,9 @@ def to_format(input: Tensor, tag: str) -> Tensor:
             input, channels_last, input.dtype
         )
     return in_order(input, order)
+
+
+add_tag_methods(BlockedTensor, to_format)
 
 
 def to_dense(

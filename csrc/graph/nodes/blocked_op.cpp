@@ -14,6 +14,7 @@
 #include <array>
 
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/form.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
 #include "ops/blocked_forms.h"
@@ -425,32 +426,14 @@ bool keeps_channels(const Candidate& candidate) {
   return candidate.result().dims[1] == src_dims(candidate)[1];
 }
 
-// The same call of the blocked form, which takes the channels after the first argument.
-at::Tensor run_blocked_form(const Arguments& a) {
-  const Node& node = *a.step.node;
-  const c10::OperatorName form = blocked_form({node.name, node.overload}).value();
-  Node blocked{.name = form.name,
-               .overload = form.overload_name,
-               .arguments = node.arguments,
-               .outputs = node.outputs};
-  blocked.arguments.insert(blocked.arguments.begin() + 1, {c10::IValue(a.channels)});
-  const Value src = node.read(0);
-  return call(blocked,
-              [&](Value value) -> c10::IValue {
-                return value == src ? a.physical : a.tensors[a.step.reads.at(value)];
-              })
-      .at(0)
-      .toTensor();
-}
-
 // ---- the kind -----------------------------------------------------------------------------------
 
 struct Row {
   std::string_view name, overload;
-  bool (*fits)(const Candidate& candidate);  // null: no op, but found in several
-  at::Tensor (*run)(const Arguments& arguments);
-  bool (*has_kernel)(at::ScalarType);  // of ours, for that type; null: ATen's does it
-  bool has_channels_last;              // ATen has an own kernel for nhwc and ndhwc
+  bool (*fits)(const Candidate& candidate);       // null: no op, but found in several
+  at::Tensor (*run)(const Arguments& arguments);  // null: a form of another library's does it
+  bool (*has_kernel)(at::ScalarType);             // of ours, for that type; null: ATen's does it
+  bool has_channels_last;                         // ATen has an own kernel for nhwc and ndhwc
   // run() made ready for src of these sizes, where all other arguments are constants; null: is not.
   Ready (*ready)(const Arguments& arguments, const SlotPlan& src) = nullptr;
 };
@@ -479,7 +462,7 @@ constexpr std::array kRows{
 };
 
 // Of every op that has a blocked form.
-constexpr Row kRegistered{"", "", keeps_channels, run_blocked_form, nullptr, false};
+constexpr Row kRegistered{"", "", keeps_channels, nullptr, nullptr, false};
 
 // Null if there is none.
 const Row* row_of(const Node& node) {
@@ -555,6 +538,7 @@ Prepared prepare(const Step& step, const Running& running) {
             },
             true};
   }
+  if (slot.is_blocked() && row == &kRegistered) return prepare_form(step, running);
   if (slot.is_blocked()) {
     return {[&step, &tensors = running.tensors, row, channels, src, dst] {
       tensors[dst] = row->run({step, tensors, tensors[src], channels}).contiguous();
@@ -573,7 +557,7 @@ std::string implementation(const Plan& plan, const Step& step) {
   const Row* row = row_of(*step.node);
   if (!row->fits) return by_torch_blocked(plan, step);
   if (row == &kRegistered && plan.slots[step.writes[0]].is_blocked()) {
-    return toString(blocked_form({step.node->name, step.node->overload}).value());
+    return toString(form_of(*step.node));
   }
   return row->has_kernel ? by_aten_unless_blocked(plan, step) : by_aten(plan, step);
 }

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_blocked import _C
-from torch_blocked.dispatch import OPS_TABLE, RULES, Declined, Handler
+from torch_blocked.dispatch import CHECK_TAIL, OPS_TABLE, RULES, Declined, Handler
 from torch_blocked.ops.contract import as_dense, expect, with_contract
 from torch_blocked.tensor import BlockedTensor
 
 _Handler = TypeVar("_Handler", bound=Handler)
+Wanted = tuple[tuple[int, ...], torch.dtype]  # the dims and the dtype of a result
 
 
 @overload
@@ -34,7 +38,8 @@ def register(op: OpOverload | str, handler: Any = None, *, takes: str = "") -> A
         physical tensor [N, ceil(C/b), *spatial, b] and its logical C, then the others as they are,
         tensors dense. It returns a physical tensor of as many channels with a zero tail, and has a
         fake. `optimize` and torch.compile(backend="torch_blocked") run it where its neighbours are
-        blocked, and `op` elsewhere.
+        blocked, and `op` elsewhere. Its results are held to what the fake of `op` says, and to a
+        zero tail when a size is new: what differs is a RuntimeError that names the form.
         A function is called as handler(op, *args, **kwargs) with the arguments of the call, at
         least one of them blocked, and returns tensors in any format, or NotImplemented for what it
         does not take: that runs on dense copies. torch.compile traces it; `optimize` does not call
@@ -107,21 +112,84 @@ def _of_function(function: Handler) -> Handler:
     return handler
 
 
+# Results that are looked at whole: those of so many different calls of an op.
+_KEPT = 256
+
+
+@dataclass
+class _Form:
+    """Calls the blocked form of an op, and holds it to what the op returns."""
+
+    op: OpOverload
+    form: OpOverload
+    seen: dict[Any, Wanted | None] = field(default_factory=dict)
+
+    def __call__(self, func: OpOverload, input: Any, *args: Any, **kwargs: Any) -> BlockedTensor:
+        expect(isinstance(input, BlockedTensor), "the first argument blocked")
+        args, kwargs = pytree.tree_map_only(Tensor, as_dense, (args, kwargs))
+        physical, channels = input._physical, input._channels
+        is_real = type(physical) is Tensor
+        key = _key(input, args, kwargs) if is_real else None
+        is_first = key is None or key not in self.seen
+        wanted = _wanted(func, input, args, kwargs) if is_first else self.seen[key]
+        dims, dtype = wanted or ((), None)
+        expect(
+            not dims or (len(dims) == input.dim() and dims[1] == channels),
+            "an op whose result has the dims and channels of its first argument",
+        )
+        result = self.form(physical, channels, *args, **kwargs)
+        tensors = [each for each in pytree.arg_tree_leaves(*args, **kwargs) if _is_tensor(each)]
+        names = func.name(), self.form.name()
+        read = [physical, *tensors]
+        _C.check_form_result(*names, result, read, input.block, dims, dtype)
+        result = result.contiguous()
+        if is_real and (is_first or CHECK_TAIL):
+            _C.check_form_tail(*names, result, channels)
+        if key is not None and is_first:
+            if len(self.seen) >= _KEPT:
+                self.seen.clear()
+            self.seen[key] = wanted
+        return BlockedTensor(result, channels)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _key(input: BlockedTensor, args: Any, kwargs: Any) -> Any:
+    """What the dims of a result depend on; None if that cannot be looked up."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    told = tuple((each.shape, each.dtype) if _is_tensor(each) else each for each in leaves)
+    key = (input.shape, input.dtype, input.block, told, structure)
+    try:
+        hash(key)
+    except TypeError:  # of an argument that is an object
+        return None
+    return key
+
+
+def _wanted(func: OpOverload, input: BlockedTensor, args: Any, kwargs: Any) -> Wanted | None:
+    """The dims and the dtype of what the op itself returns, by its fake; None if it has none that
+    runs on the meta device."""
+
+    def on_meta(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    # Of a program that is traced, this is no part. (The import that it makes takes half a second.)
+    traced = type(input._physical) is not Tensor
+    try:
+        with _disable_current_modes() if traced else nullcontext(), torch.no_grad():
+            args, kwargs = pytree.tree_map_only(Tensor, on_meta, (args, kwargs))
+            result = func(on_meta(input), *args, **kwargs)
+    except Exception:  # whatever a fake raises that needs more than dims
+        return None
+    return tuple(result.shape), result.dtype
+
+
 def _of_form(func: OpOverload) -> Handler | None:
     """The handler of an op that has a blocked form, from Python or from C++."""
     name = _C.blocked_form(func._schema.name, func._schema.overload_name)
-    if name is None:
-        return None
-    form = _op_of(name)
-
-    def handler(func: OpOverload, input: Any, *args: Any, **kwargs: Any) -> BlockedTensor:
-        expect(isinstance(input, BlockedTensor), "the first argument blocked")
-        args, kwargs = pytree.tree_map_only(Tensor, as_dense, (args, kwargs))
-        return BlockedTensor(
-            form(input._physical, input._channels, *args, **kwargs), input._channels
-        )
-
-    return handler
+    return None if name is None else _Form(func, _op_of(name))
 
 
 RULES.insert(0, _of_form)

@@ -1,0 +1,72 @@
+"""Methods of torch.Tensor that a blocked tensor has with one thing more: where torch takes a memory
+format, they take a tag, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from torch_blocked.descriptor import canonical_tag
+
+# Those that make a tensor of another type or on another device, or `self` if it is so already. Not
+# every torch has every device.
+CONVERSIONS = (
+    *("bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "double", "float", "half"),
+    *("int", "long", "short", "to", "type", "cpu", "cuda", "ipu", "mtia", "xpu"),
+)
+# Those that write to `self`, whose format stays.
+IN_PLACE = ("resize_", "resize_as_")
+
+Move = Callable[[Any, str], Tensor]
+
+
+def add_tag_methods(cls: type[Tensor], to_format: Move) -> None:
+    """Gives `cls` these methods. to_format: of this package."""
+    for names, made in ((CONVERSIONS, _converting), (("clone",), _cloning), (IN_PLACE, _in_place)):
+        for name in names:
+            if hasattr(Tensor, name):
+                method = made(name, getattr(Tensor, name), to_format)
+                method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
+                method.__doc__ = f"As Tensor.{name}; `memory_format` may be a tag: 'nChw16c'."
+                setattr(cls, name, method)
+
+
+def _converting(name: str, torchs: Callable[..., Any], to_format: Move) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tag = kwargs.get("memory_format")
+        if not isinstance(tag, str):
+            return torchs(self, *args, **kwargs)
+        del kwargs["memory_format"]
+        bare = name == "to" and not args and not kwargs  # which torch's method does not take
+        return to_format(self if bare else torchs(self, *args, **kwargs), tag)
+
+    return method
+
+
+def _cloning(name: str, torchs: Callable[..., Any], to_format: Move) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tag = kwargs.get("memory_format")
+        if not isinstance(tag, str):
+            return torchs(self, *args, **kwargs)
+        copy = to_format(self, tag)
+        return torchs(self) if copy is self else copy
+
+    return method
+
+
+def _in_place(name: str, torchs: Callable[..., Any], to_format: Move) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tag = kwargs.get("memory_format")
+        if not isinstance(tag, str):
+            return torchs(self, *args, **kwargs)
+        if canonical_tag(tag) != canonical_tag(self.format):
+            raise NotImplementedError(
+                f"torch_blocked::{name}: expected the format that the tensor has, {self.format}, "
+                f"got {tag}; call to_format on the result"
+            )
+        del kwargs["memory_format"]
+        return torchs(self, *args, **kwargs)
+
+    return method
