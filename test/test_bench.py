@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -360,3 +361,66 @@ def test_classify_sees_the_same_cat_dense_and_blocked(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dense, nchw:" and lines[6].startswith("blocked, nChw")
     assert lines[1] == lines[7] and lines[1].endswith("  Egyptian cat")
+
+
+class Two(torch.nn.Module):
+    """A model of two arguments, the second of which may be of other dims."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(3, 8, 3, padding=1) for _ in range(2))
+
+    def forward(self, image, other):
+        other = self.second(other) if other.dim() == 4 else other[:, :, None, None]
+        return self.first(image).relu() + other
+
+
+TWO = ["--input", "3x8x8", "--input"]
+OF_SEVERAL = [["bench", "models", "--rounds", "1"], ["explain"], ["bench", "memory"],
+              ["bench", "layers", "--rounds", "1"]]  # fmt: skip
+OF_ONE = [["bench", "train", "--rounds", "1"], ["bench", "conv", "--rounds", "1"]]
+
+
+def in_a_process(*words):
+    """One command and its exit code, and all that it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_blocked", *words],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", OF_SEVERAL, ids=" ".join)
+def test_models_of_several_inputs(command, capsys):
+    for second in ("3x8x8", "8") if command == ["explain"] else ("8",):
+        if command == ["bench", "memory"]:
+            code, out, err = in_a_process(*command, "test_bench:Two", *TWO, second)
+            assert code == 0, err
+        else:
+            assert main([*command, "test_bench:Two", *TWO, second]) == 0
+            out = capsys.readouterr().out
+        assert "test_bench:Two" in out or "first" in out
+
+
+WRONG_INPUTS = {
+    "one for two": (["test_bench:Two", "--input", "3x8x8"], "an --input for each argument of "
+                    r"forward\(image, other\), got 1; give --input once for each"),
+    "none for two": (["test_bench:Two"], "an --input for each argument of forward"),
+    "three for two": (["test_bench:Two", *TWO, "8", "--input", "8"], r"got 3; give"),
+    "two for one": (["resnet18", *TWO, "3x8x8"], "for each argument of forward.*got 2"),
+    "other sizes": (["test_bench:Two", *TWO, "3x9x9"], "--input as the model takes it, got 3x8x8 "
+                    "and 3x9x9: The size of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_INPUTS)
+@pytest.mark.parametrize("command", [*OF_SEVERAL, *OF_ONE], ids=" ".join)
+def test_wrong_inputs_give_one_sentence(command, case, capsys):
+    words, sentence = WRONG_INPUTS[case]
+    assert main([*command, *words]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    several = case == "other sizes" and command in OF_ONE
+    expected = "expected one --input here, got 2; explain, bench models" if several else sentence
+    assert re.search(f"^torch_blocked [a-z ]+: '.*': .*{expected}", error), error

@@ -175,3 +175,47 @@ def test_command_line(tmp_path, capsys):
     assert "conv2d" in capsys.readouterr().out
     assert json.loads(text.read_text())["name"] == "hard_cases:grouped4"
     assert '"hard_cases:grouped4"' in html.read_text()
+
+
+def test_a_batch_norm_reads_its_layer_and_not_the_input():
+    """Running means are no inputs, nor are attributes; a weight that is turned is no layer."""
+
+    class Anchored(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.anchors = torch.randn(1, 8, 1, 1)
+
+        def forward(self, x):
+            return x * self.anchors
+
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), Anchored()]
+    layers += [torch.nn.Flatten(), torch.nn.Linear(8 * 36, 5)]
+    found = torch_blocked.explain(torch.nn.Sequential(*layers).eval(), torch.randn(1, 3, 8, 8))
+    eager = found.eager.layers
+    assert [each.op for each in eager if each.op in ("t", "transpose")] == []
+    for index, each in enumerate(eager[1:], 1):
+        assert each.reads == [index - 1], each
+    assert eager[0].kind == "reorder" and eager[0].reads == [-1]
+
+
+def test_two_inputs_and_constants_have_their_edges():
+    class Sum(torch.nn.Module):
+        def forward(self, x, y):
+            return x.relu() + y + torch.ones(8, 6, 6)
+
+    x = torch.randn(1, 8, 6, 6)
+    eager = torch_blocked.explain(Sum().eval(), (x, x.clone())).eager.layers
+    [ones] = [each for each in eager if each.op == "ones"]
+    assert ones.reads == [] and "reads no activation" in ones.reason
+    assert [each.reads for each in eager[:2]] == [[-1], [-1]]
+
+
+def test_what_explain_and_profile_write_has_one_signature(tmp_path):
+    """The path is optional, and the text comes back."""
+    found = hard_cases.explained("dilated")
+    with torch_blocked.profile() as p:
+        hard_cases.image().to_blocked()
+    for made in (found, p):
+        for name in ("to_json", "to_html"):
+            method, path = getattr(made, name), tmp_path / name
+            assert method(path) == path.read_text() == method(), (made, name)

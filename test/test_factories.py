@@ -139,3 +139,49 @@ def test_tags_compile():
     wide, plain = run(y)
     assert wide.format == "nChw16c" and wide.dtype == torch.float64
     assert torch.equal(plain.to_dense(), y.to_dense() + 1)
+
+
+def _takes_a_memory_format(name: str) -> bool:
+    """Whether torch's method of a dense tensor of this machine does."""
+    arguments = (torch.empty(1),) if name in ("type_as", "resize_as_") else ()
+    arguments = ((1, 1, 1, 1),) if name == "resize_" else arguments
+    if name.startswith("_") or not callable(getattr(torch.Tensor, name)):
+        return False
+    try:
+        method = getattr(torch.ones(1, 1, 1, 1), name)
+        method(*arguments, memory_format="no memory format")
+    except Exception as error:
+        return "memory_format' must be torch.memory_format" in str(error)
+    return False
+
+
+# All methods of torch's, so that a new one is met here.
+METHODS = sorted(filter(_takes_a_memory_format, set(dir(torch.Tensor)) - {"to_sparse", "backward"}))
+BY_DEVICE = {"cuda", "xpu", "ipu", "mtia"}
+
+
+def test_the_methods_with_a_memory_format_are_found():
+    assert {"clone", "float", "cfloat", "cpu", "resize_", "is_contiguous"} <= set(METHODS)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("name", sorted(set(METHODS) - BY_DEVICE))
+@pytest.mark.parametrize("tag", ["nChw8c", "nChw16c", "aBcd8b", "nhwc", "nchw", "chwn"])
+def test_methods_take_a_tag_where_torchs_take_a_memory_format(name, tag):
+    x = torch.randn(2, 17, 3, 4)
+    y = x.to_blocked("nChw8c")
+    arguments = {"resize_": (x.shape,), "resize_as_": (x,)}.get(name, ())
+    own = tb.canonical_tag(tag) == tb.canonical_tag("nChw8c")
+    if name.startswith("resize") and not own:
+        with pytest.raises(NotImplementedError, match=f"^torch_blocked::{name}: expected the form"):
+            getattr(y, name)(*arguments, memory_format=tag)
+        return
+    z = getattr(y, name)(*arguments, memory_format=tag)
+    if name == "is_contiguous":
+        assert z is own
+    elif name != "type":  # which says the type's name
+        assert tb.format_of(z) == tb.format_of(tb.to_format(x, tag))
+        expected = getattr(x, name)(*arguments)
+        dense = z.to_dense() if tb.is_blocked(z) else z
+        assert z.dtype == expected.dtype and torch.equal(dense.cdouble(), expected.cdouble())
+    assert name != "clone" or z is not y

@@ -137,7 +137,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     (extension,) = [name for name in package if name.endswith(".so")]
     pattern = r"torch_blocked/torch2\.\d+/_C\.cpython-3\d+-x86_64-linux-gnu\.so"
     assert re.fullmatch(pattern, extension)
-    files = ("py.typed", "_C.pyi", "explain_page.html", "torch_private.txt")
+    files = ("py.typed", "_C.pyi", "explain_page.html", "profile_page.html", "torch_private.txt")
     data = {f"torch_blocked/{each}" for each in files}
     data |= {
         str(path.relative_to(SRC))

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from browser import told_by
 from torch import nn
 from torch.autograd import profiler
 
@@ -257,7 +258,7 @@ class _Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         assert not {"src", "href"} & dict(attributes).keys()  # nothing is loaded
-        if tag != "meta":
+        if tag not in ("meta", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -275,7 +276,87 @@ def test_the_page_is_whole(tmp_path):
     tags.feed((tmp_path / "profile.html").read_text())
     assert not tags.open
     for wanted in ("blocks.0.conv", "aten::conv2d", "aten.sort.default", SHOWN_LINE):
-        assert wanted in tags.text
+        assert wanted in "".join(tags.text)
+
+
+def test_a_page_of_a_training_step_fits_its_reader(tmp_path):
+    """Modules are a tree with sums, of which little is open; tables are sorted by a click, and are
+    as high as a screen. A training step of 60 layers is one page of 2,600 pixels at most."""
+    blocks = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)) for _ in range(30))
+    model = nn.Sequential(nn.Sequential(*blocks), nn.Conv2d(8, 8, 1))
+    with torch_blocked.profile() as p:
+        model(torch.randn(1, 8, 6, 6).to_blocked()).to_dense().sum().backward()
+    page = tmp_path / "profile.html"
+    assert p.to_html(page) == page.read_text()
+    rows = """const rows = id => [...document.querySelectorAll(`#${id} tbody tr`)];
+      const shown = () => rows("modules").filter(each => !each.hidden).map(each => each.dataset.path);
+      const column = (id, at) => rows(id).map(each => parseFloat(each.cells[at].textContent));
+      const told = { height: document.documentElement.scrollHeight, paths: shown(),
+        modules: Object.fromEntries(rows("modules").map(each => [each.dataset.path,
+          [1, 2].map(at => parseFloat(each.cells[at].textContent))])) };
+      const head = (id, at) => document.querySelectorAll(`#${id} th`)[at];
+      document.querySelector("#modules tr[data-path='the model itself/0'] button").click();
+      told.opened = shown().length;
+      head("modules", 1).click();
+      told.sorted = rows("modules").map(each => [each.dataset.in, parseFloat(each.cells[1].textContent)]);
+      head("rows", 6).click(); told.down = column("rows", 6);
+      head("rows", 6).click(); told.up = column("rows", 6);
+      tell(told);"""  # noqa: E501
+    told = told_by(page, rows)
+    assert told["height"] < 2600
+    assert told["paths"][:3] == ["the model itself", "the model itself/0", "the model itself/1"]
+    assert "backward/0" in told["paths"] and len(told["paths"]) < 12
+    assert told["opened"] == len(told["paths"]) + 30
+    for path, (total, own) in told["modules"].items():
+        parts = [
+            sums[0] for each, sums in told["modules"].items() if each.rpartition("/")[0] == path
+        ]
+        assert total == pytest.approx(own + sum(parts), abs=0.001 * (2 + len(parts)))
+    rows_ms = sum(row.ms for row in p.rows if row.in_thread)
+    tops = [ms for path, (ms, _) in told["modules"].items() if "/" not in path]
+    assert sum(tops) == pytest.approx(rows_ms, abs=0.01)
+    for parent in {each for each, _ in told["sorted"]}:
+        times = [ms for each, ms in told["sorted"] if each == parent]
+        assert times == sorted(times, reverse=True)
+    assert told["down"] == sorted(told["down"], reverse=True) and told["up"] == sorted(told["up"])
+
+
+def test_both_kinds_of_reorders_are_told_together():
+    conv, x = nn.Conv2d(16, 16, 3), torch.randn(1, 16, 64, 64)
+    with torch.no_grad(), torch_blocked.profile() as p:
+        conv(x)
+    inside = f"0 reorders by torch_blocked, {p.torch_reorders} of torch's oneDNN inside of dense"
+    assert p.torch_reorders and p.summary().startswith(inside)
+    assert p.summary() in p.table() and p.summary().replace("'", "&#x27;") in p.to_html()
+    told = json.loads(p.to_json())
+    assert (told["reorders"], told["torch_reorders"]) == (0, p.torch_reorders)
+    with torch_blocked.profile(torch_reorders=False) as p:
+        x.to_blocked()
+    assert p.summary().startswith("1 reorder by torch_blocked, those of torch's oneDNN not rec")
+    assert json.loads(p.to_json())["torch_reorders"] is None
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32, 5])
+@pytest.mark.filterwarnings("ignore:torch_blocked")
+def test_a_format_is_that_of_the_tensor_whatever_its_last_dim(width):
+    """A dense result inside of a fallback ends in a number that is a block, too."""
+    images = torch.randn(1, 33, 6, width).to_blocked("nChw16c")
+    words = torch.randn(1, 33, width).to_blocked("nCw8c")
+    volumes = torch.randn(1, 33, 2, 6, width).to_blocked("nCdhw4c")
+    for x in (images, words, volumes):
+        dense = x.to_dense()
+        with torch_blocked.profile() as p:
+            results = x.sort(1)[0], x.relu(), x.unsqueeze(0).squeeze(0)
+            dense.to_blocked().to_dense()
+        dims = list(x.shape)
+        for row in p.rows:
+            if row.op in ("aten::sort", "aten::relu"):
+                assert row.src == f"{x.format} {dims}" == row.dst, row
+            if row.op == "torch_blocked::to_dense":
+                assert row.dst == f"{torch_blocked.format_of(dense)} {dims}", row
+            if row.op == "torch_blocked::to_blocked":
+                assert row.src == f"{torch_blocked.format_of(dense)} {dims}", row
+        assert torch_blocked.format_of(results[0]) == x.format
 
 
 def test_an_empty_profile_has_a_header_only():

@@ -27,6 +27,7 @@ from torch_blocked.explain_layers import (
 from torch_blocked.optimize import optimize
 from torch_blocked.optimized_module import OptimizedModule, Tune, _Instead
 from torch_blocked.progress import Bar
+from torch_blocked.text_table import written
 
 _DATA = "/*DATA*/null"
 _RUNS = 3  # the least time of each step counts
@@ -58,23 +59,23 @@ class Explanation:
         """Both runs as aligned text, a line for each layer; times in milliseconds."""
         return f"optimized\n{self.optimized.table()}\n\neager\n{self.eager.table()}"
 
-    def to_json(self) -> str:
-        """All of it: under "runs" the layers, under "roofs" the machine's GFLOP/s and GB/s."""
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """All of it, also written to a file if a path is given: under "runs" the layers, under
+        "roofs" the machine's GFLOP/s and GB/s."""
         runs = {
             name: {"note": run.note, "layers": [each.to_dict() for each in run.layers]}
             for name, run in (("optimized", self.optimized), ("eager", self.eager))
         }
         machine = {key: env()[key] for key in ("cpu", "isa")}
-        return json.dumps(
-            {"name": self.name, "runs": runs, "roofs": self.roofs, "machine": machine}
-        )
+        content = {"name": self.name, "runs": runs, "roofs": self.roofs, "machine": machine}
+        return written(json.dumps(content), path)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes one page that needs no network: the graph, a roofline plot and the table."""
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """One page that needs no network, also written to a file if a path is given: the graph, a
+        roofline plot and the table."""
         page = resources.files("torch_blocked").joinpath("explain_page.html").read_text()
         data = self.to_json().replace("<", "\\u003c")  # nothing in it ends the script
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page.replace(_DATA, data))
+        return written(page.replace(_DATA, data), path)
 
 
 def explain(

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     for name in args.models:
         progress(f"explain: {name}")
         model = models.load(name, args.input)
-        explained = explain(model.module, model.checked_input(args.batch))
+        explained = explain(model.module, model.checked_inputs(args.batch))
         explained.name = name
         progress()
         print(explained.table())

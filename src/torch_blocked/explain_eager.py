@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_blocked import _C, module_paths
 from torch_blocked.explain_layers import Layer, Run, is_blocked_tag, split_reason
 from torch_blocked.formats import format_of
+from torch_blocked.schema import is_view_op
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
 
 # The first packs the weights; disturbances of the others differ.
@@ -30,8 +31,9 @@ _NO_IMAGE = "nothing to do: it is no image"
 class _Ops(TorchDispatchMode):
     """Notes every op that reaches the dispatcher while it is on, with its time and what it read."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.state = _state_of(model)
         self.layers: list[Layer] = []
         self.makers: dict[int, int] = {}  # of a tensor's id, the layer that made it
         self.kept: list[Any] = []  # so that no other tensor gets the id of one
@@ -65,8 +67,12 @@ class _Ops(TorchDispatchMode):
         events: list[_C.Event],
     ) -> None:
         operands = [each for each in pytree.arg_tree_leaves(*args, **kwargs) if _is_value(each)]
-        read = [each for each in operands if not isinstance(each, nn.Parameter)]
+        read = [each for each in operands if id(each) not in self.state]
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        if operands and not read and is_view_op(func):  # the weight turned around, say
+            self.state |= {id(each) for each in results}
+            self.kept.append(results)
+            return
         if not results or (not read and not results[0].numel()):  # what some op returns unused
             return
         if read and all(self._is_physical(each) for each in read):  # a part of a blocked op
@@ -129,6 +135,13 @@ class _Ops(TorchDispatchMode):
         dense = next((i for i in layer.reads if i >= 0 and not self.layers[i].blocked), None)
         maker = _named(self.layers[dense]) if dense is not None else ""
         layer.reason, layer.advice = _why_dense(read, result, maker)
+
+
+def _state_of(model: nn.Module) -> set[int]:
+    """The ids of what the model holds: parameters, buffers and tensors that are attributes."""
+    held = [vars(each) for each in model.modules()]
+    tensors = (each for each in pytree.tree_leaves(held) if isinstance(each, Tensor))
+    return {id(each) for each in (*model.parameters(), *model.buffers(), *tensors)}
 
 
 def _why_fallback(detail: str, result: Tensor) -> tuple[str, str]:
@@ -260,7 +273,7 @@ def eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ru
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-    ops, notes = _Ops(), list[str]()
+    ops, notes = _Ops(model), list[str]()
     with torch.no_grad():
         blocked_args = _blocked_inputs(args, ops, notes)
         blocked_kwargs = _blocked_inputs(kwargs, ops, notes)

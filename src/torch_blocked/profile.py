@@ -12,6 +12,7 @@ import torch
 
 from torch_blocked import _C, forks, module_paths, profile_page, profile_report
 from torch_blocked.profile_rows import Recorded, Row, Span
+from torch_blocked.text_table import written
 
 _verbose_lock = forks.lock()
 _verbose_users = 0
@@ -29,8 +30,10 @@ class profile:
     torch_reorders: also those that torch's own oneDNN does inside of dense convolutions. It tells
         of them on standard output only, which is held up and filtered meanwhile.
 
-    reorders: activations copied from one format into another, `to_blocked` and `to_dense` included.
-    torch_reorders: those of torch's oneDNN, of weights, too; not among `reorders`.
+    reorders: activations that this package copied from one format into another, `to_blocked` and
+        `to_dense` included.
+    torch_reorders: those of torch's oneDNN inside of dense convolutions, of weights, too; they are
+        not among `reorders`. `summary()` says both.
     packs: weights copied into a kernel's format; none once the cache has them.
     fallbacks: ops that ran on a dense copy, because no blocked kernel takes them.
     refs: `ref` kernels that oneDNN offered and that were refused; never run.
@@ -58,7 +61,9 @@ class profile:
         _C.stop_observing(self._catches)
         recorded = _C.trace_stop(self._position)
         self._stack.close()
-        self._recorded = Recorded(recorded, Span(self._begin, end, _C.trace_thread()))
+        self._recorded = Recorded(
+            recorded, Span(self._begin, end, _C.trace_thread()), self._catches
+        )
 
     @property
     def events(self) -> list[_C.Event]:
@@ -89,7 +94,7 @@ class profile:
 
     @property
     def torch_reorders(self) -> int:
-        return sum(row.calls for row in self.rows if row.kind == "torch reorder")
+        return self._recorded.torch_reorders
 
     @property
     def reorder_ms(self) -> float:
@@ -106,29 +111,26 @@ class profile:
         """What of `wall_ms` the profile itself took, as far as it can time that."""
         return sum(row.ms for row in self.rows if row.kind == "recording")
 
+    def summary(self) -> str:
+        """The counts in a line: reorders, those of torch's oneDNN, packs, fallbacks."""
+        return profile_report.summary(self._recorded)
+
     def table(self) -> str:
         """What took time, as aligned text: a row for each module, op, dims, formats and
-        implementation, in the order in which they first ran; then the fallbacks."""
+        implementation, in the order in which they first ran; the summary; then the fallbacks."""
         return profile_report.table(self._recorded)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Rows, fallbacks and roofs as JSON text, also written to a file if a path is given."""
-        return _written(profile_report.json_text(self._recorded), path)
+        return written(profile_report.json_text(self._recorded), path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Each call in the Trace Event format, as Perfetto and chrome://tracing open it."""
-        return _written(profile_report.chrome_trace(self._recorded), path)
+        return written(profile_report.chrome_trace(self._recorded), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """One page that needs no other file and no network."""
-        return _written(profile_page.page(self._recorded), path)
-
-
-def _written(text: str, path: str | os.PathLike[str] | None) -> str:
-    if path is not None:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    return text
+        return written(profile_page.page(self._recorded), path)
 
 
 def _prints_itself() -> bool:

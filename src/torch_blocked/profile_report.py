@@ -88,11 +88,27 @@ def fallbacks(profile: Recorded) -> list[tuple[str, ...]]:
     return [(*each, str(found.count(each))) for each in dict.fromkeys(found)]
 
 
+def summary(profile: Recorded) -> str:
+    """The counts, those of torch's reorders beside ours."""
+
+    def counted(kind: _C.Kind, word: str) -> str:
+        number = sum(each.kind == kind for each in profile.events)
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    inside = f"{profile.torch_reorders} of torch's oneDNN inside of dense convolutions"
+    if not profile.catches:
+        inside = "those of torch's oneDNN not recorded"
+    reorders = f"{counted(_C.Kind.reorder, 'reorder')} by torch_blocked, {inside}"
+    packs = counted(_C.Kind.pack, "weight pack")
+    return f"{reorders}; {packs}, {counted(_C.Kind.fallback, 'fallback')}"
+
+
 def table(profile: Recorded) -> str:
     rows = [cells(row, profile.wall_ms) for row in profile.rows]
     parts = [columns(HEADER, rows, "lllllrrrrrr")]
     total = sum(row.ms for row in profile.rows if row.in_thread)
     parts.append(f"{total:.3f} ms in rows, {profile.wall_ms:.3f} ms by the clock")
+    parts.append(summary(profile))
     if found := fallbacks(profile):
         parts.append(columns(FALLBACK_HEADER, found, "lllllr"))
     return "\n\n".join(parts)
@@ -107,6 +123,8 @@ def json_text(profile: Recorded) -> str:
         rows.append(each)
     content = {
         "wall_ms": profile.wall_ms,
+        "reorders": sum(each.kind == _C.Kind.reorder for each in profile.events),
+        "torch_reorders": profile.torch_reorders if profile.catches else None,
         "threads": torch.get_num_threads(),
         "roofs": asdict(roofs()),
         "rows": rows,

@@ -71,6 +71,7 @@ class Recorded:
 
     all: list[_C.Event] = field(default_factory=list)
     span: Span = Span()
+    catches: bool = True  # reorders of torch's oneDNN, too
 
     @property
     def events(self) -> list[_C.Event]:
@@ -91,6 +92,10 @@ class Recorded:
         if name not in made:
             made[name] = make()
         return made[name]
+
+    @property
+    def torch_reorders(self) -> int:
+        return sum(row.calls for row in self.rows if row.kind == "torch reorder")
 
     @property
     def wall_ms(self) -> float:

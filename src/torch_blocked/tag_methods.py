@@ -40,7 +40,8 @@ def _converting(name: str, torchs: Callable[..., Any], to_format: Move) -> Calla
             return torchs(self, *args, **kwargs)
         del kwargs["memory_format"]
         bare = name == "to" and not args and not kwargs  # which torch's method does not take
-        return to_format(self if bare else torchs(self, *args, **kwargs), tag)
+        made = self if bare else torchs(self, *args, **kwargs)
+        return to_format(made, tag) if isinstance(made, Tensor) else made  # type() gives a word
 
     return method
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 Row = Sequence[str]
@@ -34,3 +35,11 @@ def markdown(header: Row, rows: Sequence[Row], text_columns: int = 1) -> str:
     ]
     lines = ["| " + " | ".join(row) + " |" for row in (first, *others)]
     return "\n".join([lines[0], "|" + "|".join(rules) + "|", *lines[1:]])
+
+
+def written(text: str, path: str | os.PathLike[str] | None) -> str:
+    """`text`, which is also written to a file if a path is given."""
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return text

@@ -25,6 +25,13 @@ def input_dims(text: str) -> tuple[int, ...]:
     return tuple(positive(part) for part in text.split("x"))
 
 
+class InputDims(argparse.Action):
+    """Dims of the inputs in the order of the model's arguments, as many as --input is given."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), values))
+
+
 def output_path(text: str) -> Path:
     path = Path(text)
     if path.parent.is_dir() and not path.is_dir():
@@ -98,8 +105,10 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
         type=input_dims,
+        action=InputDims,
         metavar="DIMS",
-        help="dims of one input, such as 3x256x256 (default: those that the model was made for; "
+        help="dims of one input without the batch, such as 3x256x256; again for each further "
+        "argument of the model (default: those that the model was made for; "
         f"{'x'.join(map(str, models.IMAGE))} if nothing tells)",
     )
 

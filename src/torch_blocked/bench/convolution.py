@@ -151,13 +151,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def layers_to_time(
-    name: str, input_dims: tuple[int, ...] | None, kernel: list[int] | None
-) -> list[Layer]:
+def layers_to_time(name: str, input_dims: Any, kernel: list[int] | None) -> list[Layer]:
     """The distinct convolutions of a model, of that kernel if one is given."""
     progress(f"{name}: its convolutions")
     model = models.load(name, input_dims)
-    layers = layers_of(model.module, model.random_input(1))
+    model.random_input(1)  # refuses several
+    layers = layers_of(model.module, model.checked_inputs(1)[0])
     progress()
     return [layer for layer in layers if kernel is None or _is_kernel(layer, kernel)]
 

@@ -170,7 +170,7 @@ def bench_model(
     size: int | None = None,
     dtype: torch.dtype = torch.float32,
     formats: Sequence[str] | None = None,
-    input_dims: tuple[int, ...] | None = None,
+    input_dims: Any = None,
 ) -> list[Result]:
     """Verifies, profiles and times one model; one result for each format, the contiguous one first.
 
@@ -178,15 +178,16 @@ def bench_model(
     float64 result of the model as it was built (not folded), or from its own if it mixes dtypes."""
     progress(f"{name}: float64")
     model = models.load(name, input_dims)
-    input = model.random_input(batch, size).to(dtype)
+    images = model.checked_inputs(batch, size)
+    inputs = tuple(each.to(dtype) for each in images)
     module, folded = model.converted(dtype), 0
     if models.is_mixed(module):
-        expected = flat_dense(module(input))
+        expected = flat_dense(module(*inputs))
     else:
-        expected = flat_dense(copy.deepcopy(module).double()(input.double()))
+        expected = flat_dense(copy.deepcopy(module).double()(*(each.double() for each in inputs)))
     if fold:
         module, folded = folded_module(name, module)
-    rivals = runners(name, module, input, formats)
+    rivals = runners(name, module, inputs, formats)
     errors = {}
     for tag, call in rivals.items():
         progress(f"{name}: {tag} is verified")
@@ -195,12 +196,12 @@ def bench_model(
     profiles = {tag: profile_passes(call) for tag, call in rivals.items() if is_blocked_tag(tag)}
     progress()
     timings = time_interleaved(rivals, rounds, what=name)
-    contiguous = timings[CONTIGUOUS[input.dim()]]
+    contiguous = timings[CONTIGUOUS[inputs[0].dim()]]
     return [
         Result(
             model=name,
             weights=model.weights,
-            input_dims=tuple(input.shape),
+            input_dims=tuple(inputs[0].shape),
             folded_batch_norms=folded,
             format=tag,
             timing=timing,
@@ -239,32 +240,43 @@ def flat_dense(output: Any) -> list[Tensor]:
     return [each.to_dense() if torch_blocked.is_blocked(each) else each for each in tensors]
 
 
+def in_format(inputs: tuple[Tensor, ...], move: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+    """`move` of those that have as many dims as the first; the others as they are."""
+    return tuple(move(each) if each.dim() == inputs[0].dim() else each for each in inputs)
+
+
 def runners(
-    name: str, model: nn.Module, input: Tensor, formats: Sequence[str] | None = None
+    name: str,
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    formats: Sequence[str] | None = None,
 ) -> dict[str, Callable[[], list[Tensor]]]:
     """One function for each format that gives the dense outputs; the contiguous one first.
 
     NHWC gets its weights and its input in channels_last before the clock starts. A blocked row
     starts from the NCHW input, so its time holds the reorders in and out."""
-    ndim = input.dim()
+    ndim = inputs[0].dim()
     if ndim not in CONTIGUOUS:
         raise models.NoModel(f"{name}: expected an input of 3 to 5 dims, got {ndim}")
     last, memory_format = CHANNELS_LAST.get(ndim, (None, None))
     takes = [tag for tag in (last, *blocked_tags(ndim), OPTIMIZED) if tag]
-    rivals = {CONTIGUOUS[ndim]: lambda: flat_dense(model(input))}
+    rivals = {CONTIGUOUS[ndim]: lambda: flat_dense(model(*inputs))}
 
     def blocked(tag: str) -> Callable[[], list[Tensor]]:
-        return lambda: flat_dense(model(torch_blocked.to_blocked(input, tag)))
+        def call() -> list[Tensor]:
+            return flat_dense(model(*in_format(inputs, lambda x: torch_blocked.to_blocked(x, tag))))
+
+        return call
 
     for tag in takes if formats is None else formats:
         if tag == OPTIMIZED:
             progress(f"{name}: is optimized")
-            optimized = torch_blocked.optimize(model, input)
-            rivals[tag] = lambda call=optimized: flat_dense(call(input))
+            optimized = torch_blocked.optimize(model, inputs)
+            rivals[tag] = lambda call=optimized: flat_dense(call(*inputs))
         elif tag == last:
             model_last = copy.deepcopy(model).to(memory_format=memory_format)
-            input_last = input.contiguous(memory_format=memory_format)
-            rivals[tag] = lambda call=model_last, input=input_last: flat_dense(call(input))
+            inputs_last = in_format(inputs, lambda x: x.contiguous(memory_format=memory_format))
+            rivals[tag] = lambda call=model_last, each=inputs_last: flat_dense(call(*each))
         elif is_blocked_tag(tag) and dims_of_tag(tag) == ndim:
             rivals[tag] = blocked(tag)
         elif tag not in rivals:

@@ -24,39 +24,40 @@ from torch_blocked.text_table import markdown
 from . import arguments, models
 from .report import circumstances, describe, progress, write_json
 
-Run = Callable[[Tensor], Any]
+Inputs = tuple[Tensor, ...]
+Run = Callable[..., Any]
 
 
-def dense(model: nn.Module, input: Tensor, path: str) -> Run:
+def dense(model: nn.Module, inputs: Inputs, path: str) -> Run:
     return model
 
 
-def optimized(model: nn.Module, input: Tensor, path: str) -> Run:
-    fast = torch_blocked.optimize(model, input)
+def optimized(model: nn.Module, inputs: Inputs, path: str) -> Run:
+    fast = torch_blocked.optimize(model, inputs)
     fast.choice = "blocked"
     return fast
 
 
-def released(model: nn.Module, input: Tensor, path: str) -> Run:
-    fast = optimized(model, input, path)
+def released(model: nn.Module, inputs: Inputs, path: str) -> Run:
+    fast = optimized(model, inputs, path)
     fast.release()
     return fast
 
 
-def saved(model: nn.Module, input: Tensor, path: str) -> Run:
-    fast = optimized(model, input, path)
+def saved(model: nn.Module, inputs: Inputs, path: str) -> Run:
+    fast = optimized(model, inputs, path)
     fast.save(path)
     return fast
 
 
-def loaded(model: nn.Module, input: Tensor, path: str) -> Run:
+def loaded(model: nn.Module, inputs: Inputs, path: str) -> Run:
     fast = torch_blocked.load(path)
     fast.release()
     return fast
 
 
 # In this order: `saved` writes the file that `loaded` reads, and measures kernels for all.
-FORMS: dict[str, Callable[[nn.Module, Tensor, str], Run]] = {
+FORMS: dict[str, Callable[[nn.Module, Inputs, str], Run]] = {
     "torch": dense,
     "optimize, save": saved,
     "optimize": optimized,
@@ -79,6 +80,7 @@ def main(args: argparse.Namespace) -> int:
     threads = args.threads or torch.get_num_threads()
     results = []
     for name in args.models:
+        models.load(name, args.input).checked_inputs(1)
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "model")
             mib = {form: in_process(form, name, args.input, threads, path) for form in FORMS}
@@ -98,9 +100,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def in_process(
-    form: str, name: str, input_dims: tuple[int, ...] | None, threads: int, path: str
-) -> float:
+def in_process(form: str, name: str, input_dims: Any, threads: int, path: str) -> float:
     """Resident MiB of a new process that has run the form of the model."""
     progress(f"{name}: {form}")
     job = (form, name, input_dims, threads, path)
@@ -110,19 +110,17 @@ def in_process(
     return json.loads(result.stdout)
 
 
-def child(
-    form: str, name: str, input_dims: tuple[int, ...] | None, threads: int, path: str
-) -> None:
+def child(form: str, name: str, input_dims: Any, threads: int, path: str) -> None:
     torch.set_num_threads(threads)
     model = models.load(name, input_dims)
-    input = model.random_input(1)
+    inputs = model.random_inputs(1)
     module = model.module
     del model
     with torch.no_grad():
-        run = FORMS[form](module, input, path)
+        run = FORMS[form](module, inputs, path)
         del module
         for _ in range(2):
-            run(input)
+            run(*inputs)
     gc.collect()
     print(resident_mib())
 

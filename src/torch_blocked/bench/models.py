@@ -4,6 +4,7 @@ and the user's, named module:factory."""
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from . import networks, packages
 from .packages import NoModel
 
+Dims = tuple[int, ...]
 IMAGE = (3, 224, 224)
 SEED, INPUT_SEED = 0, 1
 
@@ -25,27 +27,43 @@ class Model:
     name: str
     module: nn.Module
     weights: str
-    input_dims: tuple[int, ...]  # [C, *spatial] of one input
+    input_dims: Dims  # [C, *spatial] of one input, the first
+    other_dims: tuple[Dims, ...] = ()  # of those that follow
 
     def random_input(self, batch: int, size: int | None = None) -> Tensor:
-        """`batch` seeded random inputs; `size` takes the place of each spatial extent."""
-        channels, *spatial = self.input_dims
-        dims = (batch, channels, *([size] * len(spatial) if size else spatial))
-        return torch.randn(dims, generator=torch.Generator().manual_seed(INPUT_SEED))
+        """`batch` seeded random inputs; `size` takes the place of each spatial extent. Raises
+        NoModel for a model of several."""
+        if self.other_dims:
+            count = 1 + len(self.other_dims)
+            raise NoModel(
+                f"{self.name!r}: expected one --input here, got {count}; explain, bench models, "
+                "bench layers and bench memory take several"
+            )
+        return self.random_inputs(batch, size)[0]
 
-    def checked_input(self, batch: int) -> Tensor:
-        """As random_input(). Raises NoModel where the model takes no such inputs."""
-        input = self.random_input(batch)
+    def random_inputs(self, batch: int, size: int | None = None) -> tuple[Tensor, ...]:
+        """The same of all arguments of the model."""
+        random = torch.Generator().manual_seed(INPUT_SEED)
+
+        def filled(channels: int, *spatial: int) -> Tensor:
+            sizes = [size] * len(spatial) if size else spatial
+            return torch.randn((batch, channels, *sizes), generator=random)
+
+        return tuple(filled(*dims) for dims in (self.input_dims, *self.other_dims))
+
+    def checked_inputs(self, batch: int, size: int | None = None) -> tuple[Tensor, ...]:
+        """As random_inputs(). Raises NoModel where the model takes no such inputs."""
+        inputs = self.random_inputs(batch, size)
         try:
             with torch.no_grad():
-                self.module(input)
+                self.module(*inputs)
         except Exception as error:  # whatever a model raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            dims = " and ".join("x".join(map(str, each.shape[1:])) for each in inputs)
             raise NoModel(
-                f"{self.name!r}: expected --input as the model takes it, got "
-                f"{'x'.join(map(str, self.input_dims))}: {reason}"
+                f"{self.name!r}: expected --input as the model takes it, got {dims}: {reason}"
             ) from None
-        return input
+        return inputs
 
     def converted(self, dtype: torch.dtype) -> nn.Module:
         """The module in a dtype; itself if its layers differ, as it converts between them."""
@@ -81,14 +99,17 @@ def factory(name: str) -> Callable[[], nn.Module]:
     return found
 
 
-def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
-    """The model of that name. Raises NoModel if a factory makes something else.
+def load(name: str, input_dims: Dims | tuple[Dims, ...] | None = None) -> Model:
+    """The model of that name. input_dims: of its only input, or of each. Raises NoModel if a
+    factory makes something else, or if the model takes another number of inputs.
 
     One of the user's has the weights that its factory gives it, which are random ones with a fixed
     seed unless it says otherwise. One of a package has such ones always."""
+    given = _several(input_dims)
     if ":" not in name:
         module, weights = networks.build_model(name)
-        return Model(name, module, weights, input_dims or networks.MODELS[name].input_dims)
+        given = given or (networks.MODELS[name].input_dims,)
+        return _checked(Model(name, module, weights, given[0], given[1:]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         module = factory(name)()
@@ -97,7 +118,29 @@ def load(name: str, input_dims: tuple[int, ...] | None = None) -> Model:
     module.eval()
     if not is_mixed(module):
         module.float()
-    if packages.names_a_package(name):
-        dims = input_dims or packages.input_dims(name, module)
-        return Model(name, module, "random", dims or IMAGE)
-    return Model(name, module, "its own", input_dims or IMAGE)
+    of_package = packages.names_a_package(name)
+    given = given or (of_package and packages.input_dims(name, module) or IMAGE,)
+    weights = "random" if of_package else "its own"
+    return _checked(Model(name, module, weights, given[0], given[1:]))
+
+
+def _several(dims: Dims | tuple[Dims, ...] | None) -> tuple[Dims, ...]:
+    if not dims:
+        return ()
+    return dims if isinstance(dims[0], tuple) else (dims,)  # type: ignore[return-value]
+
+
+def _checked(model: Model) -> Model:
+    """`model`. Raises NoModel if its forward has another number of arguments."""
+    count = 1 + len(model.other_dims)
+    try:
+        signature = inspect.signature(model.module.forward)
+        signature.bind(*[None] * count)
+    except TypeError:
+        raise NoModel(
+            f"{model.name!r}: expected an --input for each argument of forward{signature}, got "
+            f"{count}; give --input once for each, in their order"
+        ) from None
+    except ValueError:  # nobody knows
+        pass
+    return model

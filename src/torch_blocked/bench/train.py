@@ -157,16 +157,17 @@ def bench_model(
     compiles: bool = True,
     steps: int = 1,
     learning_rate: float = LEARNING_RATE,
-    input_dims: tuple[int, ...] | None = None,
+    input_dims: Any = None,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
     Raises WrongResult before timing if a first loss or gradients are not those in float64 or
     NCHW's, or the losses of the first `steps` steps leave NCHW's."""
     loaded = models.load(name, input_dims)
+    input = loaded.random_input(batch, size)
+    loaded.checked_inputs(batch, size)
     model = loaded.module
     without_dropout(model.train())
-    input = loaded.random_input(batch, size)
     progress(f"{name}: float64")
     errors = exact_errors(name, model, input[:EXACT_IMAGES])
     modes = trainings(model, input, compiles, learning_rate)
