@@ -1,4 +1,4 @@
-"""Draws docs/peers.svg, the picture of the tables in README.md beside this file.
+"""Draws docs/peers.svg, the picture of the table of peers in the repository's README.md.
 
 python benchmarks/chart.py"""
 
@@ -13,23 +13,20 @@ from torch_blocked.bench import plot
 
 FOLDER = Path(__file__).parent
 PICTURE = FOLDER.parent / "docs" / "peers.svg"
-HEADING = "\nTwo threads"  # of the table that is drawn
+PAGE = FOLDER.parent / "README.md"
+HEADER = "| model | best peer | its ms | ours, ms | faster |"  # of the table that is drawn
 TITLE = "Speed at batch 1 on two threads, best peer = 1 (to the right is faster)"
 OURS = [name for name, engine in ENGINES.items() if engine.ours]
 
 
 def times_of_page(page: str) -> dict[str, dict[str, float]]:
-    """Milliseconds by model and engine, of the table below HEADING."""
-    lines = page[page.index(HEADING) :].split("\n\n")[1].splitlines()
-    header, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
+    """Milliseconds by model and engine, of the table below HEADER: the best peer's and ours."""
+    _, _, *rows = page[page.index(HEADER) :].split("\n\n")[0].splitlines()
+    cells = ([cell.strip(" *") for cell in line.strip("| ").split("|")] for line in rows)
     return {
-        row[0]: {
-            engine: float(cell.strip("*"))
-            for engine, cell in zip(header, row, strict=False)
-            if engine in ENGINES and cell not in ("-", "")
-        }
-        for row in rows
-        if row[0] != "geometric mean"
+        model: {peer: float(its_ms), "torch_blocked": float(ours)}
+        for model, peer, its_ms, ours, _ in cells
+        if peer in ENGINES
     }
 
 
@@ -46,4 +43,4 @@ def draw(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(TITLE, times_of_page((FOLDER / "README.md").read_text())))
+    PICTURE.write_text(draw(TITLE, times_of_page(PAGE.read_text())))

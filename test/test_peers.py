@@ -131,7 +131,14 @@ def test_chart_has_a_mark_for_each_result():
 
 
 def test_picture_shows_the_numbers_of_the_page():
-    rows = chart.times_of_page((BENCHMARKS / "README.md").read_text())
+    """That of the README which shows it: each speed is in the table above the picture."""
+    page = (BENCHMARKS.parent / "README.md").read_text()
+    rows = chart.times_of_page(page)
+    for model, times in rows.items():
+        assert (
+            f"{chart.speeds(times)['torch_blocked']:.2f}x |" in page.split(f"| {model} |")[1][:80]
+        )
+    assert page.index(chart.HEADER) < page.index("docs/peers.svg")
     assert chart.PICTURE.read_text() == chart.draw(chart.TITLE, rows)
     assert len(rows) > 10 and all("torch_blocked" in row for row in rows.values())
 
