@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,29 @@ def each_name(statement):
     """What an annotation or an assignment in a class is of."""
     target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
     return target.id
+
+
+# A bare subclass of torch.Tensor, an op on which makes torch import what it does for any of them
+# (torch.distributed.tensor, to know its class); then the first fallback, and what that imports.
+FALLBACK = """
+import sys, torch, torch_blocked, warnings
+warnings.simplefilter("ignore")
+class Bare(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return torch.zeros(1)
+blocked = torch.randn(1, 33, 6, 5).to_blocked()
+assert "sympy" not in sys.modules and "torch._dynamo" not in sys.modules
+torch.Tensor._make_subclass(Bare, torch.zeros(3)).relu()
+before = set(sys.modules)
+blocked.sort(1)
+assert "torch._dynamo" not in sys.modules
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_fallback_imports_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", FALLBACK], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -177,3 +177,26 @@ def test_biases_are_corrected(monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     monkeypatch.setattr(bias_correction, "correct", lambda *_: None)
     assert corrected < apart() / 2
+
+
+def test_layers_of_a_quantized_model_have_their_paths():
+    """In the plan, in explain, and where the model is a part of another."""
+    inner = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), inner, nn.Conv2d(32, 8, 1))
+    x = torch.randn(1, 16, 20, 20)
+    quantized = tb.quantize(model.eval(), [x])
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = quantized
+            self.training = False
+
+        def forward(self, x):
+            return self.part(x)
+
+    for around, prefix in ((quantized, ""), (Outer(), "part.")):
+        fast = tb.optimize(around, x, tune=False)
+        for found in (fast.steps(), tb.explain(fast).optimized.layers):
+            paths = [each.module for each in found if "conv2d" in each.op]
+            assert paths == [prefix + path for path in ("0", "2.0", "3")]

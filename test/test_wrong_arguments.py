@@ -209,3 +209,24 @@ def test_a_command_whose_reader_has_gone_is_silent():
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 0
+
+
+# Public functions whose first argument is neither a tensor nor a model, and what follows it.
+OF_SIZES = {name: () for name in ("empty", "zeros", "ones", "rand", "randn")}
+NO_SIZES = {"Conv2d": nn.Conv2d(3, 8, 3), "NoneType": None, "type": nn.Conv2d, "object": object(),
+            "str": "a", "float": 1.5, "Tensor": X, "dict": {"a": 1}}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_SIZES)
+@pytest.mark.parametrize("name", [*OF_SIZES, "full", "randint", "normal"])
+def test_what_is_no_size(name, kind):
+    value = NO_SIZES[kind]
+    arguments = {"full": (value, 1.0), "randint": (3, value), "normal": (0.0, 1.0, value)}
+    with pytest.raises((TypeError, ValueError), match=f"^torch_blocked::{name}: expected "):
+        getattr(tb, name)(*arguments.get(name, (value,)))
+
+
+def test_a_quantizer_keeps_paths():
+    for value in (MODEL, None, 3, "layer"):
+        with pytest.raises(TypeError, match="^torch_blocked::TorchBlockedQuantizer: expected keep"):
+            tb.TorchBlockedQuantizer(value)

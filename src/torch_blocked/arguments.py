@@ -132,6 +132,18 @@ def checked_calibration(calibration: Any) -> list[tuple[Any, ...]]:
     return cases
 
 
+def checked_paths(op: str, keep: Any) -> tuple[str, ...]:
+    """`keep` as paths of modules. Raises TypeError for what are none."""
+    is_list = isinstance(keep, Iterable) and not isinstance(keep, str)
+    paths = tuple(keep) if is_list else ()
+    if not is_list or not all(isinstance(each, str) for each in paths):
+        raise TypeError(
+            f"torch_blocked::{op}: expected keep as paths of modules, got {name_of(keep)}; put "
+            "those of named_modules() into a list"
+        )
+    return paths
+
+
 def check_no_autocast(op: str) -> None:
     if torch.is_autocast_enabled("cpu"):
         raise RuntimeError(

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor
 
+from torch_blocked import _C
 from torch_blocked.arguments import checked_tensor
 from torch_blocked.descriptor import blocked_dims
 from torch_blocked.tensor import (
@@ -237,6 +238,19 @@ def _format(input: Tensor) -> str | None:
     return input.format if isinstance(input, BlockedTensor) else None
 
 
+def _checked_size(name: str, size: Any) -> tuple[int, ...]:
+    """`size` as dims. Raises TypeError for what is none."""
+    is_size = isinstance(size, Sequence) and not isinstance(size, str)
+    if not is_size or not all(hasattr(each, "__index__") for each in size):
+        got = f"a {type(size).__name__}" if not is_size or len(size) > 6 else repr(tuple(size))
+        like = f"torch_blocked.{name}_like(x) takes a tensor"
+        advice = like if isinstance(size, Tensor) else "give the dims [N, C, *spatial]"
+        raise TypeError(
+            f"torch_blocked::{name}: expected a size of integers, got {_C.shortened(got)}; {advice}"
+        )
+    return tuple(size)
+
+
 def _made(
     name: str,
     values: Callable[..., Tensor],
@@ -245,7 +259,7 @@ def _made(
     dtype: torch.dtype | None,
     requires_grad: bool,
 ) -> BlockedTensor:
-    dims = tuple(size)
+    dims = _checked_size(name, size)
     if not 3 <= len(dims) <= 5:
         raise ValueError(
             f"torch_blocked::{name}: expected 3 to 5 dims [N, C, *spatial], got {dims}; "

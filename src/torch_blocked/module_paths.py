@@ -21,7 +21,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules import module as hooks
 
 from torch_blocked import _C, forks
@@ -201,7 +201,27 @@ def _of_frames() -> list[nn.Module]:
 def place() -> tuple[str, str]:
     """current() and user_line(), or what entered() says."""
     told = _running.modules[-1][0] if _running.modules else None
+    if isinstance(told, fx.GraphModule):
+        within = _of_graph(told)
+        return ".".join(filter(None, (current(), within))), user_line()
     return current(), told.line if isinstance(told, _Place) else user_line()
+
+
+def _of_graph(module: fx.GraphModule) -> str:
+    """Which module a line of a graph's code, which runs, was in before the graph was made of it, as
+    torch.export tells: from `module`, or "" if the graph does not say."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_locals.get("self") is not module:
+        frame = frame.f_back
+    # The innermost frame of the module is that of its code.
+    lines: dict[int, int | None] = getattr(module, "_lineno_map", None) or {}
+    if frame is None or not frame.f_code.co_filename.startswith("<eval_with_key>"):
+        return ""
+    index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0))
+    nodes = list(module.graph.nodes)
+    if index is None or index >= len(nodes):
+        return ""
+    return of_node(nodes[index].meta.get("nn_module_stack"))
 
 
 def of_node(

@@ -22,7 +22,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from torch_blocked import bias_correction, module_paths, progress
-from torch_blocked.arguments import check_model, checked_calibration
+from torch_blocked.arguments import check_model, checked_calibration, checked_paths
 from torch_blocked.calls import run_if_lazy
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule
@@ -115,7 +115,7 @@ class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
 
     def __init__(self, keep: Iterable[str] = ()) -> None:
         super().__init__()
-        self.keep = tuple(keep)
+        self.keep = checked_paths("TorchBlockedQuantizer", keep)
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         for node in model.graph.nodes:
