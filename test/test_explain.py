@@ -219,3 +219,13 @@ def test_what_explain_and_profile_write_has_one_signature(tmp_path):
         for name in ("to_json", "to_html"):
             method, path = getattr(made, name), tmp_path / name
             assert method(path) == path.read_text() == method(), (made, name)
+
+
+def test_words_of_a_box_are_whole_where_its_row_has_room(tmp_path):
+    name = "a_module_with_a_name_that_needs_room"
+    model = torch.nn.Sequential()
+    model.add_module(name, torch.nn.Conv2d(3, 8, 3))
+    page = tmp_path / "page.html"
+    torch_blocked.explain(model.eval(), torch.randn(1, 3, 8, 8), tune=False).to_html(page)
+    texts = "tell([...document.querySelectorAll('svg .name')].map(each => each.textContent))"
+    assert name in told_by(page, texts)
