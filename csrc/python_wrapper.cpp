@@ -16,6 +16,17 @@ namespace py = pybind11;
 namespace torch_blocked {
 namespace {
 
+// What C++ reads that asks a wrapper for its data, as data_ptr<T>() and accessors do.
+constexpr const char* kNoMemory =
+    "torch_blocked::data_ptr: expected a dense tensor, got a blocked one, or a view of one, whose "
+    "values do not lie in memory as its strides say; pass .to_dense() or, of a view, .clone()";
+
+// From now on whoever asks `tensor` for its data gets an error: neither null nor other values.
+void deny_memory(const at::Tensor& tensor) {
+  tensor.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      kNoMemory);
+}
+
 // A tensor [N, C, *spatial] without data, for `physical` [N, ceil(C/b), *spatial, b].
 at::Tensor wrapper_tensor(const at::Tensor& physical, std::int64_t channels) {
   const at::IntArrayRef sizes = physical.sizes();
@@ -27,6 +38,7 @@ at::Tensor wrapper_tensor(const at::Tensor& physical, std::int64_t channels) {
   const c10::DispatchKeySet keys{physical.options().computeDispatchKey()};
   auto tensor =
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, physical.dtype());
+  deny_memory(tensor);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(dims);
   tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
   return tensor;
@@ -133,11 +145,19 @@ void share_version(const at::Tensor& self, const at::Tensor& other) {
   self.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
+// Makes `self` show the storage of `other`, as a view does: ATen then knows that they are one
+// memory.
+void share_storage(const at::Tensor& self, const at::Tensor& other) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(other.storage());
+}
+
 }  // namespace
 
 void bind_wrapper(py::module_& m) {
   m.add_object("wrap", PyCFunction_New(&wrap_definition, nullptr));
+  m.def("deny_memory", &deny_memory);
   m.def("take_metadata", &take_metadata);
+  m.def("share_storage", &share_storage);
   m.def("share_version", &share_version);
 }
 

@@ -52,7 +52,7 @@ def test_new_memory_is_zero_and_as_large_as_the_descriptor_says():
     memory = Memory(Descriptor(DIMS, "f32", "nChw8c"))
     assert memory._bytes.numel() == 4 * 2 * 24 * 12 and not memory._bytes.any()
     y = memory.tensor()
-    assert y.format == "nChw8c" and y.shape == DIMS and y.data_ptr() == memory.data_handle
+    assert y.format == "nChw8c" and y.shape == DIMS and y._physical.data_ptr() == memory.data_handle
     assert memory.get_desc() is memory.descriptor
     assert memory.get_data_handle() == memory.data_handle
     assert repr(memory) == f"Memory({memory.descriptor}, {hex(memory.data_handle)})"

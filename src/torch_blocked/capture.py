@@ -286,12 +286,16 @@ def _are_same(before: tuple[list, object], now: tuple[list, object]) -> bool:
 
 
 def _share_memory(results: list, others: list[Tensor]) -> bool:
-    made = [each for each in results if isinstance(each, Tensor)]
+    made = [_memory(each) for each in results if isinstance(each, Tensor)]
     return any(
         torch._C._is_alias_of(each, other)
         for i, each in enumerate(made)
-        for other in (*made[:i], *others)
+        for other in (*made[:i], *map(_memory, others))
     )
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    return tensor._physical if isinstance(tensor, BlockedTensor) else tensor
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,6 +18,12 @@ from torch.utils import _pytree as pytree
 
 from torch_blocked import _C
 from torch_blocked.dispatch import dispatch, views_counted
+from torch_blocked.raw_memory import (
+    array_for_numpy,
+    as_array,
+    capsule,
+    refuse_address,
+)
 from torch_blocked.schema import is_view_op, written_arguments
 from torch_blocked.strict import check_view
 from torch_blocked.tensor import BlockedTensor, contiguous_strides, is_contiguous
@@ -68,7 +74,19 @@ class DenseView(Tensor):
     def __new__(
         cls, dense: Tensor, shadow: Shadow, contiguous: Callable[[], Tensor] | None = None
     ) -> DenseView:
-        self = Tensor._make_subclass(cls, dense)
+        self = Tensor._make_wrapper_subclass(
+            cls,
+            dense.shape,
+            strides=dense.stride(),
+            storage_offset=dense.storage_offset(),
+            dtype=dense.dtype,
+            device=dense.device,
+        )
+        torch._C._set_conj(self, dense.is_conj())
+        torch._C._set_neg(self, dense.is_neg())
+        # That of the base, which nobody can read: readers of `dense` itself would not see what was
+        # written to the base since.
+        _C.share_storage(self, shadow.base)
         self._dense, self._shadow, self._contiguous = dense, shadow, contiguous
         return self
 
@@ -82,8 +100,6 @@ class DenseView(Tensor):
             view._shadow.follow()
         if func in IN_PLACE_VIEWS and isinstance(args[0], DenseView):
             return _change_dims(func, *args, **kwargs)
-        if func is aten.copy_.default and _is_reshaped(*args[:2]):
-            return args[0]
         if _reads_in_order(func, kwargs) and isinstance(args[0], DenseView):
             make = args[0]._contiguous
             args = (make(), *args[1:]) if make else args
@@ -112,9 +128,30 @@ class DenseView(Tensor):
         self._shadow.follow()
         return self._dense.clone()
 
+    def data_ptr(self) -> NoReturn:
+        refuse_address("data_ptr", f"a view {tuple(self.shape)} of a blocked one")
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self._shadow.base.untyped_storage()
+
+    def share_memory_(self) -> NoReturn:
+        refuse_address("share_memory_", f"a view {tuple(self.shape)} of a blocked one")
+
     def numpy(self, *, force: bool = False):
-        """A copy as a NumPy array."""
-        return self._plain().numpy(force=force)
+        """A copy as a NumPy array, which is read-only but with force=True."""
+        return as_array(self._plain().requires_grad_(self.requires_grad), force)
+
+    def __array__(self, dtype=None, copy=None):
+        return array_for_numpy(self._plain(), dtype, copy)
+
+    def __dlpack__(self, **arguments):
+        return capsule(self._plain(), arguments)
+
+    def apply_(self, function):
+        return self.copy_(self._plain().apply_(function))
+
+    def map_(self, other, function):
+        return self.copy_(self._plain().map_(torch.clone(other), function))
 
     def tolist(self):
         return self._plain().tolist()
@@ -135,16 +172,6 @@ def _reads_in_order(func, kwargs) -> bool:
     return func in _READ_IN_ORDER or (
         copies and kwargs.get("memory_format") is torch.contiguous_format
     )
-
-
-def _is_reshaped(input: Tensor, source: Tensor) -> bool:
-    """Whether `source` is `input` with its dims joined. ATen's matmul writes into such a view of
-    `out` and then, because their storages differ, copies it back as it is."""
-    if not isinstance(input, BlockedTensor) or not isinstance(source, DenseView):
-        return False
-    same = source._shadow.base._physical is input._physical
-    joined = source.dim() < input.dim() and source.numel() == input.numel()
-    return same and joined and source.shape != input.shape[-source.dim() :]
 
 
 def _change_dims(func, view: DenseView, *args, **kwargs) -> DenseView:
@@ -202,6 +229,7 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
     if isinstance(input, BlockedCopy) and isinstance(same, BlockedCopy):
         same._shadow, same._strides = input._shadow, input._strides
     _C.share_version(same, input)
+    _C.share_storage(same, input)
     return same
 
 

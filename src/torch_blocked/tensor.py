@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
 from torch_blocked.dispatch import dispatch
 from torch_blocked.export import modes_seen
 from torch_blocked.order import in_order, known_when_traced, memory_order
+from torch_blocked.raw_memory import (
+    array_for_numpy,
+    as_array,
+    capsule,
+    refuse_address,
+    shown_storage,
+)
 from torch_blocked.tag_methods import add_tag_methods
 
 _ops = torch.ops.torch_blocked
@@ -32,27 +40,6 @@ _MEMORY_FORMATS = {
     torch.channels_last: True,
     torch.channels_last_3d: True,
 }
-
-
-class _BlockedStorage(torch.UntypedStorage):
-    """What a blocked tensor shows as its storage: its size and address are those of the physical
-    one, which `resize_(0)` frees. A caller that brings it back counts the bytes of the dense
-    tensor, which may be fewer than whole blocks take."""
-
-    _physical: torch.UntypedStorage
-    _room: int
-
-    def resize_(self, size: int) -> torch.UntypedStorage:
-        self._physical.resize_(max(size, self._room) if size else 0)
-        return self
-
-    def nbytes(self) -> int:
-        return self._physical.nbytes()
-
-    size = nbytes
-
-    def data_ptr(self) -> int:
-        return self._physical.data_ptr()
 
 
 class BlockedTensor(Tensor):
@@ -87,6 +74,7 @@ class BlockedTensor(Tensor):
             dtype=physical.dtype,
             device=physical.device,
         )
+        _C.deny_memory(self)
         self._physical = physical
         self._channels = channels
         return self
@@ -201,22 +189,18 @@ class BlockedTensor(Tensor):
         _DATA.__set__(self, value)  # the dims and the dtype
         self._physical, self._channels = value._read(), value._channels
 
-    # Paths of torch that end in a data pointer without passing the dispatcher. On a wrapper they
-    # would crash or raise, so they go to the physical tensor or through a dense copy.
+    # Paths of torch that end in a data pointer without passing the dispatcher. Those that promise
+    # values give those of a dense copy; those that promise memory are refused (raw_memory.py).
 
-    def data_ptr(self) -> int:
-        """The address of the physical tensor, whose first element is the logical first."""
-        return self._physical.data_ptr()
+    def data_ptr(self) -> NoReturn:
+        """Raises RuntimeError: who takes the address would read blocks as if dense."""
+        refuse_address("data_ptr", f"{self.format} {tuple(self.shape)}")
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """One whose `resize_(0)` frees the physical tensor's memory."""
+        """One whose `resize_(0)` frees the physical tensor's memory, and which has no address."""
         storage = super().untyped_storage()
-        if type(self._physical) is Tensor:
-            physical = self._physical.untyped_storage()
-            shown: Any = storage
-            shown.__class__, shown._physical = _BlockedStorage, physical
-            shown._room = max(physical.nbytes(), self._physical.nbytes)
-        return storage
+        plain = type(self._physical) is Tensor
+        return shown_storage(storage, self._physical) if plain else storage
 
     def share_memory_(self) -> BlockedTensor:
         self._physical.share_memory_()
@@ -226,17 +210,19 @@ class BlockedTensor(Tensor):
         return bool(self._physical.is_shared())
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values as a NumPy array: a copy, so writes to it do not come back."""
+        """The values as a NumPy array: a copy, which is read-only, as writes to it would not come
+        back. With force=True it can be written, and is the caller's own."""
         if self.requires_grad and not force:
             raise RuntimeError(
                 "torch_blocked::numpy: expected a tensor that does not require grad, got one that "
                 "does; call .detach().numpy(), or .numpy(force=True)"
             )
-        return self.detach().to_dense().numpy()
+        return as_array(self.detach().to_dense(), force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype, copy=False)
+        if self.requires_grad:
+            self.numpy()  # refuses
+        return array_for_numpy(self.detach().to_dense(), dtype, copy)
 
     def tolist(self) -> list[Any]:
         return self.detach().to_dense().tolist()
@@ -255,8 +241,8 @@ class BlockedTensor(Tensor):
         return self
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """The capsule of a dense copy."""
-        return self.detach().to_dense().__dlpack__(**arguments)
+        """The capsule of a dense copy. Raises BufferError if that may not be a copy."""
+        return capsule(self.detach().to_dense(), arguments)
 
     def __dlpack_device__(self) -> Any:
         return self._physical.__dlpack_device__()
@@ -512,6 +498,20 @@ def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
 
 
 torch.serialization.add_safe_globals([_rebuild])
+
+
+def _to_process(tensor: BlockedTensor) -> Any:
+    """For torch.multiprocessing: both processes see the memory, as of any tensor."""
+    if tensor.grad_fn is not None:
+        return tensor.__reduce_ex__(None)  # refuses
+    return _from_process, (tensor._physical, tensor._channels, tensor.requires_grad)
+
+
+def _from_process(physical: Tensor, channels: int, requires_grad: bool) -> BlockedTensor:
+    return BlockedTensor(physical, channels).requires_grad_(requires_grad)
+
+
+ForkingPickler.register(BlockedTensor, _to_process)
 
 
 def wrapper_class() -> type[BlockedTensor]:

@@ -1,0 +1,86 @@
+"""What a tensor answers to readers of raw memory whose values do not lie there as its strides say.
+
+Addresses are refused: whoever asks for one reads, or writes, in the order of dims and strides. In
+C++ the storage refuses by itself (csrc/python_wrapper.cpp: deny_memory)."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+
+class ShownStorage(torch.UntypedStorage):
+    """What a blocked tensor shows as its storage: its size is that of the physical one, which
+    `resize_(0)` frees. A caller that brings it back counts the bytes of the dense tensor, which may
+    be fewer than whole blocks take."""
+
+    _physical: torch.UntypedStorage
+    _room: int
+
+    def resize_(self, size: int) -> torch.UntypedStorage:
+        self._physical.resize_(max(size, self._room) if size else 0)
+        return self
+
+    def nbytes(self) -> int:
+        return self._physical.nbytes()
+
+    size = nbytes
+
+    def is_shared(self) -> bool:
+        return self._physical.is_shared()
+
+    def share_memory_(self) -> torch.UntypedStorage:
+        self._physical.share_memory_()
+        return self
+
+    def data_ptr(self) -> NoReturn:
+        refuse_address("untyped_storage().data_ptr", "a blocked one")
+
+
+def shown_storage(storage: torch.UntypedStorage, memory: Tensor) -> torch.UntypedStorage:
+    """`storage`, which is without data, as that of a tensor whose values are in `memory`."""
+    physical = memory.untyped_storage()
+    shown: Any = storage
+    shown.__class__, shown._physical = ShownStorage, physical
+    shown._room = max(physical.nbytes(), memory.nbytes)
+    return storage
+
+
+def refuse_address(op: str, got: str) -> NoReturn:
+    raise RuntimeError(
+        f"torch_blocked::{op}: expected a dense tensor, got {got}, whose values do not lie in "
+        "memory as its strides say; call .to_dense() (of a view .clone()), or take the blocked "
+        "memory as it lies by torch_blocked.Memory.of"
+    )
+
+
+def as_array(tensor: Tensor, force: bool = False) -> Any:
+    """A copy of a dense tensor's values that says so: it is read-only, as what is written to it
+    would not come back."""
+    array = tensor.numpy(force=force)
+    if not force:
+        array.flags.writeable = False
+    return array
+
+
+def array_for_numpy(tensor: Tensor, dtype: Any, copy: bool | None) -> Any:
+    """What `__array__` returns. tensor: a dense copy."""
+    if copy is False:
+        raise ValueError(
+            "torch_blocked::__array__: expected leave to copy, got copy=False; call "
+            ".to_dense(), whose memory NumPy can share"
+        )
+    array = as_array(tensor, force=copy is True)
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def capsule(tensor: Tensor, arguments: dict[str, Any]) -> Any:
+    """What `__dlpack__` returns. tensor: a dense copy."""
+    if arguments.get("copy") is False:
+        raise BufferError(
+            "torch_blocked::__dlpack__: expected leave to copy, got copy=False; call "
+            ".to_dense(), whose memory others can share"
+        )
+    return tensor.__dlpack__(**arguments)
