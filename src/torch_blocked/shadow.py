@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C
+from torch_blocked import _C, foreign
 from torch_blocked.dispatch import dispatch, views_counted
+from torch_blocked.foreign import StandIn, is_foreign
 from torch_blocked.raw_memory import (
     array_for_numpy,
     as_array,
@@ -109,7 +110,13 @@ class DenseView(Tensor):
         def plain(value):
             return value._dense if isinstance(value, DenseView) else value
 
-        out = func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs))
+        of_plain = pytree.tree_map(plain, (args, kwargs))
+        if is_foreign(func):
+            given = {
+                id(view): StandIn(view, view._dense, view._shadow.write_back) for view in views
+            }
+            return foreign.run(func, *of_plain, list(given.values()))
+        out = func(*of_plain[0], **of_plain[1])
         for argument in written_arguments(func, args, kwargs):
             if isinstance(argument, DenseView):
                 argument._shadow.write_back()
@@ -271,6 +278,19 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
     shadow = Shadow(input, pull, push)
     made = contiguous if pixels_last and not is_repeated else None
     return pytree.tree_map_only(Tensor, lambda value: DenseView(value, shadow, made), out)
+
+
+def tied_dense(value: Tensor, input: BlockedTensor, dense: Tensor) -> DenseView:
+    """`value`, which shows `dense`, a copy of `input`, tied to that."""
+    input = anchor(input)
+
+    def pull() -> None:
+        dense.copy_(_tb.to_dense(input._physical, input._channels))
+
+    def push() -> None:
+        input._physical.copy_(_tb.to_blocked(dense, input.block))
+
+    return DenseView(value, Shadow(input, pull, push))
 
 
 def _without_repeats(input: BlockedTensor) -> Tensor:

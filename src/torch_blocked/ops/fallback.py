@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import warnings
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_blocked import _C, module_paths
+from torch_blocked import _C, foreign, module_paths
 from torch_blocked.dispatch import LAST_RESORTS, OPS_TABLE
+from torch_blocked.foreign import StandIn, is_foreign
 from torch_blocked.ops.operands import to_blocked_like
 from torch_blocked.schema import has_out, is_view_op, written_arguments
-from torch_blocked.shadow import become, dense_view
+from torch_blocked.shadow import BlockedCopy, become, dense_view, tied_dense
 from torch_blocked.strict import Refused, is_strict
 from torch_blocked.tensor import BlockedTensor
 
@@ -56,15 +58,24 @@ def on_dense_copies(func, args, kwargs, reason: str):
     _announce(func, blocked, reason)
     _refuse_partial_overlap(func, args, kwargs, blocked)
     dense = {id(a): a.to_dense() for a in blocked}
+    may_write = func._schema.is_mutable or is_foreign(func)
 
     def to_dense(value):
-        if isinstance(value, Tensor) and id(value) not in dense and not func._schema.is_mutable:
+        if isinstance(value, Tensor) and id(value) not in dense and not may_write:
             return regular(value)
         return dense.get(id(value), value)
 
-    out = func(*pytree.tree_map(to_dense, args), **pytree.tree_map(to_dense, kwargs))
+    args_of_dense, kwargs_of_dense = pytree.tree_map(to_dense, (args, kwargs))
+    if is_foreign(func) and all(type(a._physical) is Tensor for a in blocked):
+        given = {id(a): StandIn(a, dense[id(a)], partial(_bring, func, a, dense)) for a in blocked}
+        out = foreign.run(func, args_of_dense, kwargs_of_dense, list(given.values()))
+        out = pytree.tree_map_only(Tensor, partial(_tied, blocked, dense), out)
+        arguments = []
+    else:
+        out = func(*args_of_dense, **kwargs_of_dense)
+        arguments = written_arguments(func, args, kwargs)
 
-    written = {id(dense[id(a)]): a for a in written_arguments(func, args, kwargs) if id(a) in dense}
+    written = {id(dense[id(a)]): a for a in arguments if id(a) in dense}
     for copy_id, original in written.items():
         _write_back(func, original, next(d for d in dense.values() if id(d) == copy_id))
     like, keeps_format = blocked[0], func in OPS_TABLE
@@ -72,11 +83,27 @@ def on_dense_copies(func, args, kwargs, reason: str):
     def from_dense(value):
         if id(value) in written:
             return written[id(value)]
-        if keeps_format and isinstance(value, Tensor) and value.dim() == like.dim():
+        if keeps_format and type(value) is Tensor and value.dim() == like.dim():
             return to_blocked_like(value, like)
         return value
 
     return pytree.tree_map(from_dense, out)
+
+
+def _bring(func, argument: BlockedTensor, dense: dict[int, Tensor]) -> None:
+    _write_back(func, argument, dense[id(argument)])
+    if isinstance(argument, BlockedCopy):
+        argument._shadow.write_back()
+
+
+def _tied(blocked: list[BlockedTensor], dense: dict[int, Tensor], value: Tensor) -> Tensor:
+    """A result that shows the dense copy of an argument, tied to that."""
+    if type(value) is Tensor and value.layout == torch.strided:
+        for argument in blocked:
+            copy = dense[id(argument)]
+            if torch._C._is_alias_of(value, copy):
+                return tied_dense(value, argument, copy)
+    return value
 
 
 LAST_RESORTS += (in_parts, as_dense_view, on_dense_copies)

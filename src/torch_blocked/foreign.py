@@ -1,0 +1,103 @@
+"""Ops of other packages: their schemas need not say what they write.
+
+PyTorch's own collectives (`c10d`) are of this kind, and so is any op that somebody registers. What
+such an op gets in the place of a blocked tensor is compared with what it held before, and what was
+written is brought back. A collective may write after it has returned: then that is done when its
+result is waited for (collectives.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+# Namespaces of ops whose schemas tell all: PyTorch tests its own, and a test of ours does ours.
+_TOLD = {"aten", "prims", "torch_blocked"}
+
+# Ops whose results, and writes, are there only after `wait_tensor`.
+_ARRIVING = {"_c10d_functional"}
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_foreign(func: OpOverload) -> bool:
+    return func.namespace not in _TOLD
+
+
+class StandIn(NamedTuple):
+    """A dense tensor that an op gets in the place of an argument, and what takes its values."""
+
+    argument: Tensor
+    dense: Tensor
+    take: Callable[[], None]
+
+
+class Writes:
+    """What a foreign op writes into stand-ins. finish(), once it is there, brings it back."""
+
+    def __init__(self, stand_ins: Sequence[StandIn]) -> None:
+        self.stand_ins = stand_ins
+        self._before = [each.dense.detach().clone() for each in stand_ins]
+        self._is_finished = False
+
+    def finish(self) -> None:
+        """All are compared before any is taken: arguments may share memory."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        each = zip(self.stand_ins, self._before, strict=True)
+        written = [stand_in for stand_in, before in each if not _same_bits(stand_in.dense, before)]
+        with torch.no_grad():
+            for argument, _, take in written:
+                take()
+                if not argument.is_inference():
+                    torch.autograd.graph.increment_version(argument)
+
+    def restored(self, value: Any) -> Any:
+        """`value` with the arguments in the place of their stand-ins."""
+        arguments = {id(each.dense): each.argument for each in self.stand_ins}
+        return pytree.tree_map_only(Tensor, lambda t: arguments.get(id(t), t), value)
+
+
+def run(func: OpOverload, args: Any, kwargs: Any, stand_ins: Sequence[StandIn]) -> Any:
+    """What a foreign op returns for arguments in which the stand-ins are already in place."""
+    if func.namespace in _ARRIVING and func._opname == "wait_tensor":
+        return _arrived(func, stand_ins)
+    writes = Writes(stand_ins)
+    out = func(*args, **kwargs)
+    if func.namespace in _ARRIVING:
+        for each in stand_ins:
+            each.argument._arriving = writes  # type: ignore[attr-defined]
+        return writes.restored(out)
+    if any(isinstance(each, torch.ScriptObject) for each in pytree.tree_leaves(out)):
+        from torch_blocked.collectives import waiting
+
+        return waiting(writes.restored(out), writes)
+    writes.finish()
+    return writes.restored(out)
+
+
+def _arrived(func: OpOverload, stand_ins: Sequence[StandIn]) -> Any:
+    """`wait_tensor` of an argument: what it waits for was written to its earlier stand-in."""
+    argument = stand_ins[0].argument
+    writes: Writes | None = vars(argument).pop("_arriving", None)
+    if writes is not None:
+        for each in writes.stand_ins:
+            func(each.dense)
+        writes.finish()
+    return argument
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether their memory holds the same: 0.0 is not -0.0, and a NaN is itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = (each.detach().resolve_conj().resolve_neg() for each in (a, b))
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    integer = _INTEGERS[a.element_size()]
+    return torch.equal(a.view(integer), b.view(integer))
