@@ -27,6 +27,7 @@
 #include "runtime/content_hash.h"
 #include "runtime/isa.h"
 #include "runtime/memory_pool.h"
+#include "runtime/own_file.h"
 #include "runtime/packed_weights.h"
 #include "runtime/trace.h"
 #include "torch_blocked/threads.h"
@@ -262,6 +263,15 @@ PYBIND11_MODULE(_C, m) {
       "content_hash", [](const at::Tensor& tensor) { return content_hash(tensor.contiguous()); },
       py::arg("tensor"), "of the values of a strided tensor, in the order of its dims",
       py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "read_own_file",
+      [](const std::string& path) -> std::optional<py::bytes> {
+        const auto content = read_own_file(path);
+        return content ? std::optional(py::bytes(*content)) : std::nullopt;
+      },
+      py::arg("path"), "None for a file that others could write to, a link, a pipe or none");
+  m.def("append_to_own_file", &append_to_own_file, py::arg("path"), py::arg("lines"),
+        "False where that fails, or the file is not this user's alone");
   m.def("fingerprint", &fingerprint, "what measured times depend on, but for the CPU");
   m.def("fma_peak_gflops", &fma_peak_gflops, "float32 GFLOP/s of one core, by FMAs in registers");
   m.def("memory_bandwidth_gbs", &memory_bandwidth_gbs,

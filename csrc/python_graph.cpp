@@ -6,12 +6,14 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
+#include <set>
 
 #include "format/errors.h"
 #include "graph/compiled.h"
+#include "graph/loadable.h"
 #include "graph/record.h"
 #include "graph/sizes_only.h"
+#include "graph/well_formed.h"
 #include "runtime/interrupts.h"
 
 namespace py = pybind11;
@@ -21,8 +23,11 @@ namespace {
 
 using graph::Argument;
 
+// Schemas have lists in lists at most.
+constexpr int kDeepest = 8;
+
 // A constant, ["value", id], or a list of these.
-Argument argument_of(const py::handle& object) {
+Argument argument_of(const py::handle& object, int depth = 0) {
   if (object.is_none()) return {c10::IValue()};
   if (py::isinstance<py::bool_>(object)) return {c10::IValue(object.cast<bool>())};
   if (py::isinstance<py::int_>(object)) return {c10::IValue(object.cast<std::int64_t>())};
@@ -42,12 +47,20 @@ Argument argument_of(const py::handle& object) {
   if (THPMemoryFormat_Check(object.ptr())) {
     return {c10::IValue(static_cast<std::int64_t>(object.cast<at::MemoryFormat>()))};
   }
+  if (depth == kDeepest || !PySequence_Check(object.ptr())) {
+    fail_value("optimize", text("constants, values and lists of them, ", kDeepest, " deep at most"),
+               std::string(py::str(py::type::of(object).attr("__name__"))),
+               "optimize the model again");
+  }
   const auto list = object.cast<py::list>();
   if (list.size() == 2 && py::isinstance<py::str>(list[0])) {
-    return {graph::ValueRef{list[1].cast<graph::Value>()}};
+    const auto value = list[1].cast<graph::Value>();
+    if (value < 0)
+      fail_value("optimize", "values from 0 on", text(value), "optimize the model again");
+    return {graph::ValueRef{value}};
   }
   std::vector<Argument> items;
-  for (const py::handle& item : list) items.push_back(argument_of(item));
+  for (const py::handle& item : list) items.push_back(argument_of(item, depth + 1));
   return {std::move(items)};
 }
 
@@ -124,21 +137,13 @@ graph::Graph graph_of(const py::object& capture) {
   for (const auto& [value, what, answer] : capture.attr("questions").cast<std::vector<Asked>>()) {
     graph.questions.push_back({value, what, answer});
   }
-  for (const py::handle& each : capture.attr("nodes")) {
-    graph.nodes.push_back(node_of(each));
-    for (const graph::Value value : graph.nodes.back().outputs) {
-      graph.values = std::max(graph.values, value + 1);
-    }
-  }
+  for (const py::handle& each : capture.attr("nodes")) graph.nodes.push_back(node_of(each));
   graph.inputs = capture.attr("inputs").cast<std::vector<graph::Value>>();
   for (const py::handle& output : capture.attr("outputs")) {
     graph.outputs.push_back(argument_of(output));
   }
   graph.constants = capture.attr("constants").cast<std::map<graph::Value, at::Tensor>>();
-  for (const graph::Value value : graph.inputs) graph.values = std::max(graph.values, value + 1);
-  for (const auto& [value, tensor] : graph.constants) {
-    graph.values = std::max(graph.values, value + 1);
-  }
+  check_and_count(graph);
   return graph;
 }
 
@@ -289,6 +294,13 @@ void bind_graph(py::module_& m) {
   using graph::Compiled;
   set_interrupts({check_python_signals, is_python_interrupt});
   m.def("known_results", known_results);
+  m.def("is_loadable", &graph::is_loadable, "whether any file may name the op");
+  m.def(
+      "check_loadable",
+      [](const py::object& capture, const std::set<std::string>& more) {
+        graph::check_loadable(graph_of(capture), more);
+      },
+      "raises ValueError unless a file may hold the capture; `more`: ops that it may name");
   py::class_<graph::Recorder>(m, "Recorder")
       .def(py::init(&make_recorder))
       .def("start", &graph::Recorder::start)

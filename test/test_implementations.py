@@ -11,7 +11,7 @@ from test_optimize import blocked, cache_folder  # noqa: F401
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked import _C
+from torch_blocked import _C, saved
 from torch_blocked.bench.convolution import forced
 from torch_blocked.optimized_module import tuning_file
 
@@ -201,7 +201,7 @@ def test_times_in_a_saved_model_are_of_one_build(monkeypatch, tmp_path):
     blocked(nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(1, 8, 9, 9), tune=True).save(path)
     data = torch.load(path, weights_only=True)
     data["times"] = {problem: ("aten", 0.001) for problem in data["times"]}
-    torch.save(data, path)
+    saved.save(data, path)
     tuning_file().unlink(missing_ok=True)  # it would be believed before the model
     assert BELIEVED in tb.load(path).plan()
     monkeypatch.setattr(_C, "fingerprint", lambda: "another list")

@@ -7,6 +7,7 @@
 #include "format/errors.h"
 #include "graph/node_kind.h"
 #include "graph/nodes/boxed.h"
+#include "graph/well_formed.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -46,7 +47,10 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       continue;
     }
     if (const auto known = known_results(node, metas)) {
-      for (std::size_t i = 0; i < known->size(); ++i) meta(node.outputs[i]) = (*known)[i];
+      for (std::size_t i = 0; i < known->size(); ++i) {
+        check_dims((*known)[i].dims);  // a product of what a rule takes as it is given
+        meta(node.outputs[i]) = (*known)[i];
+      }
       continue;
     }
     std::vector<IValue> results;

@@ -198,6 +198,15 @@ class MemoryPlanner {
     }
   }
 
+  // Whether a view ends in the memory of `src`, which ATen does not ask of what has no data.
+  static bool lies_in(const at::Tensor& view, const at::Tensor& src) {
+    if (view.numel() == 0) return true;
+    std::int64_t last = view.storage_offset();
+    for (std::int64_t i = 0; i < view.dim(); ++i) last += (view.size(i) - 1) * view.stride(i);
+    const auto held = static_cast<std::int64_t>(src.storage().nbytes());
+    return (last + 1) * static_cast<std::int64_t>(view.itemsize()) <= held;
+  }
+
   bool place_views(std::size_t i, Slot from) {
     const Step& step = plan_.steps[i];
     const at::Tensor src = seen(from);
@@ -207,6 +216,7 @@ class MemoryPlanner {
     for (std::size_t j = 0; j < views.size(); ++j) {
       const SlotPlan& to = plan_.slots[step.writes[j]];
       if (views[j].sizes() != to.dims || views[j].scalar_type() != to.dtype) return false;
+      if (!lies_in(views[j], src)) return false;
       if (to.format == kPlain && !views[j].is_contiguous()) return false;
       if (to.format == kChannelsLast && !is_channels_last(views[j])) return false;
     }

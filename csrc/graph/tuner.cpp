@@ -3,8 +3,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <fstream>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
@@ -19,6 +20,7 @@
 #include "runtime/fork.h"
 #include "runtime/interrupts.h"
 #include "runtime/isa.h"
+#include "runtime/own_file.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -219,31 +221,33 @@ class Measurements {
 
  private:
   void read_on(const std::string& path) {
-    std::ifstream file(path);
-    std::string last(last_.size(), '\0');
-    file.seekg(read_ - static_cast<std::streamoff>(last.size()));
-    file.read(last.data(), static_cast<std::streamsize>(last.size()));
-    if (!file || last != last_) {  // it is gone, or another
+    std::string content = read_own_file(path, read_ - std::ssize(last_)).value_or(std::string());
+    if (!content.starts_with(last_)) {  // it is gone, or another
       *this = {};
-      file.clear();
-      file.seekg(0);
+      content = read_own_file(path).value_or(std::string());
     }
-    for (std::string line; std::getline(file, line) && !file.eof();) {
-      last_ = line + "\n";
-      read_ += static_cast<std::streamoff>(last_.size());
-      add(line);
+    std::size_t begin = last_.size();
+    for (std::size_t end; (end = content.find('\n', begin)) != content.npos; begin = end + 1) {
+      last_ = content.substr(begin, end + 1 - begin);
+      read_ += std::ssize(last_);
+      add(std::string_view(last_).substr(0, last_.size() - 1));
     }
   }
 
-  void add(const std::string& line) {
+  void add(std::string_view line) {
     const std::size_t first = line.find('\t'), second = line.rfind('\t');
     if (first == line.npos || first == second) return;
-    Tuner::Choice choice{line.substr(first + 1, second - first - 1), std::atof(&line[second + 1])};
-    if (choice.microseconds > 0) choices_[line.substr(0, first)] = choice;
+    const char* end = line.data() + line.size();
+    double microseconds = 0;
+    const auto [read, error] = std::from_chars(&line[second] + 1, end, microseconds);
+    if (error != std::errc() || read != end) return;
+    if (!std::isfinite(microseconds) || microseconds <= 0) return;
+    choices_[std::string(line.substr(0, first))] = {
+        std::string(line.substr(first + 1, second - first - 1)), microseconds};
   }
 
   std::unordered_map<std::string, Tuner::Choice> choices_;
-  std::streamoff read_ = 0;
+  std::int64_t read_ = 0;
   std::string last_;  // line that was read
 };
 
@@ -280,8 +284,9 @@ std::optional<Tuner::Choice> Tuner::found(const Contest& contest) {
   const auto takes_part = [&](const Choice& choice) {
     return graph::takes_part(contest, choice.implementation);
   };
-  if (const auto found = Measurements::find(path_, name); found && takes_part(*found)) {
-    return known_[name] = found;
+  if (enabled()) {  // estimates are the same each time
+    const auto found = Measurements::find(path_, name);
+    if (found && takes_part(*found)) return known_[name] = found;
   }
   if (const auto found = given_.find(name); found != given_.end()) {
     if (!found->second || takes_part(*found->second)) return known_[name] = found->second;
@@ -305,8 +310,8 @@ std::optional<Tuner::Choice> Tuner::keep(const Contest& contest,
 
 void Tuner::append(const std::string& name, const Choice& choice) const {
   if (path_.empty()) return;
-  std::ofstream(path_, std::ios::app)
-      << name << '\t' << choice.implementation << '\t' << choice.microseconds << '\n';
+  append_to_own_file(path_,
+                     text(name, '\t', choice.implementation, '\t', choice.microseconds, '\n'));
 }
 
 std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {

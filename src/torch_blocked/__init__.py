@@ -38,11 +38,11 @@ from torch_blocked.factories import (  # noqa: E402
     zeros_like,
 )
 from torch_blocked.formats import format_of, is_blocked  # noqa: E402
+from torch_blocked.loading import load  # noqa: E402
 from torch_blocked.memory import Memory  # noqa: E402
 from torch_blocked.ops.local_response_norm import local_response_norm  # noqa: E402
 from torch_blocked.ops.register import register  # noqa: E402
 from torch_blocked.optimize import optimize  # noqa: E402
-from torch_blocked.optimized_module import load  # noqa: E402
 from torch_blocked.prepack import prepack  # noqa: E402
 from torch_blocked.profile import profile  # noqa: E402
 from torch_blocked.strict import strict  # noqa: E402

@@ -68,9 +68,9 @@ def env() -> dict[str, Any]:
 
     build: how the C++ extension was compiled. cores: physical ones, logical ones, and those that
     this process may use. caches: of the first core. settings: variables of the environment that
-    change what runs. tuning_file: where times of kernels are kept, and tuned_problems: of how many
-    problems. packed_weight_bytes: held for the packed copies of weights. idle_pool_bytes: held for
-    the next large results."""
+    change what runs. tuning_file: where times of kernels are kept, "" without a home, and
+    tuned_problems: of how many problems. packed_weight_bytes: held for the packed copies of
+    weights. idle_pool_bytes: held for the next large results."""
     torch = importlib.import_module("torch")
     extension = importlib.import_module("torch_blocked._C")
     onednn = extension.onednn_version()
@@ -100,7 +100,7 @@ def env() -> dict[str, Any]:
         "native_blocks": extension.native_blocks(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
-        "tuning_file": str(tuning_file()),
+        "tuning_file": str(tuning_file() or ""),
         "tuned_problems": tuned_problems(),
         "packed_weight_bytes": extension.packed_weight_bytes(),
         "idle_pool_bytes": extension.idle_pool_bytes(),
@@ -123,19 +123,52 @@ def measured_with() -> str:
     return hashlib.sha1(fingerprint.encode()).hexdigest()[:12]
 
 
-def tuning_file() -> Path:
-    """Where measurements of kernels are kept, by version, build and CPU; safe to delete."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def tuning_file() -> Path | None:
+    """Where measurements of kernels are kept, by version, build and CPU; safe to delete. None where
+    nobody has a folder for it: without XDG_CACHE_HOME and a home, each process measures anew."""
+    root = _cache_home()
     name = "-".join(("tuning", package_version(), measured_with(), cpu_name()))
-    return Path(root) / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
+    return root and root / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
+
+
+def _cache_home() -> Path | None:
+    """As the XDG specification says: paths that depend on the current folder do not count."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(root):
+        return Path(root)
+    home = os.path.expanduser("~")
+    return Path(home) / ".cache" if os.path.isabs(home) else None
+
+
+def make_folder(file: Path | None) -> bool:
+    """Makes the folder of a file that is kept between processes, for this user alone; whether it is
+    there. What others may write to is neither read nor written (csrc/runtime/own_file.h)."""
+    try:
+        if file:
+            file.parent.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return False
+    return file is not None
+
+
+def read_lines(file: Path | None) -> list[str]:
+    """Of a file of this user's own; none where it is another's or not there."""
+    read = importlib.import_module("torch_blocked._C").read_own_file
+    content: bytes | None = read(str(file)) if file else None
+    return content.decode(errors="replace").split("\n")[:-1] if content else []
+
+
+def append_lines(file: Path | None, lines: list[str]) -> None:
+    """To a file of this user's own, which is made; nothing happens where that fails."""
+    append = importlib.import_module("torch_blocked._C").append_to_own_file
+    if lines and make_folder(file):
+        append(str(file), "".join(line + "\n" for line in lines))
 
 
 def tuned_problems() -> int:
     """Of how many problems the tuning file has a time."""
-    try:
-        return tuning_file().read_bytes().count(b"\n")
-    except OSError:
-        return 0
+    return len(read_lines(tuning_file()))
 
 
 def cores() -> dict[str, int]:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, forks, progress, remembered, saved, structure
-from torch_blocked.arguments import checked_dtype, name_of
+from torch_blocked.arguments import checked_dtype
 from torch_blocked.calls import Call, call_of, dense, named, refuse_tracing
 from torch_blocked.capture import capture, capture_part, capture_sizes
 from torch_blocked.captured import VALUE, Capture, CaptureError, Ran
-from torch_blocked.environment import cpu_name, measured_with, tuning_file
+from torch_blocked.environment import cpu_name, make_folder, measured_with, tuning_file
 from torch_blocked.refusals import (
     is_asked_for,
     refuse_conversion,
@@ -35,8 +35,6 @@ from torch_blocked.text_table import columns
 
 # How many captures are kept, and of how many inputs it is known which capture serves them.
 _FORMS, _SERVED = 8, 4096
-
-_FILE_KIND, _FILE_VERSION = "torch_blocked.optimize", 3
 
 # What is timed: what estimates leave open, nothing, or all that could run.
 Tune = bool | Literal["full"]
@@ -62,7 +60,7 @@ class _Instead:
         return "in parts" if self.in_parts else "as it is"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -157,7 +155,7 @@ class OptimizedModule(nn.Module):
         if self._model is None or is_asked_for(error):
             raise error
         self._check_weights()
-        return _Instead(f"{type(error).__name__}: {_first_line(error)}", in_parts=False)
+        return _Instead(f"{type(error).__name__}: {first_line(error)}", in_parts=False)
 
     def _check_weights(self) -> None:
         """Raises ValueError if the model has others than when it was captured."""
@@ -220,7 +218,7 @@ class OptimizedModule(nn.Module):
             except CaptureError as error:
                 if not self._forms:
                     raise
-                return _Instead(_first_line(error), in_parts=self._in_parts is not None)
+                return _Instead(first_line(error), in_parts=self._in_parts is not None)
         if captured.notice:
             warnings.warn(f"torch_blocked::optimize: {captured.notice}", stacklevel=5)
         return form
@@ -313,22 +311,21 @@ class OptimizedModule(nn.Module):
             return self._parts
 
     def _add(self, signature: tuple[Any, Any], captured: Capture) -> _Form:
-        path = tuning_file()
-        with contextlib.suppress(OSError):  # without a file each process measures anew
-            path.parent.mkdir(parents=True, exist_ok=True)
+        file = tuning_file()
+        path = str(file) if make_folder(file) else ""  # without one each process measures anew
         times = dict(self._times)
         for form in self._forms:
             times |= form.compiled.times()
         computed = captured if self._dtype is None else self._converted_from(captured)
         try:
             compiled = _C.Compiled(
-                computed, self._tune, str(path), times, self._weights, progress.tuning
+                computed, self._tune, path, times, self._weights, progress.tuning
             )
             compiled.check_sizes()
         except Exception as error:
             if is_asked_for(error):
                 raise
-            raise CaptureError(f"sizes depend on values: {_first_line(error)}") from error
+            raise CaptureError(f"sizes depend on values: {first_line(error)}") from error
         self._ran, captured.ran = None if self._forms else captured.ran, None
         form = _Form(signature, captured, compiled)
         self._forms.append(form)
@@ -383,7 +380,7 @@ class OptimizedModule(nn.Module):
         the user has asked for."""
         if is_asked_for(error):
             raise error
-        self._choose("model", f"ours failed: {type(error).__name__}: {_first_line(error)}")
+        self._choose("model", f"ours failed: {type(error).__name__}: {first_line(error)}")
         warnings.warn(
             f"torch_blocked::optimize: the model itself runs, because {self.reason}. Please report "
             "this with the model, it is a defect of torch_blocked",
@@ -483,7 +480,8 @@ class OptimizedModule(nn.Module):
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
         """Writes the graphs, their dense weights and what was measured; load() reads them, on any
-        CPU. Sizes that ran before will run then, and all others that the captures hold for.
+        CPU. Sizes that ran before will run then, and all others that the captures hold for. Warns
+        of ops that load() must be told to allow, such as those of other libraries.
 
         Raises ValueError after release(), NotImplementedError where the model itself or a part of
         it runs, for any sizes so far, or arguments and results have types of their own."""
@@ -505,15 +503,15 @@ class OptimizedModule(nn.Module):
                 "model"
             )
         self._check_weights()
+        self._tell_of_ops()
         times: dict[str, tuple[str, float]] = {}
         for form in self._forms:
             times |= form.compiled.times()
-        example = pytree.tree_map_only(Tensor, torch.empty_like, dense(self._example))
+        # Only its sizes count; memory that nobody has written may hold what is no one else's.
+        example = pytree.tree_map_only(Tensor, torch.zeros_like, dense(self._example))
         leaves, spec = structure.flatten(example)
-        torch.save(
+        saved.save(
             {
-                "kind": _FILE_KIND,
-                "version": _FILE_VERSION,
                 "forms": [saved.to_data(form.signature, form.captured) for form in self._forms],
                 "example": leaves,
                 "example_spec": structure.dumps(spec),
@@ -527,58 +525,25 @@ class OptimizedModule(nn.Module):
             path,
         )
 
+    def _tell_of_ops(self) -> None:
+        nodes = [node for form in self._forms for node in form.captured.nodes]
+        more = sorted({n.name for n in nodes if not _C.is_loadable(n.name, n.overload)})
+        if more:
+            warnings.warn(
+                f"torch_blocked::save: the model calls ops that load() takes from no file unasked: "
+                f"load it by load(file, ops={more})",
+                stacklevel=3,
+            )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copied and pickled as save() and load() do it."""
         file = io.BytesIO()
-        self.save(file)
-        return _from_bytes, (file.getvalue(),)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of_bytes() allows all ops
+            self.save(file)
+        from torch_blocked.loading import of_bytes
 
-
-def _from_bytes(content: bytes) -> OptimizedModule:
-    return load(io.BytesIO(content))
-
-
-def load(path: str | os.PathLike[str] | IO[bytes]) -> OptimizedModule:
-    """What `OptimizedModule.save` wrote, planned for this CPU. Nothing in the file is executed.
-
-    path: a file's name, or an open binary file.
-    Raises OSError if it cannot be read, ValueError if it is none of ours, or broken, TypeError for
-    what names no file."""
-    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
-        raise TypeError(
-            f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "
-            "save() was given"
-        )
-    try:
-        data = torch.load(path, weights_only=True)
-        if data["kind"] != _FILE_KIND or data["version"] != _FILE_VERSION:
-            raise ValueError(f"kind {data['kind']}, version {data['version']}")
-        forms = [saved.of_data(each) for each in data["forms"]]
-        args, kwargs = structure.unflatten(data["example"], structure.loads(data["example_spec"]))
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"torch_blocked::load: expected a file written by save(), got {path} "
-            f"({str(error).splitlines()[0]}); save the optimized module again"
-        ) from error
-    check_dtype(data["dtype"])
-    same = (data["cpu"], data.get("measured_with")) == (cpu_name(), measured_with())
-    loaded = OptimizedModule(
-        None,
-        tune=data["tune"],
-        dtype=data["dtype"],
-        times=data["times"] if same else None,
-    )
-    for signature, captured in forms:
-        loaded._add(signature, captured)
-    if data["choice"] == "blocked":
-        loaded._prepare(args, kwargs)
-        _C.return_idle_memory()
-    else:
-        loaded._example = (args, kwargs)
-        loaded._choose(data["choice"], "faster where it was saved")
-    return loaded
+        return of_bytes, (file.getvalue(),)
 
 
 def check_tune(tune: Tune) -> None:

@@ -8,7 +8,6 @@ for them; and of its plan.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -19,13 +18,13 @@ from torch import Tensor, nn
 
 from torch_blocked import _C
 from torch_blocked.captured import Capture
-from torch_blocked.environment import ISA_LIMITS, tuning_file
+from torch_blocked.environment import ISA_LIMITS, append_lines, read_lines, tuning_file
 
 
-def compared_file() -> Path:
+def compared_file() -> Path | None:
     """One hash a line, by version, kernels and CPU as the tuning file; safe to delete."""
     file = tuning_file()
-    return file.with_name(file.name.replace("tuning", "compared", 1))
+    return file and file.with_name(file.name.replace("tuning", "compared", 1))
 
 
 class Compared:
@@ -33,10 +32,7 @@ class Compared:
 
     def __init__(self) -> None:
         self._file = compared_file()
-        try:
-            self._known = set(self._file.read_text().split("\n"))
-        except (OSError, UnicodeDecodeError):
-            self._known = set()
+        self._known = set(read_lines(self._file))
 
     def __contains__(self, key: str) -> bool:
         return bool(key) and key in self._known
@@ -44,10 +40,7 @@ class Compared:
     def note(self, *keys: str) -> None:
         new = [key for key in keys if key and key not in self._known]
         self._known.update(new)
-        with contextlib.suppress(OSError):  # without a file each process compares anew
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a") as file:
-                file.writelines(key + "\n" for key in new)
+        append_lines(self._file, new)  # without a file each process compares anew
 
 
 def key_of_call(model: nn.Module, arguments: Any, settings: Any) -> str:
@@ -102,10 +95,10 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _content(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, _steps(tensor), _C.content_hash(tensor.detach())
+    return tensor.dtype, tensor.shape, steps_of(tensor), _C.content_hash(tensor.detach())
 
 
-def _steps(tensor: Tensor) -> Any:
+def steps_of(tensor: Tensor) -> Any:
     """What the bytes of a quantized tensor stand for."""
     if not tensor.is_quantized:
         return None

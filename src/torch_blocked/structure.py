@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
-from collections.abc import Callable, Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -89,4 +93,45 @@ def dumps(spec: pytree.TreeSpec) -> str:
         ) from error
 
 
-loads = pytree.treespec_loads
+def loads(text: str) -> pytree.TreeSpec:
+    """What dumps() was given. Raises an exception for what is none.
+
+    pytree imports modules that the text names, and takes from them what it names: here only enums
+    that are there already, and types of Python's own as what a defaultdict makes."""
+    for record in _records(json.loads(text)):
+        if "__enum__" in record and not _is_enum(record["fqn"]):
+            raise ValueError(f"the enum {record['fqn']}, which is not imported")
+        if "default_factory_module" in record and not _is_builtin(record):
+            raise ValueError(f"{record['default_factory_name']} as what a defaultdict makes")
+    spec = pytree.treespec_loads(text)
+    unflatten([None] * spec.num_leaves, spec)  # names of fields must be those of a type
+    return spec
+
+
+def _records(value: Any) -> Iterator[dict[str, Any]]:
+    """The dicts in decoded JSON, and in texts of it that are JSON again."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return
+        if isinstance(value, str):
+            return
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value or ():
+        if isinstance(each, (dict, list, str)):
+            yield from _records(each)
+
+
+def _is_enum(name: str) -> bool:
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return isinstance(found, type) and issubclass(found, Enum)
+
+
+def _is_builtin(record: dict[str, Any]) -> bool:
+    kind = vars(builtins).get(record["default_factory_name"])
+    return record["default_factory_module"] == "builtins" and isinstance(kind, type)

@@ -156,6 +156,16 @@ const char* estimated(const ConvolutionProblem& p, const char* preferred) {
   return p.blocked() || traits.any_format ? name : nullptr;
 }
 
+// Takes out those that say that they are not for the problem: nobody's word makes them run it. Of
+// float32 an epilogue is a pass of its own where an implementation has none.
+void drop_refusing(std::vector<const char*>& names, ConvolutionProblem p) {
+  if (p.dtype == at::kFloat) p.epilogue = {};
+  std::erase_if(names, [&](const char* name) {
+    const auto& row = convolution_implementations().row(name);
+    return row.refuses && row.refuses(p);
+  });
+}
+
 // Of all implementations.
 Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
   return {
@@ -196,6 +206,8 @@ Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
   Contest contest = contest_of(problem, probe);
   const bool estimates_hold = problem.blocked() && is_known(problem);
   if (estimates_hold && !tuner.times_all()) keep_likely(contest, problem);
+  drop_refusing(contest.implementations, problem);
+  drop_refusing(contest.others, problem);
   return contest;
 }
 

@@ -1,0 +1,100 @@
+"""load(): an optimized module from a file that anybody may have written (saved.py)."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Collection
+from typing import IO, Any
+
+from torch_blocked import _C, saved
+from torch_blocked.arguments import name_of
+from torch_blocked.captured import Capture
+from torch_blocked.environment import cpu_name, measured_with
+from torch_blocked.optimized_module import OptimizedModule, check_dtype, first_line
+from torch_blocked.refusals import is_asked_for
+
+
+def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ()) -> OptimizedModule:
+    """What `OptimizedModule.save` wrote, planned for this CPU. Nothing that the file brings is
+    executed, and of the ops that it names only those run that do nothing but compute their results.
+
+    path: a file's name, or an open binary file. ops: names of others that it may call, as
+    "mylib::op"; whoever wrote the file decides on their arguments.
+    Raises OSError if it cannot be read, ValueError if it is none of ours, broken, of another
+    version or calls other ops, TypeError for what names no file, NotImplementedError for bfloat16
+    on a CPU without it."""
+    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
+        raise TypeError(
+            f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "
+            "save() was given"
+        )
+    if isinstance(ops, str) or not all(isinstance(each, str) for each in ops):
+        raise TypeError(
+            f"torch_blocked::load: expected a list of names as ops, got {ops!r}; give it as "
+            'ops=["mylib::op"]'
+        )
+    return _load(path, set(ops))
+
+
+def _load(path: str | os.PathLike[str] | IO[bytes], ops: set[str] | None) -> OptimizedModule:
+    """ops: beside those of the list; None: all."""
+    try:
+        data = saved.read(path)
+        forms = [saved.of_data(each) for each in data["forms"]]
+        example = saved.example_of(data)
+        more = {name for name, _ in saved.ops_of(data)} if ops is None else ops
+        refusal = saved.refusal_of(data, more)
+        if not refusal:
+            for _, captured in forms:
+                _C.check_loadable(captured, more)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise _no_file(path, error) from error
+    if refusal:
+        raise ValueError(refusal)
+    check_dtype(data["dtype"])
+    try:
+        return _planned(data, forms, example)
+    except Exception as error:
+        if is_asked_for(error):
+            raise
+        raise _no_file(path, error) from error
+
+
+def _no_file(path: Any, error: Exception) -> ValueError:
+    why = re.sub(r"^torch_blocked::\w+: |; optimize the model again$", "", first_line(error))
+    return ValueError(
+        f"torch_blocked::load: expected a file written by save(), got {path} ({why}); save the "
+        "optimized module again"
+    )
+
+
+def _planned(
+    data: dict[str, Any],
+    forms: list[tuple[tuple[Any, Any], Capture]],
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+) -> OptimizedModule:
+    same = (data["cpu"], data["measured_with"]) == (cpu_name(), measured_with())
+    loaded = OptimizedModule(
+        None,
+        tune=data["tune"],
+        dtype=data["dtype"],
+        times=data["times"] if same else None,
+    )
+    for signature, captured in forms:
+        loaded._add(signature, captured).compiled.check_sizes()
+    if data["choice"] == "blocked":
+        loaded._prepare(*example)
+        _C.return_idle_memory()
+    else:
+        loaded._example = example
+        loaded._choose(data["choice"], "faster where it was saved")
+    return loaded
+
+
+def of_bytes(content: bytes) -> OptimizedModule:
+    return _load(io.BytesIO(content), None)  # a pickle may call anything in the first place
