@@ -45,7 +45,7 @@ class Images(nn.Module):
         y = self.body(x)
         z = F.interpolate(F.pad(y, (1, 1, 1, 1)), size=(5, 7), mode="bilinear")
         a, b = z.chunk(2, 1)
-        return {"y": y * scale, "z": torch.cat((a, b.flip(1)), 1), "n": 3, "a": self.anchors}
+        return {"y": y * scale, "z": torch.cat((a, b.flip(1)), 1), "n": 3, "a": self.anchors + 1}
 
 
 class Tokens(nn.Module):
@@ -78,7 +78,7 @@ def _saved(module: nn.Module, *example: Tensor) -> bytes:
     torch.manual_seed(0)
     with torch.no_grad():
         file = io.BytesIO()
-        tb.optimize(module.eval(), example, tune=False, verify=False).save(file)
+        tb.optimize(module, example, tune=False, verify=False).save(file)
     return file.getvalue()
 
 
@@ -89,10 +89,10 @@ def write_files(folder: Path) -> list[Path]:
     grid = torch.rand(2, 4, 5, 2)
     layers = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.ReLU())
     made = {
-        "images": _saved(Images(), image),
-        "blocked": _saved(nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU()), image.to_blocked()),
-        "tokens": _saved(Tokens(), tokens),
-        "indices": _saved(Indices(), image, grid),
+        "images": _saved(Images().eval(), image),
+        "blocked": _saved(nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU()).eval(), image.to_blocked()),
+        "tokens": _saved(Tokens().eval(), tokens),
+        "indices": _saved(Indices().eval(), image, grid),
         "quantized": _saved(by_hand(layers.eval(), [image], random.Random(0)), image),
     }
     for name, content in made.items():

@@ -56,6 +56,7 @@ void check_places(const Node& node) {
 }  // namespace
 
 bool is_loadable(const std::string& name, const std::string& overload) {
+  if (name.find("::") == name.npos) return false;
   const bool is_aten = name.starts_with(kOfAten);
   return listed_ops().contains((is_aten ? name.substr(kOfAten.size()) : name) + "." + overload);
 }

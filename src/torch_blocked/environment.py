@@ -136,7 +136,7 @@ def _cache_home() -> Path | None:
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):
         return Path(root)
-    home = os.path.expanduser("~")
+    home = os.path.expanduser("~") if os.environ.get("HOME", "~") else ""
     return Path(home) / ".cache" if os.path.isabs(home) else None
 
 
