@@ -161,7 +161,10 @@ class Change:
         self.choose.choice(kinds)()
 
     def _say(self, *words: Any) -> None:
-        self.said.append(" ".join(str(each)[:60] for each in words))
+        try:
+            self.said.append(" ".join(str(each)[:60] for each in words))
+        except RecursionError:
+            self.said.append(f"{words[0]} = lists in lists")
 
     def _put(self, path: tuple, value: Any) -> None:
         self._say("/".join(map(str, path)), "=", type(value).__name__, value)

@@ -160,7 +160,11 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_argument(value: Any) -> bool:
-    return type(value) in (*CONSTANTS, list, tuple, torch.layout, torch.memory_format)
+    if type(value) in (list, tuple):
+        return all(_is_argument(each) for each in value)
+    if type(value) is int:
+        return _int(value)
+    return type(value) in (*CONSTANTS, torch.layout, torch.memory_format)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -168,10 +172,14 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    return type(value) is list and _tuple(_one_of(VALUE), _is(int))(value)
+    return type(value) is list and _tuple(_one_of(VALUE), _int)(value)
 
 
-_int, _text, _ints = _is(int), _is(str), _list(_is(int))
+def _int(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+_text, _ints = _is(str), _list(_int)
 _dtype = _is(torch.dtype)
 _meta = _tuple(_ints, _dtype)
 _metas = _list(_meta)
