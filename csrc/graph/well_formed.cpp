@@ -176,7 +176,7 @@ void check_metas(const std::vector<Meta>& metas, std::size_t inputs) {
 
 // A number of a value that no node makes any more is as good as another.
 void check_question(const Question& question, const Values& values) {
-  if (values.is_counted(question.value) && question.what >= Question::kOnePixel) return;
+  if (values.is_counted(question.value) && question.what >= Question::kAtLeast) return;
   fail_value("optimize", "questions about values of the graph",
              text(question.what, " of ", question.value), kOptimizeAgain);
 }
