@@ -1,12 +1,14 @@
-"""Ops that write what their schemas do not say (lying_ops.py): blocked tensors take these writes."""
+"""Ops that write what their schemas do not say (lying_ops.py), on blocked tensors and in models."""
 
 import warnings
 
 import pytest
 import torch
 from lying_ops import OPS, call
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+import torch_blocked as tb
 
 pytestmark = [
     pytest.mark.any_isa,
@@ -88,3 +90,28 @@ def test_inference_tensors_take_them_too():
         torch.ops.lying.first_address(dense, other)
         torch.ops.lying.first_address(x, y)
         assert x.to_dense().equal(dense)
+
+
+class Calls(nn.Module):
+    """An op on what a layer has made, whose arguments are read again after it."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.op, self.layer = op, nn.Conv2d(17, 17, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.layer(x).relu()
+        y = x * 0.5
+        out = pytree.tree_leaves(call(self.op, x, y))
+        return (*(each for each in out if isinstance(each, Tensor)), x + 1, y * 2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("op", OPS)
+def test_models_that_call_them(op):
+    model, x = Calls(op).eval(), pair()[0]
+    with torch.no_grad():
+        expected = model(x)
+    optimized = tb.optimize(model, x, tune=False)
+    for _ in range(2):
+        torch.testing.assert_close(tuple(optimized(x)), expected, atol=1e-4, rtol=1e-4)

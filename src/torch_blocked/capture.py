@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C, module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, Ran, lifted
 from torch_blocked.exported import exported
+from torch_blocked.foreign import Untold, may_write_untold
 from torch_blocked.state import Changes, State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
@@ -43,7 +44,10 @@ def capture(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            captured = _recorded(model, args, kwargs) or exported(model, args, kwargs)
+            recorded = _recorded(model, args, kwargs)
+            if recorded is None or _calls_unknown(recorded):
+                _refuse_untold_writes(model, args, kwargs)
+            captured = recorded or exported(model, args, kwargs)
         except CaptureError:
             raise
         except Exception as error:  # torch.export raises many kinds
@@ -67,6 +71,8 @@ def capture_part(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             captured = _record(module, args, kwargs, new_results=True)
+            if captured is not None and _calls_unknown(captured):
+                _refuse_untold_writes(module, args, kwargs)
         changes = state.changes()
     except CaptureError:
         raise
@@ -110,6 +116,28 @@ def capture_sizes(
     captured.fixed_sizes |= not dynamic
     captured.ran = None
     return captured
+
+
+def _calls_unknown(captured: Capture) -> bool:
+    return any(may_write_untold(node.name) for node in captured.nodes)
+
+
+def _refuse_untold_writes(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Raises CaptureError if an op writes what its schema does not say, by another run: neither the
+    recorder nor torch.export would know."""
+    args, kwargs = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
+    state, untold = State(model), Untold()
+    try:
+        with untold:
+            model(*args, **kwargs)
+    except Exception:
+        if not untold.op:
+            return  # an error of the model's, or of the mode: others say it
+    finally:
+        untold.put_back()
+        state.restore()
+    if untold.op:
+        raise CaptureError(f"{untold.op} writes what its schema does not say")
 
 
 def _are_plain(args: tuple, kwargs: dict) -> bool:

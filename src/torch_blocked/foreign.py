@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_blocked.schema import written_arguments
 
 # Namespaces of ops whose schemas tell all: PyTorch tests its own, and a test of ours does ours.
 _TOLD = {"aten", "prims", "torch_blocked"}
@@ -21,11 +24,52 @@ _TOLD = {"aten", "prims", "torch_blocked"}
 # Ops whose results, and writes, are there only after `wait_tensor`.
 _ARRIVING = {"_c10d_functional"}
 
+# Those of PyTorch's own packages that write nothing, and are frequent in models.
+_KNOWN = {"torchvision", "quantized_decomposed"}
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_foreign(func: OpOverload) -> bool:
     return func.namespace not in _TOLD
+
+
+def may_write_untold(name: str) -> bool:
+    """Whether nobody has looked what the op of this name ("my_package::op") writes."""
+    return name.partition("::")[0] not in _TOLD | _KNOWN
+
+
+class Untold(TorchDispatchMode):
+    """Notes the first foreign op, in `op`, that writes what its schema does not say. What it wrote
+    is put back when the mode ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = ""
+        self._written: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not may_write_untold(func.name()):
+            return func(*args, **kwargs)
+        told = {id(each) for each in written_arguments(func, args, kwargs)}
+        given = [
+            (each, each.detach().clone())
+            for each in pytree.arg_tree_leaves(*args, **kwargs)
+            if isinstance(each, Tensor) and each.layout == torch.strided and id(each) not in told
+        ]
+        out = func(*args, **kwargs)
+        written = [(each, before) for each, before in given if not _same_bits(each, before)]
+        if written and not self.op:
+            self.op = str(func)
+        self._written += written
+        return out
+
+    def put_back(self) -> None:
+        for tensor, before in reversed(self._written):
+            tensor.copy_(before)
 
 
 class StandIn(NamedTuple):
