@@ -76,7 +76,7 @@ def waiting(out: Any, writes: Writes) -> Any:
     for each in list(_unfinished):
         each.is_completed()  # nobody may wait for it
     is_work = [
-        isinstance(each, torch.ScriptObject) and each._type().qualified_name() == _NAME  # type: ignore[attr-defined]
+        isinstance(each, torch.ScriptObject) and each._type().qualified_name() == _NAME
         for each in pytree.tree_leaves(out)
     ]
     if not any(is_work):
@@ -84,7 +84,7 @@ def waiting(out: Any, writes: Writes) -> Any:
         return out
 
     def on_copies(value: torch.ScriptObject) -> Any:
-        if value._type().qualified_name() != _NAME:  # type: ignore[attr-defined]
+        if value._type().qualified_name() != _NAME:
             return value
         work = _WorkOnCopies(Work.unbox(value), writes)
         _unfinished.append(work)

@@ -44,7 +44,7 @@ class Untold(TorchDispatchMode):
     is put back when the mode ends."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.op = ""
         self._written: list[tuple[Tensor, Tensor]] = []
 

@@ -110,13 +110,13 @@ class DenseView(Tensor):
         def plain(value):
             return value._dense if isinstance(value, DenseView) else value
 
-        of_plain = pytree.tree_map(plain, (args, kwargs))
+        plain_args, plain_kwargs = pytree.tree_map(plain, (args, kwargs))
         if is_foreign(func):
             given = {
                 id(view): StandIn(view, view._dense, view._shadow.write_back) for view in views
             }
-            return foreign.run(func, *of_plain, list(given.values()))
-        out = func(*of_plain[0], **of_plain[1])
+            return foreign.run(func, plain_args, plain_kwargs, list(given.values()))
+        out = func(*plain_args, **plain_kwargs)
         for argument in written_arguments(func, args, kwargs):
             if isinstance(argument, DenseView):
                 argument._shadow.write_back()

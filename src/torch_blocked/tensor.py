@@ -508,7 +508,9 @@ def _to_process(tensor: BlockedTensor) -> Any:
 
 
 def _from_process(physical: Tensor, channels: int, requires_grad: bool) -> BlockedTensor:
-    return BlockedTensor(physical, channels).requires_grad_(requires_grad)
+    blocked = BlockedTensor(physical, channels)
+    blocked.requires_grad_(requires_grad)
+    return blocked
 
 
 ForkingPickler.register(BlockedTensor, _to_process)

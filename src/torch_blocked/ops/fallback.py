@@ -101,7 +101,7 @@ def _tied(blocked: list[BlockedTensor], dense: dict[int, Tensor], value: Tensor)
     if type(value) is Tensor and value.layout == torch.strided:
         for argument in blocked:
             copy = dense[id(argument)]
-            if torch._C._is_alias_of(value, copy):
+            if torch._C._is_alias_of(value, copy):  # type: ignore[attr-defined]
                 return tied_dense(value, argument, copy)
     return value
 
