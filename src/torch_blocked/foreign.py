@@ -107,9 +107,13 @@ class Writes:
         return pytree.tree_map_only(Tensor, lambda t: arguments.get(id(t), t), value)
 
 
+# Filled by collectives.py: what takes care of a result whose op may write after it has returned.
+WAITING: list[Callable[[Any, Writes], Any]] = []
+
+
 def run(func: OpOverload, args: Any, kwargs: Any, stand_ins: Sequence[StandIn]) -> Any:
     """What a foreign op returns for arguments in which the stand-ins are already in place."""
-    if func.namespace in _ARRIVING and func._opname == "wait_tensor":
+    if func.namespace in _ARRIVING and func.name().endswith("::wait_tensor"):
         return _arrived(func, stand_ins)
     writes = Writes(stand_ins)
     out = func(*args, **kwargs)
@@ -118,8 +122,7 @@ def run(func: OpOverload, args: Any, kwargs: Any, stand_ins: Sequence[StandIn]) 
             each.argument._arriving = writes  # type: ignore[attr-defined]
         return writes.restored(out)
     if any(isinstance(each, torch.ScriptObject) for each in pytree.tree_leaves(out)):
-        from torch_blocked.collectives import waiting
-
+        (waiting,) = WAITING
         return waiting(writes.restored(out), writes)
     writes.finish()
     return writes.restored(out)

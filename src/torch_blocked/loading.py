@@ -98,3 +98,6 @@ def _planned(
 
 def of_bytes(content: bytes) -> OptimizedModule:
     return _load(io.BytesIO(content), None)  # a pickle may call anything in the first place
+
+
+OptimizedModule._of_bytes = staticmethod(of_bytes)

@@ -73,6 +73,7 @@ class OptimizedModule(nn.Module):
     weights are those the model had; calls from several threads run side by side."""
 
     _model: Any  # the model; None if a file was loaded, or after release()
+    _of_bytes: Callable[[bytes], OptimizedModule]  # what a copy is made by (loading.py)
 
     def __init__(
         self,
@@ -541,9 +542,7 @@ class OptimizedModule(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of_bytes() allows all ops
             self.save(file)
-        from torch_blocked.loading import of_bytes
-
-        return of_bytes, (file.getvalue(),)
+        return self._of_bytes, (file.getvalue(),)
 
 
 def check_tune(tune: Tune) -> None:

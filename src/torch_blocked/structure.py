@@ -104,7 +104,7 @@ def loads(text: str) -> pytree.TreeSpec:
         if "default_factory_module" in record and not _is_builtin(record):
             raise ValueError(f"{record['default_factory_name']} as what a defaultdict makes")
     spec = pytree.treespec_loads(text)
-    unflatten([None] * spec.num_leaves, spec)  # names of fields must be those of a type
+    unflatten([0] * spec.num_leaves, spec)  # names of fields must be those of a type
     return spec
 
 

@@ -1,6 +1,4 @@
-"""What waits for a collective that writes into blocked tensors: its writes come after it returned.
-
-Imported when the first collective runs, as torch may be built without them."""
+"""What waits for a collective that writes into blocked tensors, after it has returned."""
 
 from __future__ import annotations
 
@@ -9,16 +7,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_blocked.foreign import Writes
+from torch_blocked.foreign import WAITING, Writes
 
-Work = torch.distributed.Work
+Work: Any = getattr(torch.distributed, "Work", object)  # torch may be built without collectives
 _NAME = "__torch__.torch.classes.c10d.Work"
 
 # C++ keeps the work of a collective, but not the Python object that knows of the writes.
 _unfinished: list[_WorkOnCopies] = []
 
 
-class _WorkOnCopies(Work):
+class _WorkOnCopies(Work):  # type: ignore[misc]
     """As the work itself; whoever sees by it that the collective is done finds its results."""
 
     def __init__(self, work: Work, writes: Writes) -> None:
@@ -91,3 +89,6 @@ def waiting(out: Any, writes: Writes) -> Any:
         return work.boxed()
 
     return pytree.tree_map_only(torch.ScriptObject, on_copies, out)
+
+
+WAITING.append(waiting)
