@@ -93,3 +93,30 @@ def test_a_capture_of_bytes_holds_for_other_sizes(tmp_path):
         x = torch.randn(sizes)
         torch.testing.assert_close(again(x), quantized(x), rtol=0, atol=0.05)
     assert len(fast._forms) == 1
+
+
+class PadsItself(nn.Module):
+    """As TensorFlow pads: from each size, which it has four times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3 if i == 0 else 8, 8, 3, 2) for i in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            pads = [max((-(-size // 2) - 1) * 2 + 3 - size, 0) for size in x.shape[2:]]
+            (height, width), (top, left) = pads, [pad // 2 for pad in pads]
+            x = layer(nn.functional.pad(x, (left, width - left, top, height - top))).relu()
+        return x.mean((2, 3))
+
+
+@torch.no_grad()
+def test_sizes_that_are_long_formulas_stay_those_of_calibration():
+    """The batch may change; tracing the image's size took minutes."""
+    torch.manual_seed(0)
+    model = PadsItself().eval()
+    quantized = tb.quantize(model, [torch.randn(1, 3, 64, 64) for _ in range(2)])
+    x = torch.randn(3, 3, 64, 64)
+    assert quantized(x).shape == model(x).shape
+    with pytest.raises(ValueError, match="x.size\\(2\\) == 64"):
+        quantized(torch.randn(1, 3, 96, 96))

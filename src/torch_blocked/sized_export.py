@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torch_blocked.state import unchanged
@@ -253,14 +254,15 @@ class SizedGraph:
 def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
     """The model for the sizes of all cases, and for those others that its own code allows. Raises
     ValueError where one graph does not hold for all cases, and what torch.export raises."""
-    for example in _examples(cases):
-        try:
-            found = _exported(model, example, torch.export.Dim.AUTO)
-        except Exception:  # of many kinds: it cannot be traced with sizes that change
-            continue
-        if _holds_for(model, found, cases):
-            return found
-    static = _exported(model, cases[0], None)
+    for is_free in (_every_dim, _first_dim):
+        for example in _examples(cases):
+            try:
+                found = _exported(model, example, is_free)
+            except Exception:  # of many kinds: it cannot be traced with sizes that change
+                continue
+            if _holds_for(model, found, cases):
+                return found
+    static = _exported(model, cases[0], _no_dim)
     for case in cases:
         static.check(*pytree.tree_leaves(case))
     return static
@@ -284,22 +286,57 @@ def _of_two(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor]) if tensor.dim() > 1 and len(tensor) == 1 else tensor
 
 
-def _exported(model: nn.Module, example: _Arguments, dim: Any) -> SizedGraph:
+def _every_dim(dim: int) -> bool:
+    return True
+
+
+def _first_dim(dim: int) -> bool:
+    return dim == 0
+
+
+def _no_dim(dim: int) -> bool:
+    return False
+
+
+# Of arithmetic in the size of a value. A network that works out its own padding from each size has
+# four times as much after each layer that halves it: the trace took more than ten minutes.
+_MOST_OPS = 100
+
+
+class _ShortSizes(TorchFunctionMode):
+    """Raises RuntimeError where sizes become long formulas of the input's."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = out.shape if isinstance(out, Tensor) else ()
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr.count_ops() > _MOST_OPS:
+                raise RuntimeError(f"a size of more than {_MOST_OPS} operations")
+        return out
+
+
+def _exported(model: nn.Module, example: _Arguments, is_free: Callable[[int], bool]) -> SizedGraph:
+    """is_free: of a dim, whether its size may change."""
+
     def dims(leaf: Any) -> Any:
-        is_free = isinstance(leaf, Tensor) and dim is not None
-        return (dim,) * leaf.dim() if is_free else None
+        if not isinstance(leaf, Tensor):
+            return None
+        kinds = torch.export.Dim
+        return tuple(kinds.AUTO if is_free(dim) else kinds.STATIC for dim in range(leaf.dim()))
 
     shapes = pytree.tree_map(dims, example)
     named = dict(inspect.signature(model.forward).bind(*shapes).arguments)
     oblivious = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with torch.no_grad(), unchanged(model), oblivious:
+    with torch.no_grad(), unchanged(model), oblivious, _ShortSizes():
         program = torch.export.export(model, example, dynamic_shapes=named, strict=False)
     module = program.module(check_guards=False)  # put_check_into() has them in words
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs, symbols = _inputs_of(placeholders)
-    guards = _guards_of(program, model, example, inputs) if dim else []
+    guards = _guards_of(program, model, example, inputs) if is_free(0) else []
     spec = program.call_spec.in_spec
     assert spec is not None
     return SizedGraph(module, SizeCheck(inputs, guards), spec, list(symbols.values()))
