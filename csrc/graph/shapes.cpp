@@ -68,7 +68,7 @@ class Call {
   Dims list(std::size_t i, std::size_t size = 0) const {
     require(!is_none(i));
     const auto dims = integers(argument(i), size > 0 ? size : 1);
-    require(dims && (size == 0 || dims->empty() || dims->size() == size));
+    require(dims && (size == 0 || dims->size() == size));
     return *dims;
   }
   std::vector<double> numbers(std::size_t i) const {
@@ -196,9 +196,9 @@ Metas pooling(const Call& call) {
   Meta dst = call.floating(0);
   require(dst.dims.size() > spatial);
   const auto list = [&](std::int64_t i) { return call.list(static_cast<std::size_t>(i), spatial); };
-  const Dims kernel = list(1), given = list(2), padding = list(3),
+  const Dims kernel = list(1), padding = list(3),
              dilation = op.dilation < 0 ? Dims(spatial, 1) : list(op.dilation);
-  const Dims stride = given.empty() ? kernel : given;
+  const Dims stride = call.list(2).empty() ? kernel : list(2);
   const bool ceil_mode = call.flag(static_cast<std::size_t>(op.ceil_mode));
   for (std::size_t i = 0; i < spatial; ++i) {
     std::int64_t& size = dst.dims[dst.dims.size() - spatial + i];
@@ -377,8 +377,14 @@ Metas permute(const Call& call) {
   const Meta& src = call.tensor(0);
   const Dims order = call.list(1);
   require(order.size() == src.dims.size());
+  std::vector<bool> taken(order.size());
   Meta dst{{}, src.dtype};
-  for (const std::int64_t dim : order) dst.dims.push_back(src.dims[wrap(dim, order.size())]);
+  for (const std::int64_t dim : order) {
+    const std::size_t from = wrap(dim, order.size());
+    require(!taken[from]);
+    taken[from] = true;
+    dst.dims.push_back(src.dims[from]);
+  }
   return {dst};
 }
 

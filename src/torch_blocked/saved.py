@@ -302,6 +302,8 @@ def _checksum(data: dict[str, Any]) -> str:
     hashes: dict[int, int] = {}
 
     def content(tensor: Tensor) -> tuple[Any, ...]:
+        if tensor.layout != torch.strided or not tensor.is_cpu:  # no file of ours holds one
+            return str(tensor.dtype), str(tensor.device), str(tensor.layout)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in hashes:
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
