@@ -409,3 +409,25 @@ def test_strides_of_one_block_say_nothing(images, channels, block):
     dense.flatten(1).clamp_(-1, 1)
     blocked.flatten(1).clamp_(-1, 1)
     assert_equal(blocked, dense)
+
+
+SEVERAL = {
+    "channels": lambda t: [t[:, 0], t[:, 1]],
+    "images": lambda t: [t[0], t[1]],
+    "parts of channels": lambda t: [t[:, :3], t[:, 3:6]],
+    "a part and a channel": lambda t: [t[:, :3], t[:, 5]],
+    "an image and a row": lambda t: [t[0], t[1, 3]],
+    "all channels": lambda t: list(t.unbind(1)),
+    "chunks": lambda t: list(t.chunk(2, 1)),
+    "rows": lambda t: list(t.split(3, 2)),
+}
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("views", SEVERAL)
+def test_several_views_written_at_once(views):
+    y = torch.randn(2, 9, 9, 7)
+    b, d = y.to_blocked(), y.clone()
+    torch._foreach_mul_(SEVERAL[views](b), 2.0)
+    torch._foreach_mul_(SEVERAL[views](d), 2.0)
+    assert torch.equal(b.to_dense(), d)

@@ -7,7 +7,7 @@ the base. Both cost a reorder, and only when something was written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -49,6 +49,11 @@ class Shadow:
             self.pull()
             self.version = version
 
+    def renew(self) -> None:
+        if isinstance(self.base, BlockedCopy):
+            self.base._shadow.renew()
+        self.pull()
+
     def write_back(self) -> None:
         """Brings what was written to the copy to the base, and to the base of that."""
         self.push()
@@ -59,6 +64,18 @@ class Shadow:
 # Ops that read their first argument in the order of its dims and whose results do not show how it
 # lay in memory.
 _READ_IN_ORDER = {aten.native_layer_norm.default}
+
+
+def _write_back_all(written: Sequence[Tensor]) -> None:
+    """Views that an op has written, brought to their bases one after the other: what a view has
+    beside its own elements is older than what another has brought to the same base."""
+    views = [each for each in written if isinstance(each, DenseView)]
+    values = [view._dense.clone() for view in views] if len(written) > 1 else [None]
+    for view, value in zip(views, values, strict=False):
+        if value is not None:
+            view._shadow.renew()  # versions count the write when the op is done
+            view._dense.copy_(value)
+        view._shadow.write_back()
 
 
 class DenseView(Tensor):
@@ -117,9 +134,7 @@ class DenseView(Tensor):
             }
             return foreign.run(func, plain_args, plain_kwargs, list(given.values()))
         out = func(*plain_args, **plain_kwargs)
-        for argument in written_arguments(func, args, kwargs):
-            if isinstance(argument, DenseView):
-                argument._shadow.write_back()
+        _write_back_all(written_arguments(func, args, kwargs))
         original = {id(view._dense): view for view in views}
 
         def wrapped(value):
