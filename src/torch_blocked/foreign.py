@@ -25,7 +25,17 @@ _TOLD = {"aten", "prims", "torch_blocked"}
 _ARRIVING = {"_c10d_functional"}
 
 # Those of PyTorch's own packages that write nothing, and are frequent in models.
-_KNOWN = {"torchvision", "quantized_decomposed"}
+_KNOWN = {
+    "torchvision",
+    "quantized_decomposed",
+    "quantized",
+    "_quantized",
+    "mkl",
+    "mkldnn",
+    "mkldnn_prepacked",
+    "onednn",
+    "sparse",
+}
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -143,6 +153,8 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether their memory holds the same: 0.0 is not -0.0, and a NaN is itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.is_quantized:
+        return torch.equal(a, b)
     a, b = (each.detach().resolve_conj().resolve_neg() for each in (a, b))
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
