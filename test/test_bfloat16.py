@@ -2,7 +2,6 @@
 copies. Errors are held against ATen's in bfloat16."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.bench.convolution import forced
-from torch_blocked.optimized_module import has_bfloat16, tuning_file
+from torch_blocked.optimized_module import OptimizedModule, has_bfloat16
 
 CASES = {
     "1x1": ((2, 33, 9, 8), (17, 33, 1, 1), {}),
@@ -285,20 +284,19 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("implementation", WINOGRAD)
 def test_sums_and_activations_after_winograd_in_bfloat16(implementation, tmp_path, monkeypatch):
-    """Where the times of an earlier run say that it is the fastest."""
+    """Where the times that a saved model brings say that it is the fastest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     torch.manual_seed(0)
     model, x = Residual().eval(), torch.randn(2, 19, 14, 15)
     if is_refused(model, x):
         return
-    torch_blocked.optimize(model, x, dtype=torch.bfloat16)
-    file = Path(tuning_file())
-    lines = [line.split("\t") for line in file.read_text().splitlines()]
-    blocks = [line for line in lines if "c-nChw" in line[0]]
+    timed = torch_blocked.optimize(model, x, dtype=torch.bfloat16, verify=False)
+    blocks = [each for each in timed._forms[0].compiled.times() if "c-nChw" in each]
     assert len(blocks) == 2
-    file.write_text("".join(f"{problem}\t{implementation}\t0.1\n" for problem, _, _ in blocks))
-    # Other formats would be timed beside these, in their measure, and save the reorders.
-    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False)
+    # Other formats are not timed beside these: they would save the reorders.
+    times = {each: (implementation, 0.1) for each in blocks}
+    optimized = OptimizedModule(model, tune=False, dtype=torch.bfloat16, times=times)
+    optimized._prepare((x,), {})
     optimized.choice = "blocked"
     assert optimized.plan().count(implementation) == 2
     torch.testing.assert_close(optimized(x).float(), model(x), rtol=2e-2, atol=2e-2)
@@ -368,7 +366,7 @@ def test_optimized_models_in_bfloat16(outputs):
     model, x = Narrow(outputs).eval(), torch.randn(2, 3, 17, 14)
     if is_refused(model, x):
         return
-    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False)
+    optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16)
     optimized.choice = "blocked"
     plan = optimized.plan()
     for name in ("depthwise_bfloat16", "maximum", "few_rows_bfloat16", "dots_bfloat16"):

@@ -20,6 +20,7 @@ from torch_blocked.environment import tuning_file
 pytestmark = pytest.mark.any_isa
 
 module = importlib.import_module("torch_blocked.optimize")
+judgement = importlib.import_module("torch_blocked.judgement")
 optimized_module = importlib.import_module("torch_blocked.optimized_module")
 
 
@@ -129,7 +130,7 @@ def test_another_plan_is_compared(compared):
 
 def test_what_differed_is_compared_each_time(compared, monkeypatch):
     net, x = Net().eval(), torch.randn(2, 3, 12, 12)
-    monkeypatch.setattr(module, "difference", lambda *_: "made up")
+    monkeypatch.setattr(judgement, "difference", lambda *_: "made up")
     for _ in range(2):
         with pytest.warns(UserWarning, match="defect of torch_blocked"):
             assert tb.optimize(net, x, tune=False).choice == "model"

@@ -238,10 +238,14 @@ def _format(input: Tensor) -> str | None:
     return input.format if isinstance(input, BlockedTensor) else None
 
 
+def _is_dim(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) or type(value).__module__ == "numpy"
+
+
 def _checked_size(name: str, size: Any) -> tuple[int, ...]:
     """`size` as dims. Raises TypeError for what is none."""
     is_size = isinstance(size, Sequence) and not isinstance(size, str)
-    if not is_size or not all(hasattr(each, "__index__") for each in size):
+    if not is_size or not all(map(_is_dim, size)):
         got = f"a {type(size).__name__}" if not is_size or len(size) > 6 else repr(tuple(size))
         like = f"torch_blocked.{name}_like(x) takes a tensor"
         advice = like if isinstance(size, Tensor) else "give the dims [N, C, *spatial]"

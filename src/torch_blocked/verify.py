@@ -31,6 +31,8 @@ LEAST_IN_BFLOAT16 = 0.05
 NUDGE_IN_STEPS, NUDGE = 1e-5, 1e-6
 # An output that rounding moves so far is noise: two right forms differ by anything.
 CHAOTIC = _MOST / _TIMES
+# Of results of rounding: what two right forms do not differ by in any model that was seen.
+ALIKE = _MOST
 
 # Elements of integer and boolean results that may differ: where two scores are all but equal,
 # rounding decides.
