@@ -108,7 +108,6 @@ REASONS = {
     },
     ("classifier", "eager"): {
         "view of layer.0": NO_IMAGE,
-        "t of layer.1": ("it reads no activation", "nothing to do"),
         "addmm of layer.1": NO_IMAGE,
     },
     ("quantized", "optimized"): {

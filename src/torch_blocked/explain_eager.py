@@ -17,6 +17,7 @@ from torch_blocked import _C, module_paths
 from torch_blocked.explain_layers import Layer, Run, is_blocked_tag, split_reason
 from torch_blocked.formats import format_of
 from torch_blocked.schema import is_view_op
+from torch_blocked.shadow import DenseView
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
 
 # The first packs the weights; disturbances of the others differ.
@@ -108,7 +109,7 @@ class _Ops(TorchDispatchMode):
         self.layers.append(layer)
 
     def _is_physical(self, tensor: Tensor) -> bool:
-        if isinstance(tensor, BlockedTensor):
+        if isinstance(tensor, BlockedTensor | DenseView):
             return False
         return _address(tensor) in self.physical - {0}
 
