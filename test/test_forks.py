@@ -23,7 +23,7 @@ PROGRAM = textwrap.dedent(
     import torch, torch.nn as nn
     import torch_blocked
 
-    CHILD_SECONDS = 60
+    CHILD_SECONDS = 300
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
 
