@@ -136,6 +136,28 @@ def test_arguments_fit_the_schema(data, arguments, match):
     refused(data, match)
 
 
+@pytest.mark.parametrize("states", (1, 3, 1 << 21))
+def test_states_of_an_lstm(states):
+    """ATen reads as many cell states as there are hidden ones."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(4, 5, num_layers=2)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    file = io.BytesIO()
+    optimized(Net(), torch.randn(3, 1, 4)).save(file)
+    file.seek(0)
+    data = torch.load(file, weights_only=True)
+    nodes = data["forms"][0]["capture"]["nodes"]
+    zeros = next(node for node in nodes if node["name"] == "aten::zeros")
+    zeros["arguments"][0] = [states, *zeros["arguments"][0][1:]]
+    refused(data, "as many hidden states as cell states")
+
+
 def test_sizes_are_possible(data):
     for size in (-1, 10**18, 2**63 - 1):
         data["forms"][0]["capture"]["input_metas"] = [([1, 3, size, size], torch.float32)]

@@ -28,6 +28,20 @@ bool is_in_run(const Graph& graph, const Node& node) {
                            node.outputs, [&](Value value) { return graph.metas.contains(value); });
 }
 
+// ATen reads as many states of one kind as it has of the other.
+void check_states(const Node& node, const std::vector<Meta>& metas) {
+  if (node.name != "aten::lstm") return;
+  const Argument& given = node.arguments[node.overload == "data" ? 2 : 1];
+  const auto* states = std::get_if<std::vector<Argument>>(&given.held);
+  if (!states || states->size() != 2) return;
+  const auto dims = [&](std::size_t i) -> const Dims& {
+    return metas[static_cast<std::size_t>((*states)[i].value())].dims;
+  };
+  if (!dims(0).empty() && !dims(1).empty() && dims(0)[0] == dims(1)[0]) return;
+  fail_value("optimize", "as many hidden states as cell states", text(dims(0), " and ", dims(1)),
+             "optimize the model again");
+}
+
 }  // namespace
 
 std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
@@ -53,6 +67,7 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       }
       continue;
     }
+    check_states(node, metas);
     std::vector<IValue> results;
     try {
       results = call(node, value_of, /*on_meta=*/true);

@@ -92,9 +92,13 @@ bool argument_fits(const Argument& argument, const c10::Type& type) {
     return is_constant_of(argument.constant(), type);
   }
   const auto* items = std::get_if<std::vector<Argument>>(&argument.held);
-  return list && items && std::ranges::all_of(*items, [&](const Argument& item) {
-           return argument_fits(item, *list->getElementType());
-         });
+  if (!list || !items) return false;
+  const c10::Type& element = *list->getElementType();
+  return std::ranges::all_of(*items, [&](const Argument& item) {
+    const bool is_number = item.is_constant() && item.constant().isScalar();
+    const bool are_tensors = element.isSubtypeOf(*c10::OptionalType::ofTensor());
+    return argument_fits(item, element) && !(are_tensors && is_number);
+  });
 }
 
 void check_arguments(const Node& node, const c10::FunctionSchema& schema) {
