@@ -405,6 +405,7 @@ void bind_graph(py::module_& m) {
         return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
       }))
       .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())
+      .def("check_unknown", &Compiled::check_unknown, py::call_guard<py::gil_scoped_release>())
       .def(
           "times", [](Compiled& compiled) { return times_of(compiled.times()); },
           py::call_guard<py::gil_scoped_release>())

@@ -136,6 +136,30 @@ def test_arguments_fit_the_schema(data, arguments, match):
     refused(data, match)
 
 
+class Moved(nn.Module):
+    def forward(self, x):
+        return torch.einsum("nci,ncj->nij", x, x.transpose(1, 2).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    "op, place, argument",
+    (
+        ("aten::einsum", 0, "nci,ncj->nijx"),
+        ("aten::transpose", 2, -(2**63)),
+        ("aten::transpose", 1, 5),
+    ),
+)
+def test_sizes_in_a_file_do_not_stand_for_an_error(op, place, argument):
+    """Those of the run that was recorded are there for ops that tell none without data."""
+    file = io.BytesIO()
+    optimized(Moved(), torch.randn(2, 3, 4)).save(file)
+    file.seek(0)
+    data = torch.load(file, weights_only=True)
+    nodes = data["forms"][0]["capture"]["nodes"]
+    next(node for node in nodes if node["name"] == op)["arguments"][place] = argument
+    refused(data, "einsum|Dimension out of range")
+
+
 @pytest.mark.parametrize("states", (1, 3, 1 << 21))
 def test_states_of_an_lstm(states):
     """ATen reads as many cell states as there are hidden ones."""

@@ -9,6 +9,7 @@
 #include "format/errors.h"
 #include "graph/planner.h"
 #include "graph/rules.h"
+#include "graph/well_formed.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/interrupts.h"
 #include "runtime/isa.h"
@@ -70,6 +71,11 @@ bool Compiled::add_covered(const std::vector<Given>& inputs) {
 }
 
 void Compiled::check_sizes() const { infer(graph_, graph_.input_metas); }
+
+void Compiled::check_unknown() const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  graph::check_unknown(graph_);
+}
 
 bool Compiled::covers(const std::vector<Given>& inputs) {
   const std::lock_guard lock(mutex_);

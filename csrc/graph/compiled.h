@@ -23,6 +23,8 @@ class Compiled {
 
   // Raises what infer() raises for the inputs of the capture: results whose sizes depend on values.
   void check_sizes() const;
+  // The same of arguments that no sizes tell of, by runs (well_formed.h); for graphs of files.
+  void check_unknown() const;
   // Whether the graph is what the model computes for inputs of these sizes.
   bool covers(const std::vector<Given>& inputs);
   // Notes that another run of the model, for these inputs, has recorded the same graph; false if it

@@ -1,8 +1,11 @@
 // The sizes and types of all values of a graph, for inputs of given ones.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_empty_affine_quantized.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "format/errors.h"
 #include "graph/node_kind.h"
@@ -42,9 +45,12 @@ void check_states(const Node& node, const std::vector<Meta>& metas) {
              "optimize the model again");
 }
 
-}  // namespace
+// What is to be done with a node whose results are as large as in the capture's run, because its op
+// does not tell without data.
+using OnUnknown = std::function<void(const Node& node, const std::vector<Meta>& metas)>;
 
-std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
+std::vector<Meta> inferred(const Graph& graph, const std::vector<Meta>& inputs,
+                           const OnUnknown& on_unknown) {
   std::vector<Meta> metas(static_cast<std::size_t>(graph.values));
   const auto meta = [&](Value value) -> Meta& { return metas[static_cast<std::size_t>(value)]; };
   for (std::size_t i = 0; i < inputs.size(); ++i) meta(graph.inputs[i]) = inputs[i];
@@ -73,6 +79,7 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
       results = call(node, value_of, /*on_meta=*/true);
     } catch (const c10::Error&) {
       if (inputs != graph.input_metas || !is_in_run(graph, node)) throw;
+      if (on_unknown) on_unknown(node, metas);
       for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
       continue;
     }
@@ -84,6 +91,36 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
     for (std::size_t i = 0; i < results.size(); ++i) meta(node.outputs[i]) = meta_of(results[i]);
   }
   return metas;
+}
+
+// Data of these sizes, all of one number.
+at::Tensor filled(const Meta& meta, int number) {
+  if (!c10::isQIntType(meta.dtype)) return at::full(meta.dims, number, meta.dtype);
+  const at::TensorOptions options(meta.dtype);
+  return at::_empty_affine_quantized(meta.dims, options, 1, 0).fill_(number);
+}
+
+void run_filled(const Node& node, const std::vector<Meta>& metas, int number) {
+  call(
+      node,
+      [&](Value value) -> IValue { return filled(metas[static_cast<std::size_t>(value)], number); },
+      /*on_meta=*/false);
+}
+
+}  // namespace
+
+std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
+  return inferred(graph, inputs, {});
+}
+
+void check_unknown(const Graph& graph) {
+  inferred(graph, graph.input_metas, [](const Node& node, const std::vector<Meta>& metas) {
+    try {
+      run_filled(node, metas, 0);  // an index of anything that is there
+    } catch (const c10::Error&) {
+      run_filled(node, metas, 1);  // a length, or what something is divided by
+    }
+  });
 }
 
 }  // namespace torch_blocked::graph

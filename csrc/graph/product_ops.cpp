@@ -70,6 +70,8 @@ std::optional<Equation> parse(std::string text, std::size_t left_rank, std::size
     };
     if (!once || !std::ranges::all_of(letters, is_letter)) return {};
   }
+  const auto is_there = [&](char letter) { return has(e.left, letter) || has(e.right, letter); };
+  if (!std::ranges::all_of(e.result, is_there)) return {};
   for (const char letter : e.left) {
     const bool both = has(e.right, letter), stays = has(e.result, letter);
     if (!both && !stays) return {};

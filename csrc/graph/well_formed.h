@@ -13,4 +13,9 @@ void check_and_count(Graph& graph);
 // Raises ValueError for sizes that no tensor has.
 void check_dims(const Dims& dims);
 
+// infer.cpp: where an op does not tell the sizes of its results without data, and the graph says
+// what they were, lets the op itself say whether it takes such arguments: raises its error. What it
+// returns is compared with the graph's word when it runs.
+void check_unknown(const Graph& graph);
+
 }  // namespace torch_blocked::graph

@@ -86,7 +86,7 @@ def _planned(
         times=data["times"] if same else None,
     )
     for signature, captured in forms:
-        loaded._add(signature, captured)
+        loaded._add(signature, captured).compiled.check_unknown()
     if data["choice"] == "blocked":
         loaded._prepare(*example)
         _C.return_idle_memory()
