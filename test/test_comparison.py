@@ -166,7 +166,6 @@ def lazy():
 
 
 def quantized(model, x):
-    pytest.importorskip("torchao")
     return tb.optimize(tb.quantize(model, [x]), x)(x)
 
 

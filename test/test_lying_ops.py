@@ -30,6 +30,10 @@ GIVEN = {
     "images": lambda x, y: (x[1:], y[:1]),
     "views": lambda x, y: (x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)),
     "a view and its base": lambda x, y: (x[:1], y[1:]),
+    "two images of one": lambda x, y: (x[0], x[1]),
+    "two channels of one": lambda x, y: (x[:, 0], x[:, 1]),
+    "two parts of one": lambda x, y: (x[:, :3], x[:, 3:6]),
+    "two rows of a view": lambda x, y: x.permute(0, 2, 3, 1)[0, :2].unbind(0),
     "detached": lambda x, y: (x.detach(), y.detach()),
 }
 

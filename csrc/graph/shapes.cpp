@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <string_view>
 
 #include "graph/aten.h"
@@ -189,10 +190,13 @@ Metas convolution(const Call& call) {
   return {dst};
 }
 
+// Of an op whose name ends in "2d", say.
+std::size_t spatial_of(std::string_view name) { return std::size_t(name[name.size() - 2] - '0'); }
+
 // (input, kernel, stride, padding, ...); in front of the spatial dims, channels and perhaps N.
 Metas pooling(const Call& call) {
   const PoolingOp& op = *pooling_op(call.name());
-  const auto spatial = static_cast<std::size_t>(op.name[op.name.size() - 2] - '0');  // "..2d"
+  const std::size_t spatial = spatial_of(op.name);
   Meta dst = call.floating(0);
   require(dst.dims.size() > spatial);
   const auto list = [&](std::int64_t i) { return call.list(static_cast<std::size_t>(i), spatial); };
@@ -217,9 +221,8 @@ Metas with_spatial(Meta dst, const Dims& spatial) {
   return {dst};
 }
 
-template <std::size_t kSpatial>
 Metas adaptive_pooling(const Call& call) {
-  return with_spatial(call.floating(0), call.list(1, kSpatial));
+  return with_spatial(call.floating(0), call.list(1, spatial_of(call.name())));
 }
 
 // (input, output_size or none, ..., scale factors or none at kScales).
@@ -375,15 +378,12 @@ Metas flatten(const Call& call) {
 
 Metas permute(const Call& call) {
   const Meta& src = call.tensor(0);
-  const Dims order = call.list(1);
-  require(order.size() == src.dims.size());
-  std::vector<bool> taken(order.size());
+  const Dims order = call.list(1, src.dims.size());
   Meta dst{{}, src.dtype};
+  std::set<std::size_t> taken;
   for (const std::int64_t dim : order) {
-    const std::size_t from = wrap(dim, order.size());
-    require(!taken[from]);
-    taken[from] = true;
-    dst.dims.push_back(src.dims[from]);
+    require(taken.insert(wrap(dim, src.dims.size())).second);
+    dst.dims.push_back(src.dims[wrap(dim, src.dims.size())]);
   }
   return {dst};
 }
@@ -493,8 +493,6 @@ Metas split_with_sizes(const Call& call) {
   return result;
 }
 
-// ---- quantized tensors --------------------------------------------------------------------------
-
 // There are no quantized meta tensors: those kernels raise errors, or give floats.
 template <std::size_t dtype>
 Metas quantize(const Call& call) {
@@ -533,9 +531,7 @@ const std::vector<Row>& rows() {
         "conv_transpose3d.input"}},
       {pooling,
        {"max_pool1d.", "max_pool2d.", "max_pool3d.", "avg_pool1d.", "avg_pool2d.", "avg_pool3d."}},
-      {adaptive_pooling<1>, {"adaptive_avg_pool1d."}},
-      {adaptive_pooling<2>, {"adaptive_avg_pool2d."}},
-      {adaptive_pooling<3>, {"adaptive_avg_pool3d."}},
+      {adaptive_pooling, {"adaptive_avg_pool1d.", "adaptive_avg_pool2d.", "adaptive_avg_pool3d."}},
       {resampling<2>,
        {"upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
         "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec",
@@ -595,8 +591,7 @@ std::optional<std::vector<Meta>> known_results(const Node& node, const std::vect
   }
   try {
     Metas results = rule(Call(node, metas));
-    if (results.size() != node.outputs.size()) return std::nullopt;
-    return results;
+    return results.size() == node.outputs.size() ? std::optional(results) : std::nullopt;
   } catch (const NotKnown&) {
     return std::nullopt;
   }

@@ -87,7 +87,7 @@ class StandIn(NamedTuple):
 
     argument: Tensor
     dense: Tensor
-    take: Callable[[], None]
+    take: Callable[[Tensor], None]
 
 
 class Writes:
@@ -104,10 +104,14 @@ class Writes:
             return
         self._is_finished = True
         each = zip(self.stand_ins, self._before, strict=True)
-        written = [stand_in for stand_in, before in each if not _same_bits(stand_in.dense, before)]
+        written = [
+            (argument, dense.detach().clone(), take)
+            for (argument, dense, take), before in each
+            if not _same_bits(dense, before)
+        ]
         with torch.no_grad():
-            for argument, _, take in written:
-                take()
+            for argument, value, take in written:
+                take(value)
                 if not argument.is_inference():
                     torch.autograd.graph.increment_version(argument)
 

@@ -67,15 +67,22 @@ _READ_IN_ORDER = {aten.native_layer_norm.default}
 
 
 def _write_back_all(written: Sequence[Tensor]) -> None:
-    """Views that an op has written, brought to their bases one after the other: what a view has
-    beside its own elements is older than what another has brought to the same base."""
+    """Views that an op has written, brought to their bases."""
     views = [each for each in written if isinstance(each, DenseView)]
-    values = [view._dense.clone() for view in views] if len(written) > 1 else [None]
-    for view, value in zip(views, values, strict=False):
-        if value is not None:
-            view._shadow.renew()  # versions count the write when the op is done
-            view._dense.copy_(value)
-        view._shadow.write_back()
+    if len(written) == 1 and views:
+        views[0]._shadow.write_back()
+        return
+    values = [view._dense.clone() for view in views]  # which may share memory
+    for view, value in zip(views, values, strict=True):
+        _bring(view, value)
+
+
+def _bring(view: DenseView, value: Tensor) -> None:
+    """Writes `value` to a view whose base others may have written in the same op: what the view has
+    beside its own elements is older than that. (Versions count writes when an op is done.)"""
+    view._shadow.renew()
+    view._dense.copy_(value)
+    view._shadow.write_back()
 
 
 class DenseView(Tensor):
@@ -129,9 +136,7 @@ class DenseView(Tensor):
 
         plain_args, plain_kwargs = pytree.tree_map(plain, (args, kwargs))
         if is_foreign(func):
-            given = {
-                id(view): StandIn(view, view._dense, view._shadow.write_back) for view in views
-            }
+            given = {id(view): StandIn(view, view._dense, partial(_bring, view)) for view in views}
             return foreign.run(func, plain_args, plain_kwargs, list(given.values()))
         out = func(*plain_args, **plain_kwargs)
         _write_back_all(written_arguments(func, args, kwargs))

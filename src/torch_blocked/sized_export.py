@@ -299,7 +299,7 @@ def _no_dim(dim: int) -> bool:
 
 
 # Of arithmetic in the size of a value. A network that works out its own padding from each size has
-# four times as much after each layer that halves it: the trace took more than ten minutes.
+# four times as much after each layer that halves it, and the trace takes minutes.
 _MOST_OPS = 100
 
 

@@ -67,7 +67,7 @@ def on_dense_copies(func, args, kwargs, reason: str):
 
     args_of_dense, kwargs_of_dense = pytree.tree_map(to_dense, (args, kwargs))
     if is_foreign(func) and all(type(a._physical) is Tensor for a in blocked):
-        given = {id(a): StandIn(a, dense[id(a)], partial(_bring, func, a, dense)) for a in blocked}
+        given = {id(a): StandIn(a, dense[id(a)], partial(_bring, func, a)) for a in blocked}
         out = foreign.run(func, args_of_dense, kwargs_of_dense, list(given.values()))
         out = pytree.tree_map_only(Tensor, partial(_tied, blocked, dense), out)
         arguments = []
@@ -90,8 +90,8 @@ def on_dense_copies(func, args, kwargs, reason: str):
     return pytree.tree_map(from_dense, out)
 
 
-def _bring(func, argument: BlockedTensor, dense: dict[int, Tensor]) -> None:
-    _write_back(func, argument, dense[id(argument)])
+def _bring(func, argument: BlockedTensor, value: Tensor) -> None:
+    _write_back(func, argument, value)
     if isinstance(argument, BlockedCopy):
         argument._shadow.write_back()
 
