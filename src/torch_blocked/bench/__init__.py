@@ -1,7 +1,7 @@
 """The benchmarks, `python -m torch_blocked bench {models, conv, layers, train, dispatch,
 memory, compare, plot}`.
 
-models.py     what is timed: a user's module:factory, or a model of the source's benchmarks/
+models.py     what is timed: a user's module:factory, or a network of networks/
 packages.py   or one that timm, torchvision or pytorchcv has under a name
 inference.py  whole models in each format, and optimized
 convolution.py  the convolutions of models, each in several implementations (layers.py finds them)
