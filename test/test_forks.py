@@ -219,6 +219,42 @@ def test_locks_of_python_that_another_thread_holds():
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+DRAWS = textwrap.dedent(
+    """
+    import sys, threading, time
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    import torch_blocked
+    from test_forks import in_child
+
+    torch.set_num_threads(1)
+    stop = threading.Event()
+
+    def child_draws():
+        time.sleep(0.01)  # until the other thread is within a draw
+        return in_child(lambda: torch.rand(1))
+
+    def draws():
+        while not stop.is_set():
+            torch.randn(5_000_000)  # holds the lock of the numbers all the while
+
+    thread = threading.Thread(target=draws)
+    thread.start()
+    ended = [child_draws() for _ in range(5)]
+    stop.set()
+    thread.join()
+    assert all(ended), ended
+    """
+)
+
+
+def test_random_numbers_that_another_thread_draws():
+    done = subprocess.run(
+        [sys.executable, "-c", DRAWS, os.path.dirname(__file__)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 def test_every_lock_is_one_that_forks_free():
     """No module of the package makes a lock of its own, and nothing in C++ a mutex."""
     root = Path(__file__).parent.parent

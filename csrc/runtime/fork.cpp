@@ -1,5 +1,7 @@
 #include "runtime/fork.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <vector>
 
 namespace torch_blocked {
@@ -19,15 +21,25 @@ struct ForkHandlers {
 
   ForkHandlers() { pthread_atfork(before, in_parent, in_child); }
 
+  // torch leaves the lock of its random numbers as fork() finds it. Capture and verification set
+  // their state in whatever thread they run, so it's ours to free.
+  static std::mutex& random_numbers() {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    return generator.mutex();
+  }
+
   static void before() {
     pthread_rwlock_wrlock(&all().gate);
     all().mutex.lock();
+    random_numbers().lock();
   }
   static void in_parent() {
+    random_numbers().unlock();
     all().mutex.unlock();
     pthread_rwlock_unlock(&all().gate);
   }
   static void in_child() {
+    random_numbers().unlock();
     new (&all().mutex) std::mutex;
     all().gate = PTHREAD_RWLOCK_INITIALIZER;
     for (ForkMutex* each = all().first; each; each = each->after_) each->free_in_child();
