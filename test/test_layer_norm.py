@@ -1,5 +1,7 @@
 """Layer norms over the last dim in torch_blocked.optimize: one pass over the rows."""
 
+import itertools
+
 import pytest
 import torch
 from problems import threads
@@ -114,3 +116,25 @@ def test_channels_of_images(channels, spatial, tune):
         with threads(1):
             assert torch.equal(optimized(x), optimized(x))
     assert optimized(torch.empty(0, *x.shape[1:])).shape[0] == 0
+
+
+class Turns(nn.Module):
+    """A linear layer and a norm between permutations, each to channels last, back, or none."""
+
+    ORDERS = {"last": (0, 2, 3, 1), "first": (0, 3, 1, 2), "none": (0, 1, 2, 3)}
+
+    def __init__(self, turns):
+        super().__init__()
+        self.turns, self.linear = [self.ORDERS[each] for each in turns], nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.linear(x.permute(self.turns[0])).relu().permute(self.turns[1])
+        return F.layer_norm(x, x.shape[-1:]).permute(self.turns[2])
+
+
+@pytest.mark.parametrize("turns", list(itertools.product(Turns.ORDERS, repeat=3)))
+@torch.no_grad()
+def test_permutations_in_a_row(turns):
+    """One to channels last may follow another: then it is not images that it makes."""
+    model, x = Turns(turns).eval(), torch.randn(2, 6, 6, 6)
+    assert_exact(model, blocked(model, x), x)

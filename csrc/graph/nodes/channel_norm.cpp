@@ -112,6 +112,8 @@ class Region {
   bool add_readers(const Node& node, std::vector<Node*>& open) {
     if (uses_.is_output[Uses::at(node.output())]) return false;
     for (Node* reader : uses_.readers[Uses::at(node.output())]) {
+      // It does not enter: it permutes what is channels last already.
+      if (is_permutation(*reader, order_to_last(rank_))) return false;
       if (is_permutation(*reader, order_from_last(rank_))) {
         exits_.insert(reader);
       } else {
