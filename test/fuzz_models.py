@@ -3,17 +3,17 @@
     python test/fuzz_models.py --models 10000 --seed 1 --jobs 2
     python test/fuzz_models.py --seed-only 4711
 
-Every model runs dense, in float32 and float64, at six sizes, and then
+Every model runs dense, in float32 and float64, at two sizes, one in four at six, and then
 
 - eager:     on blocked inputs,
 - optimized: by torch_blocked.optimize, called with dense or blocked inputs,
-- loaded:    saved after sizes that ran, and loaded: every second model,
+- loaded:    saved after sizes that ran, and loaded: one model in four,
 - compiled:  by torch.compile(backend="torch_blocked"), which tracing makes slow: one model in
              `--compile-every`, at two sizes, one in four of them at all six.
 
-Three in four of the models that make blocked tensors or take .data, which are captured in parts or
-by torch.export for each size anew, run at two sizes instead of six. `--compile-every 1` runs every
-model in every form.
+Models that make blocked tensors or take .data are captured in parts or by torch.export for each
+size anew, which takes half of the time: one in four of them is optimized, one in sixteen runs at
+six sizes. `--compile-every 1` runs every model in every form at every size.
 
 Values, dims, dtypes and structure must agree, and inputs hold afterwards what the dense model
 leaves in them. A failure prints the seed, the form, the size and the model's source, cut down.
@@ -288,16 +288,17 @@ def check(case: Case, note) -> list[Failure]:
 
 def case_of(seed: int, forms: tuple[str, ...], compile_every: int) -> Case:
     program = random_program(seed)
-    sizes = 2 if program.is_cut() and seed % 4 else 1 + OTHER_SIZES
-    skipped = {
-        form
-        for form, n, rest in (("compiled", compile_every, 1), ("loaded", 4, 2))
-        if (seed % n >= rest and compile_every > 1)
+    often, cut = compile_every == 1, program.is_cut()
+    wide = seed % 16 == 0 if cut else seed % 8 in (0, 5)
+    runs = {
+        "compiled": seed % compile_every == 0,
+        "loaded": often or wide,
+        "optimized": often or not cut or seed % 4 == 0,
     }
     return Case(
         program,
-        tuple(each for each in forms if each not in skipped),
-        tuple(range(sizes)),
+        tuple(each for each in forms if runs.get(each, True)),
+        tuple(range(1 + OTHER_SIZES if often or wide else 2)),
         6 if seed // compile_every % 4 == 0 else 2,
     )
 

@@ -77,6 +77,15 @@ for (_form, (_schema, _kernel)), (_name, _write) in itertools.product(
     _library.define(f"{_form}_{_name}({_schema}")
     # As of a kernel in C++, torch.compile sees nothing of what it does.
     _library.impl(f"{_form}_{_name}", torch.compiler.disable(_kernel(_write)), "CPU")
+# Of forms that a graph of torch.compile may hold: what their results look like.
+FAKES = {
+    "first": lambda x, y: torch.empty_like(x),
+    "list": lambda xs: torch.empty_like(xs[0]),
+    "none": lambda x, y=None: None,
+    "two": lambda x, y: (torch.empty_like(x), torch.empty_like(y)),
+}
+for _form, _fake in FAKES.items():
+    torch.library.register_fake(f"lying::{_form}_address", _fake)
 # Honest ones, and those that return memory of an argument.
 _library.define("honest(Tensor x, Tensor y) -> Tensor")
 _library.impl("honest", lambda x, y: x * 2 + y, "CPU")

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from lying_ops import OPS, call
+from lying_ops import FAKES, OPS, call
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -119,3 +119,18 @@ def test_models_that_call_them(op):
     optimized = tb.optimize(model, x, tune=False)
     for _ in range(2):
         torch.testing.assert_close(tuple(optimized(x)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("form", FAKES)
+def test_compiled_models_that_call_them(form):
+    """In the graph that Dynamo hands over, since they have kernels for sizes."""
+    model, x = Calls(f"{form}_address").eval(), pair()[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="torch_blocked", fullgraph=True)
+    with torch.no_grad():
+        expected = model(x)
+        for given in (x, x, x.to_blocked()):
+            results = [each.to_dense() for each in compiled(given)]
+            torch.testing.assert_close(tuple(results), expected, atol=1e-4, rtol=1e-4)
+    torch._dynamo.reset()

@@ -79,7 +79,7 @@ class OfRows(nn.Module):
         return self.pool(self.layer(x))
 
 
-@pytest.mark.parametrize("pool", (each for each in POOLS if each != "3-D"))
+@pytest.mark.parametrize("pool", [each for each in POOLS if each != "3-D"])
 def test_long_rows(pool):
     model, x = OfRows(POOLS[pool]).eval(), torch.randn(1, 3, 11, 1500)
     fast = blocked(model, x)
