@@ -72,6 +72,7 @@ wheel: $(VENV)/tools-installed
 fuzz: extension
 	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
 	$(BIN)/python test/fuzz_files.py --files $(FUZZ_MODELS)
+	$(BIN)/python test/random_edges.py --models $(FUZZ_MODELS)
 	$(BIN)/python test/random_inputs.py --models 20
 
 bench: built

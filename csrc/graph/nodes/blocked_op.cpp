@@ -207,7 +207,8 @@ class ResponseNormWalk {
     if (!row || row->kind != Pooling::kAverageOfWindow || row->divisor < 0) return false;
     const Dims& to = dims_of(pool->output());
     const std::size_t spatial = to.size() - 2;
-    if (to.size() < 4 || to[0] != image[0] || to[1] != 1 || to[2] != image[1]) return false;
+    if (to.size() < 4 || image.size() < 3) return false;
+    if (to[0] != image[0] || to[1] != 1 || to[2] != image[1]) return false;
     const auto list = [&](std::size_t i) { return integers(pool->arguments[i], spatial); };
     const auto constant = [&](std::int64_t i) {
       return pool->arguments[static_cast<std::size_t>(i)].constant();
