@@ -360,10 +360,10 @@ class Narrow(nn.Module):
         return F.gelu(self.linear(self.rows_of(x)))
 
 
-# Of each implementation of linear layers: inputs, and what makes rows of them of an image.
+# Of each implementation of linear layers: what makes its rows of an image, which is no view of it.
 ROWS = {
-    "few_rows_bfloat16": (40, lambda x: x.mean((2, 3))),
-    "dots_bfloat16": (60, lambda x: x.flatten(2)[..., :60]),
+    "few_rows_bfloat16": lambda x: x.mean((2, 3)),
+    "dots_bfloat16": lambda x: x.flatten(2)[..., :40],
 }
 
 
@@ -371,8 +371,7 @@ ROWS = {
 @pytest.mark.parametrize("outputs", (1, 33, 64, 130))
 def test_optimized_models_in_bfloat16(outputs, name):
     torch.manual_seed(0)
-    inputs, rows_of = ROWS[name]
-    model = Narrow(nn.Linear(inputs, outputs), rows_of).eval()
+    model = Narrow(nn.Linear(40, outputs), ROWS[name]).eval()
     x = torch.randn(2, 3, 17, 14)
     if is_refused(model, x):
         return
