@@ -348,30 +348,32 @@ def test_groups_in_bfloat16(channels, outputs, groups, geometry):
 class Narrow(nn.Module):
     """What optimize runs in bfloat16 beside convolutions of images."""
 
-    def __init__(self, linear, rows_of):
+    def __init__(self, linear, behind):
         super().__init__()
         self.conv = nn.Conv2d(3, 40, 3, padding=1)
         self.depthwise = nn.Conv2d(40, 40, 3, padding=1, groups=40)
-        self.linear, self.rows_of = linear, rows_of
+        self.linear, self.behind = linear, behind
 
     def forward(self, x):
         x = torch.relu(self.conv(x))
         x = F.max_pool2d(self.depthwise(x) + x, 3, 2, 1)
-        return F.gelu(self.linear(self.rows_of(x)))
+        return self.behind(self.linear, x)
 
 
-# Of each implementation of linear layers: what makes its rows of an image, which is no view of it.
-ROWS = {
-    "few_rows_bfloat16": lambda x: x.mean((2, 3)),
-    "dots_bfloat16": lambda x: x.flatten(2)[..., :40],
+# Of each implementation of linear layers: whether it has a bias, and what makes its rows of an
+# image. They are no view of the image, or the layer would be a convolution.
+LINEAR = {
+    "few_rows_bfloat16": (True, lambda layer, x: F.hardswish(layer(x.mean((2, 3))))),
+    "dots_bfloat16": (False, lambda layer, x: F.gelu(layer(x.flatten(2)[..., :40]))),
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("outputs", (1, 33, 64, 130))
 def test_optimized_models_in_bfloat16(outputs, name):
     torch.manual_seed(0)
-    model = Narrow(nn.Linear(40, outputs), ROWS[name]).eval()
+    bias, behind = LINEAR[name]
+    model = Narrow(nn.Linear(40, outputs, bias), behind).eval()
     x = torch.randn(2, 3, 17, 14)
     if is_refused(model, x):
         return
