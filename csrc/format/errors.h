@@ -2,7 +2,7 @@
 //
 // Every message has the same form:
 //   torch_blocked::<op>: expected <rule>, got <value>; <what to do>
-// csrc/python_errors.cpp maps the types below onto the Python exceptions of the same name.
+// csrc/python/errors.cpp maps the types below onto the Python exceptions of the same name.
 #pragma once
 
 #include <cstdint>

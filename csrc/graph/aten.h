@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "graph/graph.h"
-#include "ops/pooling.h"
+#include "ops/images/pooling.h"
 
 namespace torch_blocked::graph {
 

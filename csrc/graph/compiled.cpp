@@ -7,14 +7,14 @@
 #include <thread>
 
 #include "format/errors.h"
-#include "graph/planner.h"
-#include "graph/rules.h"
-#include "graph/well_formed.h"
+#include "graph/planning/planner.h"
+#include "graph/passes/rules.h"
+#include "graph/capture/well_formed.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/interrupts.h"
 #include "runtime/isa.h"
-#include "runtime/memory_pool.h"
-#include "runtime/primitive.h"
+#include "runtime/memory/memory_pool.h"
+#include "runtime/onednn/primitive.h"
 
 namespace torch_blocked::graph {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "graph/report.h"
-#include "graph/run.h"
+#include "graph/running/run.h"
 #include "runtime/fork.h"
 
 namespace torch_blocked::graph {

@@ -10,7 +10,7 @@
 #include "format/errors.h"
 #include "graph/node_kind.h"
 #include "graph/nodes/boxed.h"
-#include "graph/well_formed.h"
+#include "graph/capture/well_formed.h"
 
 namespace torch_blocked::graph {
 namespace {

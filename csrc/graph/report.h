@@ -1,7 +1,7 @@
 // What there is to say of a plan's steps.
 #pragma once
 
-#include "graph/plan.h"
+#include "graph/planning/plan.h"
 
 namespace torch_blocked::graph {
 

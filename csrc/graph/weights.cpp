@@ -10,11 +10,11 @@
 #include "format/errors.h"
 #include "format/sizes.h"
 #include "runtime/content_hash.h"
-#include "runtime/huge_pages.h"
-#include "runtime/memory_pool.h"
-#include "runtime/packed_place.h"
-#include "runtime/primitive.h"
-#include "runtime/primitive_cache.h"
+#include "runtime/memory/huge_pages.h"
+#include "runtime/memory/memory_pool.h"
+#include "runtime/memory/packed_place.h"
+#include "runtime/onednn/primitive.h"
+#include "runtime/onednn/primitive_cache.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {

@@ -1,4 +1,4 @@
-#include "kernels/lanes.h"
+#include "kernels/vector/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 

@@ -1,6 +1,6 @@
 // The kernels of one instruction set, as the list names them.
 #include "kernels/kernels.h"
-#include "kernels/lanes.h"
+#include "kernels/vector/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 

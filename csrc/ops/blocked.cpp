@@ -9,7 +9,7 @@
 
 #include "format/errors.h"
 #include "ops/registered.h"
-#include "runtime/memory_pool.h"
+#include "runtime/memory/memory_pool.h"
 
 namespace torch_blocked {
 

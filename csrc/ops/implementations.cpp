@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "format/errors.h"
-#include "runtime/trace.h"
+#include "runtime/trace/trace.h"
 
 namespace torch_blocked {
 namespace {

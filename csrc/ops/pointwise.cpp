@@ -1,6 +1,6 @@
 #include "ops/blocked.h"
 #include "ops/registered.h"
-#include "runtime/memory_pool.h"
+#include "runtime/memory/memory_pool.h"
 
 namespace torch_blocked {
 namespace {

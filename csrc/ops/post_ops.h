@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "kernels/epilogue.h"
+#include "kernels/vector/epilogue.h"
 
 namespace torch_blocked {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "format/errors.h"
-#include "ops/descriptor_md.h"
+#include "ops/moving/descriptor_md.h"
 #include "runtime/isa.h"
 
 namespace torch_blocked {

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "ops/convolution.h"
-#include "ops/linear.h"
+#include "ops/convolution/convolution.h"
+#include "ops/linear/linear.h"
 #include "torch_blocked/descriptor.h"
 
 namespace torch_blocked {
@@ -30,7 +30,7 @@ WantedFormats wanted_formats(const ConvolutionProblem& problem,
 WantedFormats wanted_formats(const LinearProblem& problem,
                              const std::optional<std::string>& implementation);
 
-// convolution_onednn.cpp: may name a `ref` kernel.
+// convolution/onednn.cpp: may name a `ref` kernel.
 WantedFormats formats_wanted_by_onednn(const ConvolutionProblem& problem);
 
 }  // namespace torch_blocked

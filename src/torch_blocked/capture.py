@@ -1,6 +1,6 @@
 """How a model's forward becomes plain data (captured.py).
 
-The forward runs once, and csrc/graph/record.cpp notes the ops that it calls, in-place ones in their
+The forward runs once, and csrc/graph/capture/record.cpp notes the ops that it calls, in-place ones in their
 functional form. That says all unless Python looks at a tensor's values, or memory is written that
 others see; torch.export then traces the model (exported.py), which takes 0.6 s and 100 MiB of
 modules on a ResNet-50 against 0.05 s.
@@ -94,7 +94,7 @@ def capture_sizes(
     model: nn.Module, args: tuple, kwargs: dict | None = None, *, dynamic: bool = True
 ) -> Capture | None:
     """What capture() gives if the forward asks for no values, by a run that computes hardly any
-    (csrc/graph/sizes_only.cpp): it must be compared with a capture that was checked. None where
+    (csrc/graph/capture/sizes_only.cpp): it must be compared with a capture that was checked. None where
     values may matter: an error, a look at them, a change of the model, a constant of the run."""
     args, kwargs = pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, (args, kwargs or {}))
     if not _are_plain(args, kwargs):

@@ -1,7 +1,7 @@
 """What a tensor answers to readers of raw memory whose values do not lie there as its strides say.
 
 Addresses are refused: whoever asks for one reads, or writes, in the order of dims and strides. In
-C++ the storage refuses by itself (csrc/python_wrapper.cpp: deny_memory)."""
+C++ the storage refuses by itself (csrc/python/wrapper.cpp: deny_memory)."""
 
 from __future__ import annotations
 

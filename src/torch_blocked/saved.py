@@ -2,7 +2,7 @@
 
 A file may come from anybody. It is read by torch.load(weights_only=True), which makes nothing but
 plain data and tensors; what these say is then believed only as far as it is checked here, by
-structure.py (names of types) and by csrc/graph/well_formed.cpp and loadable.cpp (ops, their
+structure.py (names of types) and by csrc/graph/capture/well_formed.cpp and loadable.cpp (ops, their
 arguments, numbers of values, sizes).
 """
 

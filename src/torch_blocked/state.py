@@ -43,7 +43,7 @@ class Changes:
 class State:
     """A snapshot of a model: what its attributes hold, and the containers and objects in these, and
     the values of its buffers and of tensors in attributes (batch norm writes into buffers unseen);
-    attributes of scripts (csrc/graph/script_state.h). Parameters are not copied; writes to them
+    attributes of scripts (csrc/graph/capture/script_state.h). Parameters are not copied; writes to them
     pass the dispatcher, and the recorder puts them back.
 
     What lies elsewhere, as in closures and globals, only a second run tells of (capture.py)."""

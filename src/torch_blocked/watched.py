@@ -2,7 +2,7 @@
 
 While a model runs for its capture, every tensor that depends on its inputs has this class: C++
 changes the class of each result before Python sees it. A question about sizes is noted with its
-answer (csrc/graph/guards.cpp holds other inputs against it); a look at values or memory means that
+answer (csrc/graph/running/guards.cpp holds other inputs against it); a look at values or memory means that
 the ops alone do not tell the forward."""
 
 from __future__ import annotations

@@ -15,12 +15,12 @@
 
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/form.h"
-#include "graph/planner.h"
-#include "graph/rules.h"
+#include "graph/planning/planner.h"
+#include "graph/passes/rules.h"
 #include "ops/blocked_forms.h"
-#include "ops/channel_sums.h"
-#include "ops/group_norm.h"
-#include "ops/normalization.h"
+#include "ops/normalization/channel_sums.h"
+#include "ops/normalization/group_norm.h"
+#include "ops/normalization/normalization.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"
 

@@ -1,7 +1,7 @@
 // Nodes as calls through the dispatcher, for kinds that have no kernel of their own in a format.
 #pragma once
 
-#include "graph/run.h"
+#include "graph/running/run.h"
 
 namespace torch_blocked::graph {
 

@@ -3,7 +3,7 @@
 
 #include <ATen/core/operator_name.h>
 
-#include "graph/run.h"
+#include "graph/running/run.h"
 
 namespace torch_blocked::graph {
 

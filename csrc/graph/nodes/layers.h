@@ -4,9 +4,9 @@
 
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/stored_program.h"
-#include "graph/rules.h"
-#include "ops/convolution.h"
-#include "ops/linear.h"
+#include "graph/passes/rules.h"
+#include "ops/convolution/convolution.h"
+#include "ops/linear/linear.h"
 
 namespace torch_blocked::graph {
 
@@ -44,7 +44,7 @@ struct Padding {
 std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
                                   const Dims& stride, const Dims& dilation);
 
-// convolution_padding.cpp: padding that stands before convolutions, and taps that see nothing but
+// layers/padding.cpp: padding that stands before convolutions, and taps that see nothing but
 // it.
 void simplify_padding(Rewrite& rewrite);
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/kernels.h"
-#include "kernels/program.h"
-#include "ops/convolution.h"
+#include "kernels/rows/program.h"
+#include "ops/convolution/convolution.h"
 
 namespace torch_blocked::graph {
 

@@ -1,0 +1,236 @@
+#include "graph/nodes/layers/contest.h"
+
+#include <bit>
+
+#include "format/errors.h"
+#include "kernels/fma_peak.h"
+#include "ops/convolution/time.h"
+#include "runtime/isa.h"
+#include "runtime/memory/memory_pool.h"
+#include "torch_blocked/threads.h"
+
+namespace torch_blocked::graph {
+
+double flops_of(const ConvolutionProblem& p) {
+  const Dims& pixels = p.transposed ? p.src_dims : p.dst_dims;  // where a whole kernel is applied
+  return 2.0 * static_cast<double>(c10::multiply_integers(p.weight_dims)) *
+         static_cast<double>(c10::multiply_integers(pixels) / pixels[1]);
+}
+
+namespace {
+
+// By FMAs. The peak is that of a moment; clocks may rise above it.
+double fma_microseconds(const ConvolutionProblem& p) {
+  static const double peak = 1.1 * fma_peak_gflops();
+  return flops_of(p) / (1e3 * peak * threads());
+}
+
+}  // namespace
+
+// Microseconds below which no kernel that sums all products can be.
+double least_microseconds(const ConvolutionProblem& p) {
+  // Six instructions of AMX make 256 x 32 products in 96 cycles, FMAs 32 in one.
+  constexpr double kByTiles = 6 * 16 * 32. / (256 * 32);
+  return fma_microseconds(p) * part_inside(p) * (refuses_amx(p) ? 1 : kByTiles);
+}
+
+// What another format than the blocked one can save at most, by what was measured of 600 layers in
+// each: kernels that read channels last took 0.9 of the time and more, 0.8 on maps of at most 8x8,
+// where weights count, and on AVX2 0.93 on maps of any size; depthwise ones took as long, plain
+// ones 1.1 of it and more. Kernels of blocks waste lanes where channels do not fill them, which
+// cost more than half of the time on src of 3 channels, and less elsewhere: layers of 8 channels
+// took 0.81 of it in other formats, 1x1 layers to 2 plain ones 0.73. Where the kernel of blocks is
+// far from the peak, one that reads channels last may be near it.
+double least_beside(const ConvolutionProblem& p, double known, Format of_blocks) {
+  constexpr std::int64_t kFewPixels = 64;
+  constexpr double kLanesAtLeast = 0.85, kLanesAtLeastPlain = 0.6;
+  constexpr double kFar = 3, kSmall = 50;
+  const double least = least_microseconds(p), by_fmas = fma_microseconds(p) * part_inside(p);
+  const bool is_plain = p.dst_format == kPlain;
+  if (!is_plain && known > kFar * by_fmas + kSmall) return least;
+  const auto filled = [&](std::int64_t channels) {
+    return static_cast<double>(channels) /
+           static_cast<double>(of_blocks.blocks(channels) * of_blocks.block);
+  };
+  const auto used = [&](std::int64_t channels) {
+    return std::max(filled(channels), is_plain ? kLanesAtLeastPlain : kLanesAtLeast);
+  };
+  const std::int64_t pixels = c10::multiply_integers(p.dst_dims) / p.dst_dims[1];
+  const double saved = is_plain                    ? 1.1
+                       : p.groups == p.src_dims[1] ? 1
+                       : isa() == Isa::kAvx2       ? 0.93
+                       : pixels > kFewPixels       ? 0.9
+                                                   : 0.8;
+  const std::int64_t inputs = p.src_dims[1];
+  const double of_src = p.src_format == kPlain   ? 1
+                        : inputs <= kFewChannels ? filled(inputs)
+                                                 : used(inputs);
+  const double alone = saved * std::min(of_src, used(p.dst_dims[1])) * known;
+  return std::max(Contest::Reference::kHandicap * alone, least);
+}
+
+// Bounds were checked on layers of it.
+bool is_known(const ConvolutionProblem& p) { return p.dtype == at::kFloat; }
+
+namespace {
+
+// The problem in words, with all that decides its time.
+std::string name_of(const ConvolutionProblem& p) {
+  const auto& [before, after, residual] = p.epilogue;
+  return text(c10::toString(p.dtype), " ", p.src_dims, p.weight_dims, p.dst_dims, p.stride,
+              p.padding, p.dilation, " g", p.groups, " ", p.src_format.name(p.src_dims.size()), "-",
+              p.dst_format.name(p.dst_dims.size()), p.transposed ? " transposed" : "",
+              p.has_bias ? " bias" : "", " e", static_cast<std::int64_t>(before.kind), residual,
+              static_cast<std::int64_t>(after.kind));
+}
+
+// All of that but the images' sizes.
+std::string layer_of(ConvolutionProblem p) {
+  for (Dims* dims : {&p.src_dims, &p.dst_dims}) {
+    (*dims)[0] = 1;
+    std::fill(dims->begin() + 2, dims->end(), 1);
+  }
+  return name_of(p);
+}
+
+// Memory for one problem. The values do not matter for the time, but denormals would: these are
+// 0.01 as float32 and as pairs of bfloat16.
+class Probe {
+ public:
+  at::Tensor src, dst, bias;
+
+  explicit Probe(const ConvolutionProblem& p) : dtype_(p.dtype) {
+    src = filled(p.src_format.physical_shape(p.src_dims), dtype_);
+    dst = filled(p.dst_format.physical_shape(p.dst_dims), dtype_);
+    bias = filled({p.dst_dims[1]}, dtype_);
+  }
+
+  // What the weights of a plan take, not packed: that was half of the time in which ResNet-50's
+  // layers were timed. All plans share the memory, which is evicted before each run.
+  at::Tensor weights(const ConvolutionPlan& plan, const Dims& dims) {
+    if (plan.packed_bytes == 0) return pack_weights(plan, filled(dims, dtype_));
+    if (!weights_.defined() || static_cast<std::int64_t>(weights_.nbytes()) < plan.packed_bytes) {
+      weights_ = filled({plan.packed_bytes / kFloatBytes + 1}, at::kFloat).view(at::kByte);
+    }
+    return weights_.narrow(0, 0, plan.packed_bytes);
+  }
+
+ private:
+  static constexpr auto kAny = std::bit_cast<float>(0x3c243c24);
+
+  static at::Tensor filled(const Dims& dims, at::ScalarType dtype) {
+    return empty_pooled(dims, dtype).fill_(kAny);
+  }
+
+  at::ScalarType dtype_;
+  at::Tensor weights_;
+};
+
+// An implementation on a probe, which is made for the first that takes the problem.
+std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optional<Probe>& probe,
+                                       const char* implementation, bool known) {
+  const Traits& traits = convolution_implementations().row(implementation).traits;
+  if (known && traits.last_resort) return std::nullopt;
+  auto named = plan_convolution(p, implementation);
+  if (!named) return std::nullopt;
+  if (!probe) probe.emplace(p);
+  const at::Tensor packed = probe->weights(named->plan, p.weight_dims);
+  const ConvolutionBuffers buffers{
+      .src = probe->src.const_data_ptr(),
+      .weights = packed.const_data_ptr(),
+      .bias = p.has_bias ? probe->bias.const_data_ptr() : nullptr,
+      .residual = p.epilogue.residual ? probe->dst.const_data_ptr() : nullptr,
+      .dst = probe->dst.mutable_data_ptr()};
+  const auto [loops_only, handicap] = std::pair(named->plan.loops_only, named->plan.handicap);
+  return Contest::Entry{[run = std::move(named->plan.run), buffers] { run(buffers); }, packed,
+                        loops_only, handicap};
+}
+
+// The fastest by estimates, if these hold for the problem's formats.
+const char* estimated(const ConvolutionProblem& p, const char* preferred) {
+  if (preferred) {
+    if (const auto named = plan_convolution(p, preferred)) return named->name;
+  }
+  const char* name = plan_convolution(p).name;
+  const Traits& traits = convolution_implementations().row(name).traits;
+  return p.blocked() || traits.any_format ? name : nullptr;
+}
+
+// Takes out those that say that they are not for the problem: nobody's word makes them run it. Of
+// float32 an epilogue is a pass of its own where an implementation has none.
+void drop_refusing(std::vector<const char*>& names, ConvolutionProblem p) {
+  if (p.dtype == at::kFloat) p.epilogue = {};
+  std::erase_if(names, [&](const char* name) {
+    const auto& row = convolution_implementations().row(name);
+    return row.refuses && row.refuses(p);
+  });
+}
+
+// Of all implementations.
+Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
+  return {
+      .name = name_of(problem),
+      .layer = layer_of(problem),
+      .words = text("convolution ", problem.src_dims, " -> ", problem.dst_dims),
+      .implementations = convolution_implementations().names(),
+      .estimated = [&](const char* preferred) { return estimated(problem, preferred); },
+      .entry = [&](const char* name, bool known) { return entry_of(problem, probe, name, known); }};
+}
+
+// Leaves those in a contest that may be the fastest: their estimates are not far from the least.
+// Over the layers of 44 models on Zen 4 the fastest was never further from it than a factor of 1.4,
+// and of 1.1 where that mattered by more than 8 %; on a Xeon with AMX some are, which costs 0.4 to
+// 0.6 % of all layers' time. All others run only if these are slower than a kernel has any reason
+// to be.
+void keep_likely(Contest& contest, const ConvolutionProblem& p) {
+  constexpr double kFar = 1.4, kSlow = 2, kSmall = 50, kBytesPerMicrosecond = 10e3;
+  const double least = convolution_implementations().least_estimate(p);
+  double estimate = 0;
+  contest.implementations.clear();
+  for (const auto& row : convolution_implementations().rows()) {
+    if (row.estimate) estimate = row.estimate(p);
+    const bool must_be_least = row.traits.yardstick || row.traits.only_measured;
+    const bool is_likely = must_be_least ? estimate <= least : estimate < kFar * least;
+    (is_likely ? contest.implementations : contest.others).push_back(row.name);
+  }
+  const std::int64_t values =
+      c10::multiply_integers(p.src_dims) + c10::multiply_integers(p.dst_dims);
+  contest.expected =
+      kSmall + kSlow * fma_microseconds(p) +
+      sizeof(float) * static_cast<double>(values) / (kBytesPerMicrosecond * threads());
+}
+
+// Of those that may be the fastest, where estimates tell.
+Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
+                     std::optional<Probe>& probe) {
+  Contest contest = contest_of(problem, probe);
+  const bool estimates_hold = problem.blocked() && is_known(problem);
+  if (estimates_hold && !tuner.times_all()) keep_likely(contest, problem);
+  drop_refusing(contest.implementations, problem);
+  drop_refusing(contest.others, problem);
+  return contest;
+}
+
+}  // namespace
+
+std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem,
+                                     const std::optional<Beside>& beside) {
+  std::optional<Probe> probe, other;
+  Contest contest = open_contest(tuner, problem, probe);
+  if (beside && beside->choice.microseconds > 0) {
+    contest.reference = [&]() -> std::optional<Contest::Reference> {
+      const auto& [implementation, microseconds] = beside->choice;
+      auto entry = entry_of(beside->problem, other, implementation.c_str(), false);
+      if (!entry) return std::nullopt;
+      return Contest::Reference{*std::move(entry), microseconds};
+    };
+  }
+  return tuner.best(contest);
+}
+
+std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem) {
+  std::optional<Probe> probe;
+  return tuner.all(contest_of(problem, probe));
+}
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,486 @@
+// Convolutions, with the zero padding before them and the activations and the sum after them. The
+// format of src may be another than that of the result.
+#include "ops/convolution/convolution.h"
+
+#include "format/errors.h"
+#include "graph/nodes/layers/contest.h"
+#include "graph/nodes/moving/gather.h"
+#include "graph/nodes/layers.h"
+#include "graph/planning/planner.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// ---- from ops to nodes --------------------------------------------------------------------------
+
+// Why a convolution is none of a type that we have kernels for, and that ATen takes, too; empty if
+// it is. What ATen refuses, it words best.
+std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
+                   std::int64_t groups, bool transposed) {
+  if (src.dtype != at::kFloat && src.dtype != at::kBFloat16) {
+    return text("it computes in ", c10::toString(src.dtype),
+                ", and kernels in float32 and bfloat16; convert it to float32");
+  }
+  const bool ranks = std::ssize(src.dims) == weight.dim();
+  if (!ranks) return "its input has no batch";
+  if (weight.scalar_type() != src.dtype || groups < 1) return "its weight is not for this input";
+  const std::int64_t inputs = transposed ? weight.size(0) : weight.size(1) * groups;
+  const std::int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
+  const bool fits = inputs == src.dims[1] && inputs % groups == 0 && outputs % groups == 0 &&
+                    bias_fits(bias, src.dtype, outputs);
+  return fits ? "" : "its weight is not for this input";
+}
+
+// What a word says: at::conv2d's "valid", or "same", whose odd zero is behind the image and which
+// ATen takes at stride 1 only. Nothing if it is not for us.
+std::optional<Padding> padding_of_word(std::string_view word, at::IntArrayRef kernel,
+                                       const Dims& stride, const Dims& dilation) {
+  Padding padding{Dims(stride.size(), 0), Dims(stride.size(), 0)};
+  if (word == "valid") return padding;
+  if (word != "same") return std::nullopt;
+  for (std::size_t i = 0; i < stride.size(); ++i) {
+    if (stride[i] != 1) return std::nullopt;
+    const std::int64_t all = dilation[i] * (kernel[i] - 1);
+    padding.begin[i] = all / 2;
+    padding.more[i] = all % 2;
+  }
+  return padding;
+}
+
+}  // namespace
+
+std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
+                                  const Dims& stride, const Dims& dilation) {
+  const Argument& given = node.arguments[static_cast<std::size_t>(op.padding)];
+  if (node.overload == "padding") {
+    return padding_of_word(given.constant().toStringView(), kernel, stride, dilation);
+  }
+  auto numbers = integers(given, stride.size());
+  return numbers ? std::optional(Padding{*std::move(numbers), {}}) : std::nullopt;
+}
+
+namespace {
+
+void find_one(const Rewrite& rewrite, Node& node) {
+  const ConvolutionOp* row = convolution_op(node.name);
+  if (!row || node.held.has_value()) return;  // or one of bytes
+  const auto decline = [&](std::string why) { node.declined = std::move(why); };
+  const Graph& graph = rewrite.graph;
+  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* bias = constant_of(graph, node.arguments[2]);
+  const Value src = node.arguments[0].value();
+  const Argument& groups = node.arguments[static_cast<std::size_t>(row->groups)];
+  const bool computed = !weight || (!bias && !is_none(node.arguments[2]));
+  if (computed || !groups.is_constant())
+    return decline("its weights are computed at each run; keep them as parameters");
+  if (src == kNone) return decline("its input is a constant");
+  const Meta& meta = rewrite.meta(src);
+  const std::int64_t count = groups.constant().toInt();
+  const std::string why = misfit(meta, *weight, bias, count, row->transposed);
+  if (!why.empty()) return decline(why);
+  const std::size_t ndims = meta.dims.size();
+  const auto list = [&](std::int64_t index) -> std::optional<Dims> {
+    if (index < 0) return Dims(ndims - 2, 0);
+    return integers(node.arguments[static_cast<std::size_t>(index)], ndims - 2);
+  };
+  const auto stride = list(row->stride), dilation = list(row->dilation),
+             output_padding = list(row->output_padding);
+  if (!stride || !dilation || !output_padding) return;
+  const auto padding = padding_of(node, *row, weight->sizes().slice(2), *stride, *dilation);
+  if (!padding) return;
+  node.become(nodes::convolution, {{ValueRef{src}}},
+              Convolution{.weight = {*weight},
+                          .bias = bias ? *bias : at::Tensor(),
+                          .stride = *stride,
+                          .padding = padding->begin,
+                          .dilation = *dilation,
+                          .output_padding = *output_padding,
+                          .padding_end = padding->more,
+                          .transposed = row->transposed,
+                          .groups = count});
+}
+
+void find(Rewrite& rewrite) {
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
+}
+
+// Adds the only reader of `node` to its epilogue; false if it cannot. The convolution then runs in
+// the reader's place, because only there the residual is known, too.
+bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
+  Node* reader = node.as<Convolution>() ? uses.only_reader(node.output()) : nullptr;
+  if (!reader || reader->held.has_value()) return false;
+  Convolution fused = *node.as<Convolution>();
+  Value residual = node.read(1);
+  if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
+                     residual)) {
+    return false;
+  }
+  reader->name = joined_name(node.name, *reader);
+  reader->origin = node.origin;
+  reader->become(nodes::convolution, with_residual(node.read(0), residual), std::move(fused));
+  node.outputs.clear();
+  return true;
+}
+
+void fuse(Rewrite& rewrite) {
+  simplify_padding(rewrite);
+  join_from_end(rewrite, fuse_reader);
+}
+
+// ---- sizes and formats --------------------------------------------------------------------------
+
+// The convolution for these dims, as a problem in plain formats.
+ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
+  const Convolution& c = *node.as<Convolution>();
+  Dims dims = metas[Uses::at(node.read(0))].dims;
+  const Dims src_dims = dims;
+  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
+  ConvolutionProblem problem =
+      convolution_problem(dims, kPlain, c.weight.source, c.bias, c.stride, c.padding, c.dilation,
+                          c.transposed, c.output_padding, c.groups);
+  problem.src_dims = src_dims;
+  problem.epilogue = c.epilogue;
+  return problem;
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {{problem_of(node, metas).dst_dims, metas[Uses::at(node.read(0))].dtype}};
+}
+
+// How a convolution runs: the step's choice.
+struct Choice {
+  ConvolutionProblem problem;
+  std::string implementation;
+  double microseconds = kImpossible, total = kImpossible;  // total: with the reorder of src
+  const Node* gather = nullptr;  // whose sources it reads, instead of its result
+  std::string instead_of = "";   // the fastest alone, which does not run for some rows at a time
+};
+
+const Choice& chosen(Planner& planner, const Node& node, Format format);
+
+// What is timed after a choice is timed beside it. One of 24 plans of a ResNet-18 that were made
+// beside another process took channels-last for 512 channels on 7x7, where Winograd takes two
+// thirds of the time, since each had been timed at a moment of its own.
+std::optional<Beside> beside(const Choice& choice) {
+  if (choice.implementation.empty()) return std::nullopt;
+  return Beside{choice.problem, {choice.implementation, choice.microseconds}};
+}
+
+// The best way to a convolution's dst in `format`; src may be reordered for it.
+Choice timed(Planner& planner, const Node& node, Format format) {
+  Choice best;
+  const bool after_blocks = planner.tuner().enabled() && format != planner.blocked();
+  const Choice& before = after_blocks ? chosen(planner, node, planner.blocked()) : best;
+  const Value src = node.read(0);
+  for (const Format src_format : {format, kPlain}) {
+    ConvolutionProblem problem = problem_of(node, planner.metas());
+    // Only a plain src of few channels goes with another format of dst. A residual that is src
+    // itself must have dst's format.
+    if (src_format != format && src == node.read(1)) continue;
+    if (src_format == kPlain && format != kPlain && problem.src_dims[1] > kFewChannels) continue;
+    problem.src_format = src_format;
+    problem.dst_format = format;
+    const auto choice = fastest(planner.tuner(), problem, beside(before));
+    if (!choice) continue;
+    const double total =
+        choice->microseconds + planner.reorder_cost(src, planner.home(src), src_format);
+    if (total < best.total) best = {problem, choice->implementation, choice->microseconds, total};
+  }
+  return best;
+}
+
+// Whether nothing in `format` can be worth its while, even if it ran at the peak: blocked, with
+// reorders of src and dst, is faster. Only blocked formats have Winograd's kernels; to time the
+// others' on layers that are theirs was half of the time of a U-Net's plan.
+bool is_hopeless(Planner& planner, const Node& node, Format format) {
+  if (!planner.tuner().enabled() || format == planner.blocked()) return false;
+  const ConvolutionProblem problem = problem_of(node, planner.metas());
+  if (problem.dtype != at::kFloat) return false;
+  const Choice& own = chosen(planner, node, planner.blocked());
+  const double reorders = planner.reorder_cost(node.read(0), format, own.problem.src_format) +
+                          planner.reorder_cost(node.output(), own.problem.dst_format, format);
+  return least_microseconds(problem) > own.microseconds + reorders;
+}
+
+// One that is hopeless has no implementation until it is wanted all the same.
+Choice choose(Planner& planner, const Node& node, Format format) {
+  if (!is_hopeless(planner, node, format)) return timed(planner, node, format);
+  Choice least{problem_of(node, planner.metas()), ""};
+  least.microseconds = least_microseconds(least.problem);
+  least.total =
+      least.microseconds + planner.reorder_cost(node.read(0), planner.home(node.read(0)), format);
+  return least;
+}
+
+const Choice& chosen(Planner& planner, const Node& node, Format format) {
+  return planner.once<Choice>({&node, format, planner.home(node.read(0))},
+                              [&] { return choose(planner, node, format); });
+}
+
+double cost(Planner& planner, const Node& node, Format format) {
+  return chosen(planner, node, format).total;
+}
+
+// The time of a format that was never timed is at least this.
+double least(Planner& planner, const Node& node, Format format) {
+  const Format src_home = planner.home(node.read(0));
+  if (const auto* known = planner.made<Choice>({&node, format, src_home})) return known->total;
+  ConvolutionProblem problem = problem_of(node, planner.metas());
+  if (format == planner.blocked() || !is_known(problem)) return cost(planner, node, format);
+  double known = chosen(planner, node, planner.blocked()).microseconds;
+  if (const auto* last = planner.made<Choice>({&node, kChannelsLast, src_home})) {
+    known = std::min(known, last->microseconds);
+  }
+  if (known == kImpossible) return cost(planner, node, format);
+  const bool takes_plain = problem.src_dims[1] <= kFewChannels && src_home == kPlain;
+  problem.src_format = takes_plain ? kPlain : format;
+  problem.dst_format = format;
+  return planner.reorder_cost(node.read(0), src_home, problem.src_format) +
+         least_beside(problem, known, planner.blocked());
+}
+
+const Traits& traits_of(const Choice& choice) {
+  return convolution_implementations().row(choice.implementation).traits;
+}
+
+// The gather whose sources the convolution reads instead of its result; null if it cannot, or if
+// the result has been made for another node.
+const Node* gather_for(const Planner& planner, const Node& node, const Choice& choice) {
+  const Value src = node.read(0);
+  const Node* maker = planner.waiting(src);
+  const auto* gather = maker ? maker->as<Gather>() : nullptr;
+  if (!gather || !traits_of(choice).gathers_channels) return nullptr;
+  if (planner.home(src) != choice.problem.src_format) return nullptr;
+  return gathers_in_place(choice.problem, gather->channels) ? maker : nullptr;
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  const Format format = planner.home(node.output());
+  Choice choice = chosen(planner, node, format);
+  if (choice.implementation.empty()) choice = timed(planner, node, format);
+  choice.gather = gather_for(planner, node, choice);
+  const auto read = [&](Value value) {
+    step.reads[value] = planner.slot(value, choice.problem.src_format);
+  };
+  if (choice.gather) {
+    for_values(choice.gather->arguments, read);
+  } else {
+    read(node.read(0));
+  }
+  step.choice = std::move(choice);
+}
+
+const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
+
+// ---- memory and running -------------------------------------------------------------------------
+
+// A sum is stored over its residual, but not over what the convolution reads around each pixel.
+Value stored_over(const Step& step) {
+  const Value residual = step.node->read(1);
+  const bool sums = traits_of(choice_of(step)).sums_in_place;
+  return sums && residual != step.node->read(0) ? residual : kNone;
+}
+
+std::optional<Slot> residual_of(const Step& step) {
+  const Value residual = step.node->read(1);
+  return residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
+}
+
+// The program on what the convolution stores; nothing if there is none.
+std::shared_ptr<const StoredProgramRun> stored_run_of(const Step& step,
+                                                      const ConvolutionProblem& p) {
+  const auto& program = step.node->as<Convolution>()->stored;
+  if (!program) return nullptr;
+  return std::make_shared<const StoredProgramRun>(*program, p.dst_dims, p.dst_format);
+}
+
+OnStored on_stored_of(const StoredProgramRun& program, void* dst) {
+  return [&program, to = static_cast<float*>(dst)](std::int64_t row, std::int64_t first,
+                                                   std::int64_t pixels) {
+    program(to, row, first, pixels);
+  };
+}
+
+RunRows followed_by(std::shared_ptr<const StoredProgramRun> program, RunRows run_rows,
+                    std::int64_t columns) {
+  return [program = std::move(program), run_rows = std::move(run_rows), columns](
+             const BlockedRows& src, const std::uint8_t* residual, const BlockedRows& dst,
+             Range rows) {
+    run_rows(src, residual, dst, rows);
+    program->rows(dst, columns, rows);
+  };
+}
+
+Prepared prepare_alone(const Step& step, const Choice& choice, const Running& running) {
+  const Convolution& c = *step.node->as<Convolution>();
+  // A file of times may name what oneDNN of this build has no kernel for.
+  auto named = plan_convolution(choice.problem, choice.implementation);
+  auto plan = named ? std::move(named->plan) : plan_convolution(choice.problem).plan;
+  const at::Tensor packed =
+      running.weights.get(*step.node, c.weight.parts(), plan.weights_format,
+                          [&] { return pack_weights(plan, c.weight.values()); });
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const std::optional<Slot> residual = residual_of(step);
+  const auto stored = stored_run_of(step, choice.problem);
+  const bool loops_only = plan.loops_only && (!stored || plan.calls_on_stored);
+  RunRows run_rows;
+  if (plan.row_stage) {
+    run_rows = plan.run_rows({.src = nullptr,
+                              .weights = packed.const_data_ptr(),
+                              .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                              .residual = nullptr,
+                              .dst = nullptr});
+    if (stored) run_rows = followed_by(stored, std::move(run_rows), choice.problem.dst_dims.back());
+  }
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst,
+           stored] {
+            void* to = tensors[dst].mutable_data_ptr();
+            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
+            plan.run({.src = tensors[src].const_data_ptr(),
+                      .weights = packed.const_data_ptr(),
+                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
+                      .dst = to,
+                      .on_stored = stored && plan.calls_on_stored ? &on_stored : nullptr});
+            if (stored && !plan.calls_on_stored) stored->all(static_cast<float*>(to));
+          },
+          loops_only, std::move(run_rows)};
+}
+
+// What runs a convolution for some rows at a time: its implementation, or one that takes about as
+// long alone.
+struct InRows {
+  const char* implementation;
+  RowStage stage;
+};
+std::optional<InRows> in_rows(const Choice& choice) {
+  const Traits& own = traits_of(choice);
+  if (choice.gather || (!own.in_rows && !own.yardstick)) return std::nullopt;
+  for (const auto& row : convolution_implementations().rows()) {
+    if (!row.traits.in_rows || (own.in_rows && row.name != choice.implementation)) continue;
+    const auto named = plan_convolution(choice.problem, row.name);
+    if (named && named->plan.row_stage) return InRows{row.name, *named->plan.row_stage};
+  }
+  return std::nullopt;
+}
+
+std::optional<RowStage> row_stage(const Step& step) {
+  const auto found = in_rows(choice_of(step));
+  return found ? std::optional(found->stage) : std::nullopt;
+}
+
+void choose_rows(Step& step) {
+  auto& choice = *std::any_cast<Choice>(&step.choice);
+  const char* implementation = in_rows(choice)->implementation;
+  if (choice.implementation == implementation) return;
+  choice.instead_of = std::exchange(choice.implementation, implementation);
+}
+
+// A convolution that reads its channels where they are.
+Prepared prepare_gathered(const Step& step, const Choice& choice, const Running& running) {
+  const Convolution& c = *step.node->as<Convolution>();
+  const std::vector<Slot> srcs = sources(step, *choice.gather);
+  auto plan = plan_direct_gathered(choice.problem, choice.gather->as<Gather>()->channels,
+                                   channel_counts(running.plan, srcs));
+  const at::Tensor packed = running.weights.get(*step.node, c.weight.parts(), plan.weights_format,
+                                                [&] { return plan.pack(c.weight.values()); });
+  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
+  const std::optional<Slot> residual = residual_of(step);
+  const auto stored = stored_run_of(step, choice.problem);
+  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, srcs, residual, stored,
+           dst = step.writes[0]] {
+            void* to = tensors[dst].mutable_data_ptr();
+            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
+            plan.run(data_of(tensors, srcs),
+                     {.src = nullptr,
+                      .weights = packed.const_data_ptr(),
+                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
+                      .dst = to,
+                      .on_stored = stored ? &on_stored : nullptr});
+          },
+          true};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Choice& choice = choice_of(step);
+  return choice.gather ? prepare_gathered(step, choice, running)
+                       : prepare_alone(step, choice, running);
+}
+
+double flops(const Plan&, const Step& step) { return flops_of(choice_of(step).problem); }
+
+std::string why(const Step& step) {
+  const Choice& choice = choice_of(step);
+  const char* gathers = choice.gather ? "; gathers its channels" : "";
+  if (!choice.instead_of.empty()) return text("about as fast alone as ", choice.instead_of);
+  if (choice.microseconds <= 0) return text("first in the list", gathers);
+  return text("fastest alone: ", choice.microseconds, " us", gathers);
+}
+
+std::string formats_of(const ConvolutionProblem& p) {
+  const auto src = p.src_format.name(p.src_dims.size()), dst = p.dst_format.name(p.dst_dims.size());
+  return src == dst ? std::string(dst) : text(src, " -> ", dst);
+}
+
+// Those that do not take a problem.
+void add_refusals(const ConvolutionProblem& p, std::vector<Rival>& all) {
+  for (const char* name : convolution_implementations().names()) {
+    if (plan_convolution(p, name)) continue;
+    all.push_back({name, formats_of(p), 0, convolution_refusal(p, name)});
+  }
+}
+
+// All implementations in the step's formats, the fastest in other formats, and why others are not
+// for these or for blocked ones.
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  ConvolutionProblem p = choice_of(step).problem;
+  Tuner& tuner = planner.tuner();
+  std::vector<Rival> all;
+  for (const auto& [implementation, microseconds] : all_timed(tuner, p)) {
+    all.push_back({implementation, formats_of(p), microseconds, ""});
+  }
+  add_refusals(p, all);
+  const Format own = p.dst_format;
+  for (const Format format : {planner.blocked(), kChannelsLast, kPlain}) {
+    if (format == own) continue;
+    p.src_format = p.dst_format = format;
+    const auto best = fastest(tuner, p, beside(choice_of(step)));
+    if (best) all.push_back({best->implementation, formats_of(p), best->microseconds, ""});
+    if (format.is_blocked()) add_refusals(p, all);
+  }
+  return all;
+}
+
+void own(Node& node, Weights& weights) {
+  at::Tensor& bias = node.as<Convolution>()->bias;
+  if (bias.defined()) bias = weights.own(bias);
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::convolution = {
+    .name = "convolution",
+    .find = find,
+    .fuse = fuse,
+    .results = results,
+    .tied_from = 1,
+    .prefers_blocks = true,
+    .cost = cost,
+    .least = least,
+    .plan = plan,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = stored_over,
+    .prepare = prepare,
+    .row_stage = row_stage,
+    .choose_rows = choose_rows,
+    .flops = flops,
+    .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
+    .why = why,
+    .rivals = rivals,
+    .own = own,
+    .release = [](Node& node) { node.as<Convolution>()->weight = {}; },
+};
+
+}  // namespace torch_blocked::graph

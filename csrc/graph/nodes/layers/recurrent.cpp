@@ -1,0 +1,274 @@
+// Recurrent layers: LSTM, GRU and RNN. The products of all tokens with the weights of both
+// directions are one linear layer in front, and what is left goes from step to step.
+#include "ops/tokens/recurrent.h"
+
+#include <ATen/ops/cat.h>
+
+#include "format/errors.h"
+#include "graph/nodes/boxed.h"
+#include "graph/planning/plan.h"
+#include "graph/passes/rules.h"
+#include "graph/running/run.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+using c10::IValue;
+
+// What a node holds, of one layer. It reads the products, h and, of an LSTM, c of all layers, and
+// makes dst and the last h and c of this one.
+struct Recurrent {
+  Cell cell;
+  std::int64_t hidden, directions, layer;
+  bool batch_first;
+  std::vector<RecurrentWeights> weights;  // of the directions
+};
+
+// ---- from ops to nodes --------------------------------------------------------------------------
+
+std::optional<Cell> cell_of(const Node& node) {
+  if (node.overload != "input") return std::nullopt;
+  if (node.name == "aten::lstm") return Cell::kLstm;
+  if (node.name == "aten::gru") return Cell::kGru;
+  if (node.name == "aten::rnn_tanh") return Cell::kTanh;
+  if (node.name == "aten::rnn_relu") return Cell::kRelu;
+  return std::nullopt;
+}
+
+const std::vector<Argument>* list_of(const Argument& argument) {
+  return std::get_if<std::vector<Argument>>(&argument.held);
+}
+
+// The arguments (input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+// batch_first) of an op whose weights are constants.
+class Layers {
+ public:
+  Layers(Rewrite& rewrite, const Node& node, Cell cell)
+      : rewrite_(rewrite), node_(node), cell_(cell) {}
+
+  bool fits() {
+    const auto& a = node_.arguments;
+    if (a.size() != 9 || !read_states() || node_.read(0) == kNone) return false;
+    for (const std::size_t flag : {3, 4, 6, 7, 8}) {
+      if (!a[flag].is_constant()) return false;
+    }
+    const Meta& input = rewrite_.meta(node_.read(0));
+    if (input.dtype != at::kFloat || input.dims.size() != 3) return false;
+    if (std::ranges::count(input.dims, 0) > 0) return false;
+    if (a[6].constant().toBool() && number(a[5], 1) != 0) return false;  // dropout, as in training
+    layers_ = a[4].constant().toInt();
+    directions_ = a[7].constant().toBool() ? 2 : 1;
+    batch_first_ = a[8].constant().toBool();
+    per_direction_ = a[3].constant().toBool() ? 4 : 2;
+    return read_parameters(a[2]);
+  }
+
+  // Nodes in the place of the op: the linear layers, the steps, and the last states side by side.
+  void make(std::vector<Node>& made) {
+    Value input = node_.read(0);
+    std::vector<std::vector<Argument>> last(states_.size());
+    for (std::int64_t layer = 0; layer < layers_; ++layer) {
+      const bool is_last = layer + 1 == layers_;
+      input = make_layer(made, layer, input, is_last ? node_.output() : kNone, last);
+    }
+    for (std::size_t i = 0; i < states_.size() && layers_ > 1; ++i) {
+      made.push_back({.name = "aten::cat",
+                      .overload = "",
+                      .arguments = {{last[i]}, {IValue(0)}},
+                      .outputs = {node_.outputs[i + 1]},
+                      .origin = node_.origin});
+    }
+  }
+
+ private:
+  // h, and c of an LSTM.
+  bool read_states() {
+    const Argument& hx = node_.arguments[1];
+    if (const auto* list = list_of(hx)) {
+      for (const Argument& each : *list) states_.push_back(each.value());
+    } else {
+      states_.push_back(hx.value());
+    }
+    const std::size_t wanted = cell_ == Cell::kLstm ? 2 : 1;
+    return states_.size() == wanted && node_.outputs.size() == 1 + wanted &&
+           std::ranges::all_of(states_, [&](Value value) {
+             return value != kNone && rewrite_.meta(value).dtype == at::kFloat;
+           });
+  }
+
+  bool read_parameters(const Argument& list) {
+    const auto* all = list_of(list);
+    if (!all || std::ssize(*all) != layers_ * directions_ * per_direction_) return false;
+    for (const Argument& each : *all) {
+      const at::Tensor* constant = constant_of(rewrite_.graph, each);
+      if (!constant || constant->scalar_type() != at::kFloat) return false;
+      parameters_.push_back(*constant);
+    }
+    hidden_ = parameters_[1].size(-1);  // with a projection there would be five
+    return true;
+  }
+
+  // Of a direction of a layer: (weight_ih, weight_hh, bias_ih, bias_hh), biases only if there are.
+  const at::Tensor& parameter(std::int64_t layer, std::int64_t direction, std::int64_t i) const {
+    return parameters_[static_cast<std::size_t>((layer * directions_ + direction) * per_direction_ +
+                                                i)];
+  }
+
+  // Parameter i of all directions below each other.
+  Value joined(std::int64_t layer, std::int64_t i) {
+    std::vector<at::Tensor> parts;
+    for (std::int64_t d = 0; d < directions_; ++d) parts.push_back(parameter(layer, d, i));
+    if (directions_ == 1) return add_constant(rewrite_, parts[0]);
+    const auto joins = [&] { return Folded{{at::cat(parts)}, at::Tensor()}; };
+    return add_constant(rewrite_, rewrite_.weights.folded(parts, "joined", joins).weight.source);
+  }
+
+  // Returns its result, `result` if that is one.
+  Value make_layer(std::vector<Node>& made, std::int64_t layer, Value input, Value result,
+                   std::vector<std::vector<Argument>>& last) {
+    Meta meta = rewrite_.meta(input);
+    meta.dims.back() = directions_ * kernels::gates_of(cell_) * hidden_;
+    const Value gates = add_value(rewrite_, meta);
+    const Argument bias{per_direction_ == 4 ? Argument{ValueRef{joined(layer, 2)}}
+                                            : Argument{IValue()}};
+    made.push_back({.name = "aten::linear",
+                    .overload = "",
+                    .arguments = {{ValueRef{input}}, {ValueRef{joined(layer, 0)}}, bias},
+                    .outputs = {gates},
+                    .origin = node_.origin});
+    meta.dims.back() = directions_ * hidden_;
+    if (result == kNone) result = add_value(rewrite_, meta);
+    Node node{.name = node_.name,
+              .overload = "",
+              .arguments = {},
+              .outputs = {result},
+              .origin = node_.origin};
+    std::vector<Argument> reads{{ValueRef{gates}}};
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      reads.push_back({ValueRef{states_[i]}});
+      Meta state = rewrite_.meta(states_[i]);
+      state.dims[0] = directions_;
+      node.outputs.push_back(layers_ == 1 ? node_.outputs[i + 1] : add_value(rewrite_, state));
+      last[i].push_back({ValueRef{node.outputs.back()}});
+    }
+    Recurrent holds{cell_, hidden_, directions_, layer, batch_first_, {}};
+    for (std::int64_t d = 0; d < directions_; ++d) {
+      holds.weights.push_back(
+          {parameter(layer, d, 1), per_direction_ == 4 ? parameter(layer, d, 3) : at::Tensor()});
+    }
+    node.become(nodes::recurrent, std::move(reads), std::move(holds));
+    made.push_back(std::move(node));
+    return result;
+  }
+
+  Rewrite& rewrite_;
+  const Node& node_;
+  Cell cell_;
+  std::vector<Value> states_;
+  std::vector<at::Tensor> parameters_;
+  std::int64_t layers_ = 0, directions_ = 0, hidden_ = 0;
+  std::int64_t per_direction_ = 0;  // parameters
+  bool batch_first_ = false;
+};
+
+void find(Rewrite& rewrite) {
+  std::vector<Node> made;
+  for (Node& node : rewrite.graph.nodes) {
+    const auto cell = node.held.has_value() ? std::nullopt : cell_of(node);
+    std::optional<Layers> layers;
+    if (cell) layers.emplace(rewrite, node, *cell);
+    if (layers && layers->fits()) {
+      layers->make(made);
+      continue;
+    }
+    if (cell) {
+      node.declined =
+          "its kernel takes float32 sequences, weights that are constants, no projection";
+    }
+    made.push_back(std::move(node));
+  }
+  rewrite.graph.nodes = std::move(made);
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  const Recurrent& own = *node.as<Recurrent>();
+  Meta dst = metas[Uses::at(node.read(0))];
+  dst.dims.back() = own.directions * own.hidden;
+  std::vector<Meta> all{dst};
+  for (std::size_t i = 1; i < node.arguments.size(); ++i) {
+    Meta state = metas[Uses::at(node.read(i))];
+    state.dims[0] = own.directions;
+    all.push_back(state);
+  }
+  return all;
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+RecurrentProblem problem_of(const Recurrent& own, const Dims& dims) {
+  const std::size_t batch = own.batch_first ? 0 : 1;
+  return {.cell = own.cell,
+          .batch = dims[batch],
+          .steps = dims[1 - batch],
+          .hidden = own.hidden,
+          .directions = own.directions,
+          .batch_first = own.batch_first};
+}
+
+Prepared prepare(const Step& step, const Running& running) {
+  const Node& node = *step.node;
+  const Recurrent& own = *node.as<Recurrent>();
+  const RecurrentProblem problem = problem_of(own, running.plan.slots[step.writes[0]].dims);
+  RecurrentPlan plan = plan_recurrent(problem);
+  std::vector<at::Tensor> parts;
+  for (const auto& [weight, bias] : own.weights) parts.insert(parts.end(), {weight, bias});
+  const at::Tensor packed =
+      running.weights.get(node, parts, plan.weights_format, [&] { return plan.pack(own.weights); });
+  std::vector<Slot> reads;
+  for (std::size_t i = 0; i < node.arguments.size(); ++i) {
+    reads.push_back(step.reads.at(node.read(i)));
+  }
+  const std::int64_t states =
+      own.layer * problem.directions * problem.batch * problem.hidden;  // of the layers before
+  return {[&tensors = running.tensors, run = std::move(plan.run), packed, reads,
+           writes = step.writes, states] {
+            const bool has_c = reads.size() > 2;
+            run({.gates = tensors[reads[0]].const_data_ptr<float>(),
+                 .h = tensors[reads[1]].const_data_ptr<float>() + states,
+                 .c = has_c ? tensors[reads[2]].const_data_ptr<float>() + states : nullptr,
+                 .weights = packed.const_data_ptr<float>(),
+                 .dst = tensors[writes[0]].mutable_data_ptr<float>(),
+                 .last_h = tensors[writes[1]].mutable_data_ptr<float>(),
+                 .last_c = has_c ? tensors[writes[2]].mutable_data_ptr<float>() : nullptr});
+          },
+          true};
+}
+
+// Of the products with h; those with the inputs are the linear layer's.
+double flops(const Plan& plan, const Step& step) {
+  const Recurrent& own = *step.node->as<Recurrent>();
+  return 2.0 * static_cast<double>(c10::multiply_integers(plan.slots[step.writes[0]].dims) *
+                                   kernels::gates_of(own.cell) * own.hidden);
+}
+
+std::string why(const Step& step) {
+  return text("the steps; the products with its inputs are the linear layer before, ",
+              step.node->as<Recurrent>()->directions, " directions");
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::recurrent = {
+    .name = "recurrent",
+    .find = find,
+    .results = results,
+    .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .prepare = prepare,
+    .flops = flops,
+    .implementation = by_torch_blocked,
+    .why = why,
+    .release = [](Node& node) { node.as<Recurrent>()->weights.clear(); },
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,259 @@
+// Layer norms over the channels of images; and what brings them about: all that a model computes on
+// images with channels last, [N, *spatial, C], between permutations to there and back, it computes
+// on images as well. Linear layers then are 1x1 convolutions, and no reorder is left between them
+// and the convolutions around: a block of ConvNeXt as it is mostly written had four.
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <set>
+
+#include "graph/nodes/rows/layer_norm.h"
+#include "graph/planning/planner.h"
+
+namespace torch_blocked::graph {
+namespace {
+
+// Of [N, C, *spatial] over the channels.
+struct ChannelNorm {
+  LayerNorm norm;
+};
+
+// Where an op that reduces dims and keeps them has these.
+struct Reduction {
+  std::string_view name, overload;
+  std::size_t dims;
+};
+constexpr std::array kReductions{
+    Reduction{"aten::mean", "dim", 1},
+    Reduction{"aten::sum", "dim_IntList", 1},
+    Reduction{"aten::amax", "", 1},
+    Reduction{"aten::amin", "", 1},
+    Reduction{"aten::linalg_vector_norm", "", 2},
+};
+
+const Reduction* reduction_of(const Node& node) {
+  const auto* row = std::ranges::find_if(kReductions, [&](const Reduction& each) {
+    return each.name == node.name && each.overload == node.overload;
+  });
+  if (row == kReductions.end() || row->dims + 1 >= node.arguments.size()) return nullptr;
+  const Argument& keeps = node.arguments[row->dims + 1];
+  const bool fits = keeps.is_constant() && keeps.constant().toBool() &&
+                    integers(node.arguments[row->dims], 1).has_value();
+  return fits ? row : nullptr;
+}
+
+// The ops between a permutation to channels last and all those back, which read each other only.
+class Region {
+ public:
+  Region(Rewrite& rewrite, const Uses& uses, std::size_t rank)
+      : rewrite_(rewrite), uses_(uses), rank_(rank) {}
+
+  // False if one of them needs channels last, or makes what others want so.
+  bool grow(Node& to_last) {
+    std::vector<Node*> open{&to_last};
+    while (!open.empty()) {
+      Node* node = open.back();
+      open.pop_back();
+      if (!all_.insert(node).second) continue;
+      const bool enters = is_permutation(*node, order_to_last(rank_));
+      if (!enters && !add_sources(*node, open)) return false;
+      if (!add_readers(*node, open)) return false;
+    }
+    return true;
+  }
+
+  // The ops on images instead.
+  void rewrite() {
+    for (Node* node : all_) {
+      if (is_permutation(*node, order_to_last(rank_))) continue;
+      Meta& meta = rewrite_.metas[Uses::at(node->output())];
+      meta.dims.insert(meta.dims.begin() + 1, meta.dims.back());
+      meta.dims.pop_back();
+      change(*node);
+    }
+    for (Node* exit : exits_) drop(*exit);
+    for (Node* node : all_) {
+      if (is_permutation(*node, order_to_last(rank_))) drop(*node);
+    }
+  }
+
+ private:
+  bool is_permutation(const Node& node, const Dims& order) const {
+    return !node.held.has_value() && node.read(0) != kNone &&
+           rewrite_.meta(node.read(0)).dims.size() == rank_ && order_of(node, rank_) == order;
+  }
+
+  bool takes(const Node& node) const {
+    if (node.as<LayerNorm>() || node.as<Linear>()) return true;
+    if (node.held.has_value() || node.outputs.size() != 1) return false;
+    if (reduction_of(node) || is_concat(node, static_cast<std::int64_t>(rank_) - 1, rank_)) {
+      return true;
+    }
+    const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
+    return op && op->hasTag(at::Tag::pointwise);
+  }
+
+  // Constants are numbers, or tensors that broadcast.
+  bool add_sources(const Node& node, std::vector<Node*>& open) const {
+    if (!takes(node) || rewrite_.meta(node.output()).dims.size() != rank_) return false;
+    bool fits = true;
+    for_values(node.arguments, [&](Value value) {
+      if (rewrite_.graph.constants.contains(value)) {
+        fits &= rewrite_.graph.constants.at(value).layout() == at::kStrided;
+        return;
+      }
+      Node* maker = uses_.maker[Uses::at(value)];
+      fits &= maker && rewrite_.meta(value).dims.size() == rank_;
+      if (fits) open.push_back(maker);
+    });
+    return fits;
+  }
+
+  bool add_readers(const Node& node, std::vector<Node*>& open) {
+    if (uses_.is_output[Uses::at(node.output())]) return false;
+    for (Node* reader : uses_.readers[Uses::at(node.output())]) {
+      // It does not enter: it permutes what is channels last already.
+      if (is_permutation(*reader, order_to_last(rank_))) return false;
+      if (is_permutation(*reader, order_from_last(rank_))) {
+        exits_.insert(reader);
+      } else {
+        open.push_back(reader);
+      }
+    }
+    return true;
+  }
+
+  void change(Node& node) {
+    if (const auto* norm = node.as<LayerNorm>()) {
+      const ChannelNorm of_channels{*norm};
+      node.become(nodes::channel_norm, {{ValueRef{node.read(0)}}}, of_channels);
+    } else if (const auto* linear = node.as<Linear>()) {
+      node.become(nodes::convolution, {{ValueRef{node.read(0)}}}, as_convolution(*linear, rank_));
+    } else if (const Reduction* row = reduction_of(node)) {
+      node.arguments[row->dims] = {c10::IValue(moved(*integers(node.arguments[row->dims], 1)))};
+    } else if (node.name == "aten::cat") {
+      node.arguments[1] = {c10::IValue(std::int64_t{1})};
+    } else {
+      for (Argument& argument : node.arguments) move_constant(argument);
+    }
+  }
+
+  // Dims of channels last as those of images.
+  Dims moved(Dims dims) const {
+    const Dims order = order_from_last(rank_);
+    const auto rank = static_cast<std::int64_t>(rank_);
+    for (std::int64_t& dim : dims) {
+      dim = std::ranges::find(order, (dim + rank) % rank) - order.begin();
+    }
+    return dims;
+  }
+
+  // A constant of channels, [C] say, becomes one that broadcasts to images: [C, 1, 1].
+  void move_constant(Argument& argument) {
+    const at::Tensor* constant = constant_of(rewrite_.graph, argument);
+    if (!constant || constant->dim() == 0) return;
+    Dims sizes(rank_, 1);
+    std::ranges::copy(constant->sizes(), sizes.end() - constant->dim());
+    argument.held =
+        ValueRef{add_constant(rewrite_, constant->reshape(sizes).permute(order_from_last(rank_)))};
+  }
+
+  // Who reads a permutation reads what it reads.
+  void drop(Node& permutation) {
+    replace(rewrite_.graph, permutation.output(), permutation.read(0));
+    permutation.outputs.clear();
+  }
+
+  Rewrite& rewrite_;
+  const Uses& uses_;
+  std::size_t rank_;
+  std::set<Node*> all_, exits_;
+};
+
+// One region after the other, since each changes who reads what.
+bool find_region(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    if (node.held.has_value() || node.read(0) == kNone) continue;
+    const std::size_t rank = rewrite.meta(node.read(0)).dims.size();
+    if (rank < 4 || rank > 5 || order_of(node, rank) != order_to_last(rank)) continue;
+    if (rewrite.graph.constants.contains(node.read(0))) continue;
+    Region region(rewrite, uses, rank);
+    if (!region.grow(node)) continue;
+    region.rewrite();
+    sweep(rewrite.graph);
+    return true;
+  }
+  return false;
+}
+
+void find(Rewrite& rewrite) {
+  while (find_region(rewrite)) {
+  }
+}
+
+std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
+  return {metas[Uses::at(node.read(0))]};
+}
+
+// A unit is a pixel: of all images in channels-last, of one after the other in a blocked format.
+Prepared prepare(const Step& step, const Running& running) {
+  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
+  const SlotPlan& slot = running.plan.slots[dst];
+  const std::int64_t channels = slot.dims[1], all = c10::multiply_integers(slot.dims) / channels;
+  std::vector<at::Tensor> kept;
+  auto norm = normalization_of(step.node->as<ChannelNorm>()->norm, channels, kept);
+  std::int64_t images = 1, image = 0, block = 1;
+  if (slot.is_blocked()) {
+    images = std::max<std::int64_t>(slot.dims[0], 1);
+    block = slot.format.block;
+    norm.row_step = block;
+    norm.vector_step = all / images * block;
+    image = slot.format.blocks(channels) * norm.vector_step;
+  }
+  const kernels::Kernels& table = block > 1 ? kernels::kernels_for(block) : kernels::kernels();
+  const auto kernel = block > 1 ? table.normalize_pixels : table.normalize_rows;
+  const auto run = [&tensors = running.tensors, src, dst, norm, kept, kernel, image,
+                    pixels = all / images, images, group = table.width] {
+    const auto* from = tensors[src].const_data_ptr<float>();
+    auto* to = tensors[dst].mutable_data_ptr<float>();
+    const std::int64_t groups = ceil_div(pixels, group);  // that the kernel takes at a time
+    parallel_units(images * groups, group * norm.channels,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     while (begin < end) {
+                       const std::int64_t i = begin / groups, first = begin % groups;
+                       const std::int64_t last = std::min(groups, first + end - begin);
+                       kernels::RowNormalization of_image = norm;
+                       of_image.src = from + i * image;
+                       of_image.dst = to + i * image;
+                       kernel(of_image, first * group, std::min(last * group, pixels));
+                       begin += last - first;
+                     }
+                   });
+  };
+  return {run, true};
+}
+
+// Blocks must be vectors.
+double cost(Planner&, const Node&, Format format) {
+  const bool is_vector =
+      format.is_blocked() && format.block == kernels::kernels_for(format.block).width;
+  return is_vector || format == kChannelsLast ? 0 : kImpossible;
+}
+
+}  // namespace
+
+constinit const NodeKind nodes::channel_norm = {
+    .name = "channel_norm",
+    .find = find,
+    .results = results,
+    .prefers_blocks = true,
+    .cost = cost,
+    .fills = [](const Step&, const SlotPlan&) { return true; },
+    .stored_over = [](const Step& step) { return step.node->read(0); },
+    .prepare = prepare,
+    .implementation = by_torch_blocked,
+    .own = [](Node& node, Weights& weights) { own(node.as<ChannelNorm>()->norm, weights); },
+};
+
+}  // namespace torch_blocked::graph

@@ -1,0 +1,24 @@
+// Arguments of the kernel of a linear layer of few rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/vector/epilogue.h"
+
+namespace torch_blocked::kernels {
+
+// dst [rows, outputs] = activation(src [rows, inputs] times weights + bias) for blocks [begin, end)
+// of outputs: float32 with weights [blocks, | inputs, block | + what is left of weights_stride], or
+// bfloat16 with [blocks, | inputs / 2, block, 2].
+struct LinearRows {
+  static constexpr std::int64_t kMostRows = 8, kMostVectors = 4;
+  const void *src, *weights;
+  const void* bias;  // or null
+  void* dst;
+  std::int64_t rows, inputs, outputs;
+  std::int64_t block;           // whole vectors, at most kMostVectors
+  std::int64_t weights_stride;  // numbers
+  Activation activation;
+};
+
+}  // namespace torch_blocked::kernels

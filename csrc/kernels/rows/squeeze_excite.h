@@ -1,0 +1,23 @@
+// Arguments of the kernel that multiplies by gates.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/vector/epilogue.h"
+
+namespace torch_blocked::kernels {
+
+// The function that makes a channel's gate of the last layer's result.
+enum class Gate : std::uint8_t { kSigmoid, kHardsigmoid };
+
+// Pixels of one channel block: dst = epilogue(src * gate(gates)), all [pixels, block] but gates,
+// which are one for each of the `channels` that are not tail. dst may be src or residual.
+struct GatedPixels {
+  const float *src, *gates, *residual;
+  float* dst;
+  std::int64_t block, pixels, channels;
+  Gate gate;
+  Epilogue epilogue;
+};
+
+}  // namespace torch_blocked::kernels

@@ -1,0 +1,117 @@
+// The gradient of a weight by oneDNN, never by its `ref` kernels: in the weights format that it
+// likes best, which is then reordered to the dense one.
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "ops/gradient/convolution_backward.h"
+#include "ops/convolution/onednn.h"
+#include "ops/moving/reorder.h"
+#include "runtime/onednn/engine.h"
+#include "runtime/fork.h"
+#include "runtime/memory/memory_pool.h"
+#include "runtime/trace/trace.h"
+
+namespace torch_blocked {
+namespace {
+
+using Problem = ConvolutionProblem;
+
+constexpr const char* kGradientOp = "convolution_backward";
+
+// oneDNN's primitive, and the reorder of its weights format to the dense one.
+struct WeightGradient {
+  Primitive primitive, reorder;
+  std::int64_t bytes;  // of diff_weights in oneDNN's format
+
+  void execute(const at::Tensor& src, const at::Tensor& diff_dst, const at::Tensor& diff_weight) {
+    const at::Tensor packed = empty_pooled({bytes}, at::kByte);
+    primitive.execute({src.const_data_ptr(), diff_dst.const_data_ptr(), packed.mutable_data_ptr()});
+    reorder.execute({packed.const_data_ptr(), diff_weight.mutable_data_ptr()});
+  }
+};
+
+// Nothing if oneDNN has only `ref`.
+std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc& src_md,
+                                     const dnnl::memory::desc& dst_md,
+                                     const dnnl::memory::desc& dense_md) {
+  const dnnl::memory::desc any_md(onednn_weight_dims(p), onednn_type(p.dtype),
+                                  dnnl::memory::format_tag::any);
+  Dims dilates = p.dilation;  // oneDNN counts the gaps
+  for (std::int64_t& dilate : dilates) --dilate;
+  const auto direct = dnnl::algorithm::convolution_direct;
+  const NoFork no_fork;
+  const dnnl::convolution_forward::primitive_desc forward(
+      engine(), dnnl::prop_kind::forward_training, direct, src_md, any_md, dst_md, p.stride,
+      dilates, p.padding, p.padding, user_scratchpad(), /*allow_empty=*/true);
+  if (!forward) return nullptr;
+  const dnnl::convolution_backward_weights::primitive_desc pd(
+      engine(), direct, src_md, any_md, dst_md, p.stride, dilates, p.padding, p.padding, forward,
+      user_scratchpad(), /*allow_empty=*/true);
+  if (!pd) return nullptr;
+  if (is_ref(pd.impl_info_str())) {
+    trace::record({trace::Kind::kRef, kGradientOp, pd.impl_info_str()});
+    return nullptr;
+  }
+  const dnnl::memory::desc packed_md = pd.diff_weights_desc();
+  const dnnl::reorder::primitive_desc reorder_pd(engine(), packed_md, engine(), dense_md,
+                                                 user_scratchpad());
+  const std::array<Primitive::Argument, 3> arguments{
+      {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DIFF_DST, dst_md}, {DNNL_ARG_DIFF_WEIGHTS, packed_md}}};
+  const std::array<Primitive::Argument, 2> reorder_arguments{
+      {{DNNL_ARG_SRC, packed_md}, {DNNL_ARG_DST, dense_md}}};
+  return std::make_shared<WeightGradient>(WeightGradient{
+      Primitive(dnnl::convolution_backward_weights(pd), arguments, pd.scratchpad_desc()),
+      Primitive(dnnl::reorder(reorder_pd), reorder_arguments, reorder_pd.scratchpad_desc()),
+      static_cast<std::int64_t>(packed_md.get_size())});
+}
+
+}  // namespace
+
+std::optional<RunWeightGradient> plan_onednn_gradient_blocked(
+    const WeightGradientProblem& problem) {
+  const auto& [p, diff_weight] = problem;
+  if (!has_onednn_type(p.dtype)) return std::nullopt;
+  const auto gradient =
+      make(p, activation_md(p.src_dims, p.src_format, p.dtype),
+           activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
+  if (!gradient) return std::nullopt;
+  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    gradient->execute(src.physical, diff_dst.physical, diff_weight);
+  };
+}
+
+// The first layer: oneDNN reads up to 3 channels from nchw only; the reorder is small, as src is.
+std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
+    const WeightGradientProblem& problem) {
+  const auto& [p, diff_weight] = problem;
+  if (!has_onednn_type(p.dtype) || p.src_dims[1] > 3) return std::nullopt;
+  const auto gradient =
+      make(p, activation_md(p.src_dims, kPlain, p.dtype),
+           activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
+  if (!gradient) return std::nullopt;
+  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    gradient->execute(reorder_to_dense(kGradientOp, src, false), diff_dst.physical, diff_weight);
+  };
+}
+
+std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
+    const WeightGradientProblem& problem) {
+  const auto& [p, diff_weight] = problem;
+  // oneDNN's AVX2 kernel writes out of bounds for a strided 1x1 with few channels in nhwc.
+  // Source: uxlfoundation/oneDNN, issue 6035.
+  const bool is_1x1 = std::all_of(p.weight_dims.begin() + 2, p.weight_dims.end(),
+                                  [](std::int64_t size) { return size == 1; });
+  const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
+  if (!has_onednn_type(p.dtype) || (is_1x1 && strided)) return std::nullopt;
+  const auto gradient =
+      make(p, activation_md(p.src_dims, kChannelsLast, p.dtype),
+           activation_md(p.dst_dims, kChannelsLast, p.dtype), dense_weights_md(p, diff_weight));
+  if (!gradient) return std::nullopt;
+  return [gradient](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    gradient->execute(reorder_to_dense(kGradientOp, src, true),
+                      reorder_to_dense(kGradientOp, diff_dst, true), diff_weight);
+  };
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,118 @@
+// Products of float32 by tiles of bfloat16 (kernels/matrix/amx.h): ordinary convolutions of any kernel,
+// stride, dilation and padding, and linear layers, whose rows count as pixels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/matrix/amx.h"
+#include "ops/convolution/convolution.h"
+#include "ops/per_threads.h"
+#include "ops/convolution/transposed_phases.h"
+#include "torch_blocked/threads.h"
+
+namespace torch_blocked {
+
+// Floats from a pixel to the next, from a vector of channels to the next, and from image to image.
+struct PixelSteps {
+  std::int64_t pixel, vector, image;
+};
+
+// What is multiplied. The sizes are of one image.
+struct AmxProblem {
+  std::int64_t images, ic, oc;
+  SpatialSizes sizes;
+  OutputGrid grid;
+  PixelSteps src, dst;
+  bool has_tail;  // of channels in dst
+  kernels::Epilogue epilogue;
+};
+
+class AmxProducts {
+ public:
+  // Whether this CPU has tiles, within its limits.
+  static bool available();
+  // How long it takes, in microseconds: of all threads together, if none waited for the busiest.
+  static double estimate(const AmxProblem& problem);
+
+  explicit AmxProducts(AmxProblem problem);
+
+  // weight [oc, ic, d, h, w] -> [pairs of vectors, and one that is left][steps, taps, kLanes,
+  // vectors, kWidth] from `packed` on
+  void pack(const at::Tensor& weight, float* packed) const;
+  std::int64_t packed_floats() const { return vectors() * vector_floats(); }
+
+  struct Buffers {
+    const float *src, *weights, *bias, *residual;  // bias and residual may be null
+    float* dst;
+  };
+  void run(const Buffers& buffers) const;
+
+  // Whether a dst pixel sees the src pixel in its place only.
+  bool pixelwise() const { return pixelwise_; }
+  // Of such: `pixels` of them, in one thread. Src and dst lie as `src_vector` and `dst_vector` say
+  // from a vector of channels to the next.
+  void run_pixels(const Buffers& buffers, std::int64_t pixels, std::int64_t src_vector,
+                  std::int64_t dst_vector) const;
+
+ private:
+  using Amx = kernels::Amx;
+  using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
+
+  // Outputs [row, row + rows) x [column, column + columns) of a plane of an image.
+  struct Band {
+    std::int64_t image, plane, row, rows, column, columns;
+  };
+  // How the work is cut up: bands of a plane of outputs, and chunks of pairs of vectors.
+  struct Cut {
+    std::int64_t row_bands, column_bands, chunks;
+  };
+  std::int64_t rows(const Cut& cut) const { return ceil_div(p_.sizes.out[1], cut.row_bands); }
+  std::int64_t columns(const Cut& cut) const { return ceil_div(p_.sizes.out[2], cut.column_bands); }
+  // Of all images.
+  std::int64_t bands(const Cut& cut) const {
+    return p_.images * p_.sizes.out[0] * cut.row_bands * cut.column_bands;
+  }
+  // What a thread works in.
+  struct Memory {
+    float* sums;
+    std::uint8_t *weight_parts, *slots;
+  };
+  // The slots of a band: planes, rows and columns.
+  Sizes3 slots_of(std::int64_t rows, std::int64_t columns) const;
+  std::int64_t band_bytes(std::int64_t rows, std::int64_t columns) const;
+  // Of src positions that slots take, along dim i.
+  std::int64_t slot_stride(std::size_t i) const {
+    return p_.sizes.kernel[i] == 1 ? p_.sizes.stride[i] : 1;
+  }
+  // Of slots from an output to the next.
+  std::int64_t output_stride(std::size_t i) const { return p_.sizes.stride[i] / slot_stride(i); }
+  std::int64_t steps() const { return ceil_div(p_.ic, Amx::kLanes); }
+  std::int64_t taps() const { return p_.sizes.kernel[0] * p_.sizes.kernel[1] * p_.sizes.kernel[2]; }
+  std::int64_t vectors() const { return ceil_div(p_.oc, Amx::kWidth); }
+  std::int64_t pairs() const { return ceil_div(vectors(), 2); }
+  std::int64_t vector_floats() const { return steps() * taps() * Amx::kLanes * Amx::kWidth; }
+  // Into bands that fit in the cache, and such that the busiest thread has the least to do.
+  Cut cut() const;
+  // Halves bands: rows first, then columns in whole tiles. False where none can be.
+  bool halve(Cut& cut) const;
+  // How long the thread with most to do takes, in microseconds.
+  double busiest(const Cut& cut) const;
+  Band band_of(const Cut& cut, std::int64_t index) const;
+  void fill(const Band& band, const float* src, std::uint8_t* slots) const;
+  std::vector<std::int64_t> segments_of(const Band& band) const;
+  Memory memory(std::int64_t rows, std::int64_t columns) const;
+  void run_band(const Band& band, Range pairs, const std::vector<std::int64_t>& segments,
+                const Memory& memory, const Buffers& buffers) const;
+
+  AmxProblem p_;
+  bool pixelwise_;
+  std::shared_ptr<PerThreads<Cut>> cuts_ = std::make_shared<PerThreads<Cut>>();
+};
+
+}  // namespace torch_blocked

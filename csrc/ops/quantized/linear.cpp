@@ -1,0 +1,33 @@
+// Linear layers of bytes by tiles of dot products: the rows of src are the pixels of an image whose
+// channels are one block, and those of dst, which tiles make in blocks, are put together after.
+#include <ATen/ops/empty.h>
+
+#include "ops/quantized/convolution.h"
+#include "ops/linear/rows_of_blocks.h"
+
+namespace torch_blocked {
+
+std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLinearProblem& p) {
+  if (p.inputs % 4 != 0) return std::nullopt;
+  const Format blocks = quantized_src_format(p.inputs + 4);  // of dst: those of a vector
+  const QuantizedConvolutionProblem rows{
+      .sizes = pixels_of_rows(p.rows, p.inputs, p.outputs, blocks.block, at::kByte, p.activation),
+      .src = p.src,
+      .dst = p.dst,
+      .residual = {}};
+  auto plan = plan_dots(rows);
+  if (!plan) return std::nullopt;
+  const std::int64_t width = blocks.block, size = p.dst ? 1 : 4;
+  plan->run = [p, width, size, inner = std::move(plan->run)](
+                  const std::uint8_t* src, const QuantizedWeights& weights,
+                  const std::uint8_t* residual, void* dst) {
+    const at::Tensor in_blocks =
+        at::empty({(p.outputs + width - 1) / width * width * p.rows * size}, at::kByte);
+    inner(src, weights, residual, in_blocks.mutable_data_ptr());
+    const auto join = p.dst ? join_rows<std::uint8_t> : join_rows<float>;
+    join({p.rows, p.outputs, width}, in_blocks.const_data_ptr(), dst);
+  };
+  return plan;
+}
+
+}  // namespace torch_blocked
