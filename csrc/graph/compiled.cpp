@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "format/errors.h"
-#include "graph/planning/planner.h"
-#include "graph/passes/rules.h"
 #include "graph/capture/well_formed.h"
+#include "graph/passes/rules.h"
+#include "graph/planning/planner.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/interrupts.h"
 #include "runtime/isa.h"

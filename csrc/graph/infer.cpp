@@ -8,9 +8,9 @@
 #include <functional>
 
 #include "format/errors.h"
+#include "graph/capture/well_formed.h"
 #include "graph/node_kind.h"
 #include "graph/nodes/boxed.h"
-#include "graph/capture/well_formed.h"
 
 namespace torch_blocked::graph {
 namespace {

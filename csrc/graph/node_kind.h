@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "graph/graph.h"
-#include "ops/convolution/row_chain.h"
+#include "ops/products/row_chain.h"
 
 namespace torch_blocked::graph {
 

@@ -1,5 +1,7 @@
 #include "ops/implementations.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -11,15 +13,14 @@
 namespace torch_blocked {
 namespace {
 
-constexpr std::size_t kMostFamilies = 16;
-
 // Filled before main(), by the lists themselves.
 std::vector<Family*>& registered() {
   static std::vector<Family*> all;
   return all;
 }
 
-thread_local std::array<const char*, kMostFamilies> last_of_families{};
+// By the family's place in registered(); as long as this thread has needed.
+thread_local std::vector<const char*> last_of_families;
 
 }  // namespace
 
@@ -42,13 +43,19 @@ void Family::force(const std::string& implementation) {
 }
 
 const char* Family::last() const {
-  const char* name = last_of_families[index_];
+  const char* name = index_ < last_of_families.size() ? last_of_families[index_] : nullptr;
   return name ? name : "none";
 }
 
 void Family::set_last(const char* implementation) const {
   if (trace::recording()) trace::note_implementation(implementation);
+  if (index_ >= last_of_families.size()) last_of_families.resize(registered().size());
   last_of_families[index_] = implementation;
+}
+
+void Family::check_estimates(std::size_t count) const {
+  TORCH_INTERNAL_ASSERT(count == 0 || count == names_.size(), name_, ": ", count, " of ",
+                        names_.size(), " rows have an estimate");
 }
 
 std::size_t Family::place(const char* op, const std::string& implementation) const {

@@ -3,11 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <limits>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,19 +44,40 @@ struct Refusal {
   const char *implementation, *why;
 };
 
+// A row of a list. It is one constant in the file of its code, and its list.inc names it.
 template <typename Problem, typename Plan>
 struct Implementation {
   const char* name;
-  // The problem made ready to run; nothing if it is not for this implementation.
+  // Why it does not take a problem, in words after its name: "is for" what it was made for, or the
+  // limit that it has. Null where it takes the problem, or where only an attempt tells. The list
+  // asks it before plan() and estimate(), which do not ask again.
+  const char* (*refuses)(const Problem& problem) = [](const Problem&) -> const
+      char* { return nullptr; };
+  // The problem made ready to run; nothing where the attempt fails, for which `fails` has the
+  // words.
   std::optional<Plan> (*plan)(const Problem& problem);
+  const char* fails = "has no kernel for it";
   // Microseconds for any problem, estimated from its sizes: as if one thread did the work of all,
-  // and more where the number of threads leaves some of them idle. Null: the estimate of the row
-  // before.
+  // and more where the number of threads leaves some of them idle. All rows of a list have one, or
+  // none has: then the first that takes a problem runs it.
   double (*estimate)(const Problem& problem) = nullptr;
   Traits traits = {};
-  // Why it has no plan for a problem, in words after its name: "is for" what it was made for, or
-  // the limit that it has; null if it has a plan, or if only an attempt tells.
-  const char* (*refuses)(const Problem& problem) = nullptr;
+};
+
+// How a list asks a row: its refusal, and then the rest.
+template <typename Problem, typename Plan>
+struct AskOnce {
+  using Row = Implementation<Problem, Plan>;
+
+  static const char* refusal(const Row& row, const Problem& problem) {
+    return row.refuses(problem);
+  }
+  static std::optional<Plan> plan(const Row& row, const Problem& problem) {
+    return row.refuses(problem) ? std::nullopt : row.plan(problem);
+  }
+  static double estimate(const Row& row, const Problem& problem) {
+    return row.refuses(problem) ? kNever : row.estimate(problem);
+  }
 };
 
 // A list without its types of problem and plan: its names, the one that is forced, and the one that
@@ -82,6 +101,8 @@ class Family {
   [[noreturn]] void fail_forced(const char* implementation, const std::string& problem) const;
 
  protected:
+  // A list in which some rows have an estimate and some have none is a mistake in its source.
+  void check_estimates(std::size_t count) const;
   // The place of a name in the list. Raises ValueError, said by `op`, for an unknown one.
   std::size_t place(const char* op, const std::string& implementation) const;
   int forced_place() const { return forced_; }  // -1: none
@@ -93,7 +114,7 @@ class Family {
   std::atomic<int> forced_ = -1;
 };
 
-template <typename Problem, typename Plan>
+template <typename Problem, typename Plan, typename Ask = AskOnce<Problem, Plan>>
 class Implementations : public Family {
  public:
   using Row = Implementation<Problem, Plan>;
@@ -103,56 +124,68 @@ class Implementations : public Family {
   };
 
   Implementations(const char* family, std::vector<Row> rows)
-      : Family(family, names_of(rows)), rows_(std::move(rows)) {}
+      : Family(family, names_of(rows)), rows_(std::move(rows)) {
+    const auto estimates =
+        std::ranges::count_if(rows_, [](const Row& row) { return row.estimate; });
+    check_estimates(static_cast<std::size_t>(estimates));
+  }
 
   const std::vector<Row>& rows() const { return rows_; }
   // Raises ValueError for an unknown name.
   const Row& row(const std::string& name) const { return rows_[place(this->name(), name)]; }
-  // Those that have no plan for a problem.
-  std::vector<Refusal> refusals(const Problem& problem) const {
-    std::vector<Refusal> all;
-    for (const Row& row : rows_) {
-      if (row.plan(problem)) continue;
-      const char* why = row.refuses ? row.refuses(problem) : nullptr;
-      all.push_back({row.name, why ? why : "has no kernel for it"});
-    }
-    return all;
-  }
   // What force() left; null: all.
   const Row* forced() const {
     const int place = forced_place();
     return place < 0 ? nullptr : &rows_[static_cast<std::size_t>(place)];
   }
 
-  // The fastest implementation by estimates that has a plan; plan_by(row, problem) makes it.
-  template <typename PlanBy>
-  std::optional<Named> fastest(const Problem& problem, PlanBy&& plan_by) const {
-    struct Timed {
-      double estimate;
-      const Row* row;
-    };
-    std::array<Timed, kMostRows> order;
-    std::size_t count = 0;
-    estimate_each(problem, [&](const Row& row, double estimate) {
-      if (estimate == kNever || row.traits.only_measured) return;
-      std::size_t at = count++;
-      for (; at > 0 && estimate < order[at - 1].estimate; --at) order[at] = order[at - 1];
-      order[at] = {estimate, &row};
-    });
-    for (std::size_t i = 0; i < count; ++i) {
-      if (auto plan = plan_by(*order[i].row, problem)) {
-        return Named{order[i].row->name, std::move(*plan)};
-      }
+  // What a row makes of a problem; nothing if it does not take it.
+  static std::optional<Plan> plan(const Row& row, const Problem& problem) {
+    return Ask::plan(row, problem);
+  }
+  // kNever if it does not take it.
+  static double estimate(const Row& row, const Problem& problem) {
+    const EstimatedThreads threads;
+    return Ask::estimate(row, problem);
+  }
+  // Why a row that has no plan for a problem has none.
+  static const char* refusal(const Row& row, const Problem& problem) {
+    const char* why = Ask::refusal(row, problem);
+    return why ? why : row.fails;
+  }
+  // Whether a row says at once that it does not take a problem.
+  static bool refuses(const Row& row, const Problem& problem) { return Ask::refusal(row, problem); }
+  // Those that have no plan for a problem.
+  std::vector<Refusal> refusals(const Problem& problem) const {
+    std::vector<Refusal> all;
+    for (const Row& row : rows_) {
+      if (!plan(row, problem)) all.push_back({row.name, refusal(row, problem)});
     }
-    return std::nullopt;
+    return all;
+  }
+
+  // The fastest implementation by estimates that has a plan.
+  std::optional<Named> fastest(const Problem& problem) const {
+    std::optional<Named> found;
+    const auto takes = [&](const Row& row) {
+      if (auto made = plan(row, problem)) found = Named{row.name, std::move(*made)};
+      return found.has_value();
+    };
+    if (rows_.front().estimate) {
+      std::ranges::any_of(by_estimate(problem),
+                          [&](const auto& pair) { return takes(*pair.second); });
+    } else {
+      std::ranges::any_of(rows_, takes);
+    }
+    return found;
   }
 
   // Of those that may run without having been measured.
   double least_estimate(const Problem& problem) const {
     double least = kNever;
-    estimate_each(problem, [&](const Row& row, double estimate) {
-      if (!row.traits.only_measured) least = std::min(least, estimate);
-    });
+    for (const Row& row : rows_) {
+      if (!row.traits.only_measured) least = std::min(least, estimate(row, problem));
+    }
     return least;
   }
 
@@ -160,24 +193,22 @@ class Implementations : public Family {
   // for the error if `only` cannot run it.
   template <typename Describe>
   std::optional<Named> choose(const Problem& problem, const Row* only, Describe&& describe) const {
-    const auto plan_by = [](const Row& row, const Problem& p) { return row.plan(p); };
-    if (!only) return fastest(problem, plan_by);
-    if (auto plan = only->plan(problem)) return Named{only->name, std::move(*plan)};
+    if (!only) return fastest(problem);
+    if (auto made = plan(*only, problem)) return Named{only->name, std::move(*made)};
     fail_forced(only->name, describe());
   }
 
  private:
-  static constexpr std::size_t kMostRows = 24;
-
-  // f(row, its estimate) for all rows.
-  template <typename F>
-  void estimate_each(const Problem& problem, F&& f) const {
-    const EstimatedThreads threads;
-    double estimate = 0;
+  // Those that may run a problem without having been measured, the fastest first.
+  std::vector<std::pair<double, const Row*>> by_estimate(const Problem& problem) const {
+    std::vector<std::pair<double, const Row*>> rows;
+    rows.reserve(rows_.size());
     for (const Row& row : rows_) {
-      if (row.estimate) estimate = row.estimate(problem);
-      f(row, estimate);
+      const double microseconds = row.traits.only_measured ? kNever : estimate(row, problem);
+      if (microseconds < kNever) rows.emplace_back(microseconds, &row);
     }
+    std::ranges::stable_sort(rows, {}, [](const auto& pair) { return pair.first; });
+    return rows;
   }
 
   static std::vector<const char*> names_of(const std::vector<Row>& rows) {

@@ -1,8 +1,8 @@
-// The border between torch's dispatcher and the ops: every kernel that ops/registration.cpp registers
-// is an Op. It checks the tensors before the function sees them, keeps autograd out of what the
-// function calls, and turns our exceptions and oneDNN's into the torch ones that Python sees as
-// ValueError, TypeError, NotImplementedError and RuntimeError. Functions throw ours; only this
-// crosses the border.
+// The border between torch's dispatcher and the ops: every kernel that ops/registration.cpp
+// registers is an Op. It checks the tensors before the function sees them, keeps autograd out of
+// what the function calls, and turns our exceptions and oneDNN's into the torch ones that Python
+// sees as ValueError, TypeError, NotImplementedError and RuntimeError. Functions throw ours; only
+// this crosses the border.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>

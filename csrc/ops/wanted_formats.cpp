@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "format/errors.h"
-#include "ops/moving/descriptor_md.h"
 #include "runtime/isa.h"
+#include "runtime/onednn/descriptor_md.h"
 
 namespace torch_blocked {
 namespace {
@@ -45,10 +45,7 @@ void add_candidate(std::vector<Candidate>& candidates, ConvolutionProblem p, For
                    const ConvolutionImplementations::Row& row) {
   if (!format.is_blocked() && !row.traits.any_format) return;
   p.src_format = p.dst_format = format;
-  const double microseconds = [&] {
-    const EstimatedThreads threads;
-    return row.estimate(p);
-  }();
+  const double microseconds = ConvolutionImplementations::estimate(row, p);
   if (auto named = plan_convolution(p, row.name))
     candidates.push_back({std::move(p), std::move(*named), microseconds});
 }

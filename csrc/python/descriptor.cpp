@@ -1,5 +1,7 @@
 // Python binding of format tags and memory descriptors. torch_blocked/descriptor.py wraps the class
 // for users: here data types are strings and every accessor has one name.
+#include "torch_blocked/descriptor.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,7 +11,6 @@
 
 #include "format/activation.h"
 #include "format/errors.h"
-#include "torch_blocked/descriptor.h"
 #include "torch_blocked/tag.h"
 
 namespace torch_blocked {

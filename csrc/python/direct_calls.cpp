@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "graph/compiled.h"
 #include "graph/capture/record.h"
+#include "graph/compiled.h"
 
 namespace py = pybind11;
 

@@ -1,9 +1,9 @@
 // Maps the error types of format/errors.h onto Python exceptions.
+#include "format/errors.h"
+
 #include <pybind11/pybind11.h>
 
 #include <exception>
-
-#include "format/errors.h"
 
 namespace torch_blocked {
 

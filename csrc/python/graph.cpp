@@ -9,11 +9,11 @@
 #include <set>
 
 #include "format/errors.h"
-#include "graph/compiled.h"
 #include "graph/capture/loadable.h"
 #include "graph/capture/record.h"
 #include "graph/capture/sizes_only.h"
 #include "graph/capture/well_formed.h"
+#include "graph/compiled.h"
 #include "runtime/interrupts.h"
 
 namespace py = pybind11;

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "graph/graph.h"
 #include "graph/capture/view_writes.h"
+#include "graph/graph.h"
 
 namespace at {
 struct RecordFunction;

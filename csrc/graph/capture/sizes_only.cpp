@@ -8,9 +8,9 @@
 
 #include <algorithm>
 
-#include "graph/graph.h"
 #include "graph/capture/record.h"
 #include "graph/capture/view_writes.h"
+#include "graph/graph.h"
 
 namespace torch_blocked::graph {
 namespace {

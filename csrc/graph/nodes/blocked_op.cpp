@@ -15,8 +15,8 @@
 
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/form.h"
-#include "graph/planning/planner.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/planner.h"
 #include "ops/blocked_forms.h"
 #include "ops/normalization/channel_sums.h"
 #include "ops/normalization/group_norm.h"

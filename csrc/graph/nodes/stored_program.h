@@ -4,7 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/rows/program.h"
-#include "ops/convolution/convolution.h"
+#include "ops/convolution_problem.h"
 
 namespace torch_blocked::graph {
 

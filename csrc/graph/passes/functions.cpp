@@ -6,22 +6,22 @@
 #include <limits>
 
 #include "graph/passes/arithmetic.h"
-#include "kernels/vector/arithmetic.h"
+#include "kernels/rows/arithmetic.h"
 
 namespace torch_blocked::graph {
 namespace {
 
 using kernels::Instruction;
 using kernels::Program;
-using Numbers = std::vector<double>;
+using Samples = std::vector<double>;
 
 // The numbers that tell functions apart: 0, and both signs from where smooth functions are lines to
 // far beyond all kinks. In float fewer of them, as x * x must not overflow.
 constexpr double kFar = 1e12, kFarInFloat = 1e4;
 
-const Numbers& probes() {
-  static const Numbers numbers = [] {
-    Numbers all{0};
+const Samples& probes() {
+  static const Samples numbers = [] {
+    Samples all{0};
     for (double x = 1e-3; x <= kFar; x *= x < 1e3 ? 1.17 : 10) {
       all.push_back(x);
       all.push_back(-x);
@@ -32,9 +32,9 @@ const Numbers& probes() {
 }
 
 // Where formulas of the same function part: (x + |x|) / 2 has no value at -infinity, and relu has.
-const Numbers& beyond() {
+const Samples& beyond() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  static const Numbers numbers{kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
+  static const Samples numbers{kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
   return numbers;
 }
 
@@ -54,7 +54,7 @@ bool has_common_numbers(const std::vector<Instruction>& program) {
 // The results of a program at `probes`, each of which is what all operands are; in the arithmetic
 // of T.
 template <typename T>
-Numbers evaluate(const std::vector<Instruction>& program, const Numbers& probes) {
+Samples evaluate(const std::vector<Instruction>& program, const Samples& probes) {
   using V = at::vec::Vectorized<T>;
   const std::vector<T> given(probes.begin(), probes.end());
   std::vector<T> results(given.size());
@@ -78,7 +78,7 @@ Numbers evaluate(const std::vector<Instruction>& program, const Numbers& probes)
 
 // Whether all numbers at probes up to `far` are those wanted, up to `relative` of the number or of
 // its operand.
-bool are_near(const Numbers& found, const Numbers& wanted, double relative, double far) {
+bool are_near(const Samples& found, const Samples& wanted, double relative, double far) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     const double probe = std::abs(probes()[i]);
     const double scale = std::max(std::abs(wanted[i]), std::min(probe, 1.));
@@ -88,7 +88,7 @@ bool are_near(const Numbers& found, const Numbers& wanted, double relative, doub
 }
 
 // Whether all results beyond the numbers are those wanted, NaN among them.
-bool are_same(const Numbers& found, const Numbers& wanted) {
+bool are_same(const Samples& found, const Samples& wanted) {
   return std::ranges::equal(
       found, wanted, [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); });
 }
@@ -107,7 +107,7 @@ std::optional<std::vector<Instruction>> program_of(const Graph& graph, const Reg
 
 struct Known {
   Node node;
-  Numbers numbers, beyond;
+  Samples numbers, beyond;
 };
 
 Known known(Node node) {
@@ -132,7 +132,7 @@ const std::vector<Known>& known_functions() {
 }
 
 // Functions with numbers of their own, with those that fit best.
-std::vector<Node> fitted_functions(const Numbers& numbers) {
+std::vector<Node> fitted_functions(const Samples& numbers) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto [lowest, highest] = std::ranges::minmax(numbers);
   const double least = lowest < -kFar / 10 ? -kInfinity : lowest;
@@ -152,7 +152,7 @@ std::vector<Node> fitted_functions(const Numbers& numbers) {
 std::optional<Node> recognize(const std::vector<Instruction>& program) {
   constexpr double kSame = 1e-6, kSameInFloat = 1e-3;
   if (!has_common_numbers(program)) return std::nullopt;
-  const Numbers numbers = evaluate<double>(program, probes());
+  const Samples numbers = evaluate<double>(program, probes());
   if (!std::ranges::all_of(numbers, [](double each) { return std::isfinite(each); })) return {};
   const auto is = [&](const Known& wanted) {  // in float, too: who adds 2^23 to x rounds it
     return are_near(numbers, wanted.numbers, kSame, kFar) &&

@@ -14,7 +14,7 @@
 #include "graph/nodes/layers.h"
 #include "graph/nodes/layers/pooling.h"
 #include "graph/passes/rules.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 
 namespace torch_blocked::graph {
 namespace {

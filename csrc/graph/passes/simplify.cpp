@@ -7,8 +7,8 @@
 #include <set>
 
 #include "format/errors.h"
-#include "graph/passes/arithmetic.h"
 #include "graph/nodes/boxed.h"
+#include "graph/passes/arithmetic.h"
 #include "graph/passes/rules.h"
 
 namespace torch_blocked::graph {

@@ -1,7 +1,7 @@
-// Which steps run band by band of rows (ops/convolution/row_chain.h): an inverted residual, a depthwise
-// convolution and the 1x1 after it, a bottleneck. No stage but the first two sees more than a row
-// where an earlier one does: the rows that it needs beyond a band are computed twice where two
-// threads meet.
+// Which steps run band by band of rows (ops/convolution/row_chain.h): an inverted residual, a
+// depthwise convolution and the 1x1 after it, a bottleneck. No stage but the first two sees more
+// than a row where an earlier one does: the rows that it needs beyond a band are computed twice
+// where two threads meet.
 //
 // Pointwise steps are no stages. Norms before 1x1 convolutions and ReLUs before depthwise ones were
 // for a while, and DenseNet-121 and Xception took as long on a Zen 3.

@@ -4,9 +4,9 @@
 
 #include <set>
 
-#include "graph/running/inputs.h"
 #include "graph/node_kind.h"
-#include "ops/convolution/convolution.h"
+#include "graph/running/inputs.h"
+#include "ops/convolution_problem.h"
 
 namespace torch_blocked::graph {
 

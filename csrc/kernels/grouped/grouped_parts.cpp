@@ -1,7 +1,7 @@
 // Walks the output rows of depthwise and grouped convolutions in tiles.
 #include "format/sizes.h"
-#include "kernels/vector/finish.h"
 #include "kernels/grouped/grouped_tiles.h"
+#include "kernels/vector/finish.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

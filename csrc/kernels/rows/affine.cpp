@@ -1,5 +1,5 @@
-#include "kernels/vector/lanes.h"
 #include "kernels/rows/normalization.h"
+#include "kernels/vector/lanes.h"
 #include "kernels/vector/short_lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {

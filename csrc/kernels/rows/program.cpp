@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/vector/arithmetic.h"
+#include "kernels/rows/arithmetic.h"
 #include "kernels/vector/functions.h"
 
 namespace torch_blocked::kernels {
@@ -73,7 +73,7 @@ struct Strip {
     return run<Arithmetic::name>();
 #define BINARY UNARY
 #define TERNARY UNARY
-#include "kernels/vector/arithmetic.inc"
+#include "kernels/rows/arithmetic.inc"
     }
   }
 };

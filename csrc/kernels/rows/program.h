@@ -10,7 +10,7 @@ enum class Arithmetic : std::int64_t {
 #define UNARY(name, value) name,
 #define BINARY(name, value) name,
 #define TERNARY(name, value) name,
-#include "kernels/vector/arithmetic.inc"
+#include "kernels/rows/arithmetic.inc"
 };
 
 // How many of x, y and z it reads.
@@ -25,7 +25,7 @@ constexpr std::int64_t arity(Arithmetic op) {
 #define TERNARY(name, value) \
   case Arithmetic::name:     \
     return 3;
-#include "kernels/vector/arithmetic.inc"
+#include "kernels/rows/arithmetic.inc"
   }
   __builtin_unreachable();
 }

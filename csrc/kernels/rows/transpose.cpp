@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/vector/lanes.h"
 #include "kernels/rows/reorder.h"
+#include "kernels/vector/lanes.h"
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {

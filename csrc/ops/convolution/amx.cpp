@@ -1,9 +1,10 @@
 // float32 convolutions by tiles of bfloat16 products.
+#include "ops/products/amx.h"
+
 #include <memory>
 
-#include "ops/products/amx.h"
 #include "ops/convolution/convolution.h"
-#include "ops/convolution/transposed_phases.h"
+#include "ops/products/transposed_phases.h"
 #include "runtime/memory/packed_place.h"
 #include "runtime/trace/trace.h"
 
@@ -110,8 +111,6 @@ double handicap(const Problem& p) {
                                                                                       : 1;
 }
 
-}  // namespace
-
 const char* refuses_amx(const Problem& p) {
   if (!AmxProducts::available()) return "is for CPUs with AMX";
   if (p.dtype != at::kFloat) return "computes float32 only";
@@ -125,7 +124,6 @@ const char* refuses_amx(const Problem& p) {
 }
 
 double estimate_amx(const Problem& p) {
-  if (refuses_amx(p)) return kNever;
   double sum = 0;
   const ConvolutionPhases phases(p);
   for (const ConvolutionPhase& phase : phases.phases()) {
@@ -135,7 +133,6 @@ double estimate_amx(const Problem& p) {
 }
 
 std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
-  if (refuses_amx(p)) return std::nullopt;
   const auto work = std::make_shared<const Work>(p);
   const AmxProducts& first = work->products[0];
   return ConvolutionPlan{
@@ -148,5 +145,15 @@ std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
       .row_stage = first.pixelwise() ? pixel_row_stage(p, first.packed_floats()) : std::nullopt,
       .run_rows = [work, p](const ConvolutionBuffers& b) { return rows_of(work, p, b); }};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::amx = {
+    .name = "amx",
+    .refuses = refuses_amx,
+    .plan = plan_amx,
+    .estimate = estimate_amx,
+    .traits = {.sums_in_place = true, .any_format = true, .in_rows = true},
+};
 
 }  // namespace torch_blocked

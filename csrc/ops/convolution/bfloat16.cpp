@@ -5,7 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "ops/convolution/convolution.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "ops/products/dots_phases.h"
 #include "runtime/isa.h"
 
@@ -49,8 +49,6 @@ std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias
   return all;
 }
 
-}  // namespace
-
 const char* refuses_dots_bfloat16(const Problem& p) {
   if (p.dtype != at::kBFloat16) return "is for bfloat16";
   if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
@@ -60,7 +58,6 @@ const char* refuses_dots_bfloat16(const Problem& p) {
 }
 
 double estimate_dots_bfloat16(const Problem& p) {
-  if (refuses_dots_bfloat16(p)) return kNever;
   // Products of a whole block with zeros beside the weights of a smaller group.
   const std::int64_t inputs = p.src_dims[1] / p.groups, block = p.src_format.block;
   const double wasted =
@@ -69,7 +66,6 @@ double estimate_dots_bfloat16(const Problem& p) {
 }
 
 std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
-  if (refuses_dots_bfloat16(p)) return std::nullopt;
   const auto dots = std::make_shared<const PhasedDots>(p, DotNumbers::kBfloats, 0);
   std::optional<kernels::DotEnd> end;
   if (!bounds_of(p.epilogue)) {
@@ -110,5 +106,15 @@ std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
         };
       }};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::dots_bfloat16 = {
+    .name = "dots_bfloat16",
+    .refuses = refuses_dots_bfloat16,
+    .plan = plan_dots_bfloat16,
+    .estimate = estimate_dots_bfloat16,
+    .traits = {.sums_in_place = true, .in_rows = true},
+};
 
 }  // namespace torch_blocked

@@ -24,11 +24,11 @@
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "kernels/rows/reorder.h"
-#include "ops/convolution/time.h"
-#include "ops/per_threads.h"
+#include "ops/convolution_time.h"
 #include "runtime/memory/packed_place.h"
-#include "runtime/trace/trace.h"
 #include "runtime/memory/workspace.h"
+#include "runtime/per_threads.h"
+#include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -405,8 +405,6 @@ bool is_upsampling(const Problem& p) {
   return p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
 }
 
-bool possible(const Problem& p) { return !refuses_direct(p); }
-
 // Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
 // the FMA peak. Ours is faster
 //   - with few input channels, which oneDNN's blocked kernels do not take
@@ -466,8 +464,6 @@ double pass_factor(const Problem& p) {
   return products / static_cast<double>(d.oc);
 }
 
-}  // namespace
-
 const char* refuses_direct(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   // Sums begin with the residual.
@@ -487,17 +483,11 @@ const char* refuses_direct(const Problem& p) {
 }
 
 double estimate_direct(const Problem& p) {
-  Problem plain = p;
-  plain.epilogue = {};
-  if (!possible(plain)) return kNever;
-  const double apart = possible(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
-  return direct_microseconds(p) * idle_factor(plain) * pass_factor(plain) *
-             (beats_onednn(p) ? kBarelyFaster : kBarelySlower) +
-         apart;
+  return direct_microseconds(p) * idle_factor(p) * pass_factor(p) *
+         (beats_onednn(p) ? kBarelyFaster : kBarelySlower);
 }
 
 std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
-  if (!possible(p)) return std::nullopt;
   const auto work = std::make_shared<Work>();
   work->phases = phases_of(p);
   if (work->phases.empty()) return std::nullopt;
@@ -528,10 +518,20 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       }};
 }
 
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::direct = {
+    .name = "direct",
+    .refuses = refuses_direct,
+    .plan = plan_direct,
+    .estimate = estimate_direct,
+    .traits = {.sums_in_place = true, .gathers_channels = true, .in_rows = true},
+};
+
 bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {
   // Where runs of channels are shorter than this, moving them first is faster.
   constexpr std::int64_t kLeastRun = 4;
-  if (!possible(p) || !p.blocked() || p.transposed || p.groups != 1) return false;
+  if (refuses_direct(p) || !p.blocked() || p.transposed || p.groups != 1) return false;
   const Direct d = phases_of(p).front();
   if (!d.in_place || !d.pixelwise || d.in[0] * d.in[1] != 1) return false;
   return std::ssize(gather_segments(d, channels).segments) * kLeastRun <= std::ssize(channels);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ops/convolution/direct.h"
-#include "ops/convolution/phases.h"
+#include "ops/products/phases.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::direct {

@@ -44,8 +44,6 @@ at::Tensor weight_as_src(const at::Tensor& weight, std::int64_t lanes) {
   return padded.unflatten(1, {blocks, lanes}).transpose(2, 3).flatten(1).contiguous();
 }
 
-}  // namespace
-
 const char* refuses_few_rows(const Problem& p) {
   if (p.groups != 1) return "takes one group only";
   if (p.transposed) return "is for convolutions that are not transposed";
@@ -63,16 +61,13 @@ const char* refuses_few_rows(const Problem& p) {
   if (epilogue.residual && epilogue.before.kind != Activation::Kind::kNone) {
     return "has no activation before a sum";
   }
-  return p.src_dims[0] == 0 ? "needs an image" : refuses_linear_few_rows(linear_of(p));
+  return p.src_dims[0] == 0 ? "needs an image" : linears::few_rows.refuses(linear_of(p));
 }
 
-double estimate_few_rows(const Problem& p) {
-  return refuses_few_rows(p) ? kNever : estimate_linear_few_rows(linear_of(p));
-}
+double estimate_few_rows(const Problem& p) { return linears::few_rows.estimate(linear_of(p)); }
 
 std::optional<ConvolutionPlan> plan_few_rows(const Problem& p) {
-  if (refuses_few_rows(p)) return std::nullopt;
-  const std::optional<LinearPlan> linear = plan_linear_few_rows(linear_of(p));
+  const std::optional<LinearPlan> linear = linears::few_rows.plan(linear_of(p));
   if (!linear) return std::nullopt;
   const std::int64_t lanes = lanes_of(p.src_format, p.src_dims[1]), outputs = p.dst_dims[1],
                      tail = p.src_dims[0] * image_size(p.dst_format, p.dst_dims) -
@@ -93,5 +88,15 @@ std::optional<ConvolutionPlan> plan_few_rows(const Problem& p) {
           },
       .loops_only = linear->loops_only};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::few_rows = {
+    .name = "few_rows",
+    .refuses = refuses_few_rows,
+    .plan = plan_few_rows,
+    .estimate = estimate_few_rows,
+    .traits = {.any_format = true},
+};
 
 }  // namespace torch_blocked

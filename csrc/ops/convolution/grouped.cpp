@@ -4,6 +4,8 @@
 //
 // A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
 // outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
+#include "kernels/grouped/grouped.h"
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -11,10 +13,10 @@
 #include <vector>
 
 #include "format/errors.h"
-#include "kernels/grouped/grouped.h"
 #include "kernels/kernels.h"
-#include "ops/convolution/time.h"
-#include "ops/convolution/phases.h"
+#include "ops/convolution/convolution.h"
+#include "ops/convolution_time.h"
+#include "ops/products/phases.h"
 #include "runtime/isa.h"
 #include "runtime/memory/packed_place.h"
 #include "runtime/trace/trace.h"
@@ -422,8 +424,6 @@ const char* refuses_grouped_sizes(const Problem& p) {
   return refusal || !is_depthwise(p) ? refusal : "is for several channels a group";
 }
 
-}  // namespace
-
 const char* refuses_depthwise(const Problem& p) {
   return p.dtype == at::kFloat ? refuses_depthwise_sizes(p) : "computes float32 only";
 }
@@ -442,23 +442,15 @@ const char* refuses_grouped_bfloat16(const Problem& p) {
   return refusal ? refusal : refuses_grouped_sizes(p);
 }
 
-std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) {
-  if (refuses_depthwise(p)) return std::nullopt;
-  return plan(p);
-}
+std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) { return plan(p); }
 
 std::optional<ConvolutionPlan> plan_depthwise_bfloat16(const Problem& p) {
-  if (refuses_depthwise_bfloat16(p)) return std::nullopt;
   return with_float_bias(plan(p), p.dst_dims[1]);
 }
 
-std::optional<ConvolutionPlan> plan_grouped(const Problem& p) {
-  if (refuses_grouped(p)) return std::nullopt;
-  return plan(p);
-}
+std::optional<ConvolutionPlan> plan_grouped(const Problem& p) { return plan(p); }
 
 std::optional<ConvolutionPlan> plan_grouped_bfloat16(const Problem& p) {
-  if (refuses_grouped_bfloat16(p)) return std::nullopt;
   return with_float_bias(plan(p), p.dst_dims[1]);
 }
 
@@ -478,13 +470,12 @@ double estimate_depthwise(const Problem& p) {
 }
 
 double estimate_depthwise_bfloat16(const Problem& p) {
-  return refuses_depthwise_bfloat16(p) ? kNever : kBarelyFaster * direct_microseconds(p) / 2;
+  return kBarelyFaster * direct_microseconds(p) / 2;
 }
 
 // The sums are float32's; dot products of bfloat16 are of whole blocks, of which a group has a
 // part.
 double estimate_grouped_bfloat16(const Problem& p) {
-  if (refuses_grouped_bfloat16(p)) return kNever;
   return kBarelySlower * direct_microseconds(p);
 }
 
@@ -497,7 +488,7 @@ double estimate_grouped_bfloat16(const Problem& p) {
 // 32 and 80 channels a group run at 41 and 45 GF/s, direct at 76 and 89, 5x5 of 24 at 42 and 99. So
 // do lanes from several vectors: 3x3 of 28 and 20 channels 28 and 21, direct 52 and 46.
 double estimate_grouped(const Problem& p) {
-  if (isa() == Isa::kDefault || refuses_grouped(p)) return kNever;
+  if (isa() == Isa::kDefault) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
   Grouped grouped;
   grouped.blocks = p.dst_format.blocks(p.dst_dims[1]);
@@ -509,5 +500,39 @@ double estimate_grouped(const Problem& p) {
   return direct_microseconds(p) * (faster ? kBarelyFaster : kBarelySlower) * (shares ? 1 : 2) *
          (permutes ? 2 : 1);
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::depthwise = {
+    .name = "depthwise",
+    .refuses = refuses_depthwise,
+    .plan = plan_depthwise,
+    .estimate = estimate_depthwise,
+    .traits = {.sums_in_place = true, .in_rows = true},
+};
+
+constinit const ConvolutionImplementation convolutions::grouped = {
+    .name = "grouped",
+    .refuses = refuses_grouped,
+    .plan = plan_grouped,
+    .estimate = estimate_grouped,
+    .traits = {.sums_in_place = true, .in_rows = true},
+};
+
+constinit const ConvolutionImplementation convolutions::depthwise_bfloat16 = {
+    .name = "depthwise_bfloat16",
+    .refuses = refuses_depthwise_bfloat16,
+    .plan = plan_depthwise_bfloat16,
+    .estimate = estimate_depthwise_bfloat16,
+    .traits = {.sums_in_place = true, .in_rows = true},
+};
+
+constinit const ConvolutionImplementation convolutions::grouped_bfloat16 = {
+    .name = "grouped_bfloat16",
+    .refuses = refuses_grouped_bfloat16,
+    .plan = plan_grouped_bfloat16,
+    .estimate = estimate_grouped_bfloat16,
+    .traits = {.sums_in_place = true, .in_rows = true},
+};
 
 }  // namespace torch_blocked

@@ -9,15 +9,15 @@
 #include <memory>
 
 #include "format/errors.h"
-#include "ops/convolution/time.h"
-#include "ops/moving/descriptor_md.h"
-#include "ops/post_ops.h"
+#include "ops/convolution_time.h"
 #include "ops/moving/reorder.h"
+#include "ops/post_ops.h"
 #include "ops/wanted_formats.h"
-#include "runtime/onednn/engine.h"
 #include "runtime/fork.h"
 #include "runtime/memory/packed_place.h"
 #include "runtime/memory/packed_weights.h"
+#include "runtime/onednn/descriptor_md.h"
+#include "runtime/onednn/engine.h"
 #include "runtime/onednn/primitive.h"
 #include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
@@ -269,8 +269,6 @@ bool takes_epilogue(const Problem& p) {
          (is_as_in_aten(p.epilogue.before) && is_as_in_aten(p.epilogue.after));
 }
 
-}  // namespace
-
 const char* refuses_onednn_blocked(const Problem& p) {
   if (!has_onednn_type(p.dtype)) return "has no kernel for the dtype on this CPU";
   if (!takes_epilogue(p)) return "has an activation that loses NaN";
@@ -285,7 +283,6 @@ const char* refuses_onednn_channels_last(const Problem& p) {
 }
 
 std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
-  if (refuses_onednn_blocked(problem)) return std::nullopt;
   const Problem p = as_2d(problem);
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
@@ -304,13 +301,7 @@ std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
                          .weights_desc = weights_desc(problem, *convolution)};
 }
 
-double estimate_onednn_blocked(const Problem& p) {
-  const double moving = takes_epilogue(p) ? 0 : moving_microseconds(p.dst_dims, p.dtype);
-  return direct_microseconds(p) + moving;
-}
-
 std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {
-  if (refuses_onednn_channels_last(problem)) return std::nullopt;
   Problem p = problem;
   p.src_format = p.dst_format = kChannelsLast;
   const auto convolution = make(p);
@@ -336,6 +327,34 @@ std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem)
       .run = run,
       .weights_desc = weights_desc(problem, *convolution)};
 }
+
+// Between two reorders.
+double estimate_onednn_channels_last(const Problem& p) {
+  return kBarelySlower * direct_microseconds(p) + moving_microseconds(p.src_dims, p.dtype) +
+         moving_microseconds(p.dst_dims, p.dtype);
+}
+
+constexpr const char* kOnlyRef = "has only a `ref` kernel for it, or none";
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::onednn_blocked = {
+    .name = "onednn_blocked",
+    .refuses = refuses_onednn_blocked,
+    .plan = plan_onednn_blocked,
+    .fails = kOnlyRef,
+    .estimate = direct_microseconds,
+    .traits = {.any_format = true, .yardstick = true},
+};
+
+constinit const ConvolutionImplementation convolutions::onednn_channels_last = {
+    .name = "onednn_channels_last",
+    .refuses = refuses_onednn_channels_last,
+    .plan = plan_onednn_channels_last,
+    .fails = kOnlyRef,
+    .estimate = estimate_onednn_channels_last,
+    .traits = {.last_resort = true},
+};
 
 WantedFormats formats_wanted_by_onednn(const Problem& p) {
   if (!has_onednn_type(p.dtype))

@@ -1,11 +1,12 @@
 // 1x1 convolutions of planes, plain in and out: of few channels, for which blocks would be mostly
 // empty, as of the heads of attention that are mixed, or of what is plain before and after anyway.
+#include "kernels/direct/planes.h"
+
 #include <algorithm>
 
 #include "kernels/kernels.h"
-#include "kernels/direct/planes.h"
 #include "ops/convolution/convolution.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -15,8 +16,6 @@ using Problem = ConvolutionProblem;
 
 // So many pixels of a unit, of a whole number of cache lines.
 constexpr std::int64_t kPixels = 256;
-
-}  // namespace
 
 const char* refuses_planes(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
@@ -33,13 +32,11 @@ const char* refuses_planes(const Problem& p) {
 
 // Each src plane is read, and each dst plane written.
 double estimate_planes(const Problem& p) {
-  if (refuses_planes(p)) return kNever;
   return direct_microseconds(p) +
          (moving_microseconds(p.src_dims, p.dtype) + moving_microseconds(p.dst_dims, p.dtype)) / 2;
 }
 
 std::optional<ConvolutionPlan> plan_planes(const Problem& p) {
-  if (refuses_planes(p)) return std::nullopt;
   const std::int64_t images = p.src_dims[0], ic = p.src_dims[1], oc = p.dst_dims[1];
   const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(p.dst_dims).slice(2));
   ConvolutionPlan plan{.weights_format = "dense",
@@ -70,5 +67,15 @@ std::optional<ConvolutionPlan> plan_planes(const Problem& p) {
   };
   return plan;
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::planes = {
+    .name = "planes",
+    .refuses = refuses_planes,
+    .plan = plan_planes,
+    .estimate = estimate_planes,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

@@ -1,10 +1,12 @@
 // 1x1 convolutions by Strassen's product: an image is a matrix of pixels and channels.
+#include "ops/products/strassen.h"
+
 #include <algorithm>
 #include <memory>
 
 #include "format/errors.h"
-#include "ops/convolution/time.h"
-#include "ops/products/strassen.h"
+#include "ops/convolution/convolution.h"
+#include "ops/convolution_time.h"
 
 namespace torch_blocked {
 namespace {
@@ -35,8 +37,6 @@ VectorSteps steps_of(const Problem& p, std::int64_t channels) {
   return {.row = width, .vector = m.pixels * width, .image = m.pixels * round_up(channels, width)};
 }
 
-}  // namespace
-
 const char* refuses_strassen(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   const SpatialSizes sizes = spatial_sizes(p);
@@ -64,13 +64,11 @@ const char* refuses_strassen(const Problem& p) {
 }
 
 double estimate_strassen(const Problem& p) {
-  if (refuses_strassen(p)) return kNever;
   const std::int64_t width = matrices_of(p).kernels.width;
   return direct_microseconds(p) * Strassen::share(width, p.src_dims[1], p.dst_dims[1]);
 }
 
 std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
-  if (refuses_strassen(p)) return std::nullopt;
   const Matrices m = matrices_of(p);
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
   const auto strassen = std::make_shared<const Strassen>(m.kernels, m.images, m.pixels, ic, oc);
@@ -93,5 +91,15 @@ std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
       .loops_only = true,
       .handicap = Strassen::kHandicap};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::strassen = {
+    .name = "strassen",
+    .refuses = refuses_strassen,
+    .plan = plan_strassen,
+    .estimate = estimate_strassen,
+    .traits = {.sums_in_place = true, .only_measured = true},
+};
 
 }  // namespace torch_blocked

@@ -18,10 +18,11 @@
 #include <numeric>
 
 #include "format/errors.h"
-#include "ops/normalization/channel_sums.h"
-#include "ops/convolution/time.h"
-#include "ops/registered.h"
+#include "ops/convolution/convolution.h"
+#include "ops/convolution_time.h"
 #include "ops/moving/reorder.h"
+#include "ops/normalization/channel_sums.h"
+#include "ops/registered.h"
 #include "runtime/memory/memory_pool.h"
 #include "runtime/trace/trace.h"
 
@@ -75,9 +76,13 @@ const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff
                                         const WeightGradients::Row* only);
 
 // bfloat16 and float16 where the CPU has no kernel for them.
-std::optional<RunWeightGradient> plan_in_float32(const WeightGradientProblem& problem) {
+const char* refuses_in_float32(const WeightGradientProblem& problem) {
   const at::ScalarType dtype = problem.convolution.dtype;
-  if (dtype != at::kBFloat16 && dtype != at::kHalf) return std::nullopt;
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  return narrow ? nullptr : "is for bfloat16 and float16";
+}
+
+std::optional<RunWeightGradient> plan_in_float32(const WeightGradientProblem& problem) {
   return [p = problem.convolution](const Blocked& src, const Blocked& diff_dst,
                                    const at::Tensor& diff_weight) {
     Problem wide = p;
@@ -91,19 +96,11 @@ std::optional<RunWeightGradient> plan_in_float32(const WeightGradientProblem& pr
   };
 }
 
-double estimate_direct(const WeightGradientProblem& problem) {
-  return direct_microseconds(problem.convolution);
-}
-
-const WeightGradients kGradientImplementations(
-    "weight_gradient", {{"winograd", plan_winograd_gradient, estimate_winograd_gradient},
-                        {"direct", plan_direct_gradient, estimate_direct},
-                        {"depthwise", plan_depthwise_gradient},
-                        {"onednn_blocked", plan_onednn_gradient_blocked},
-                        {"onednn_plain_src", plan_onednn_gradient_plain_src},
-                        {"onednn_channels_last", plan_onednn_gradient_channels_last},
-                        {"in_float32", plan_in_float32},
-                        {"aten", plan_aten, nullptr, {.last_resort = true}}});
+const WeightGradients kGradientImplementations("weight_gradient", {
+#define IMPLEMENTATION(name) weight_gradients::name,
+#include "ops/gradient/list.inc"
+#undef IMPLEMENTATION
+                                                                  });
 
 const WeightGradients::Named& find_plan(const Problem& p, const at::Tensor& diff_weight,
                                         const WeightGradients::Row* only) {
@@ -154,6 +151,24 @@ at::Tensor bias_gradient(const Blocked& diff_dst) {
 }
 
 }  // namespace
+
+constinit const WeightGradient weight_gradients::in_float32 = {
+    .name = "in_float32",
+    .refuses = refuses_in_float32,
+    .plan = plan_in_float32,
+    .estimate = direct_gradient_microseconds,
+};
+
+constinit const WeightGradient weight_gradients::aten = {
+    .name = "aten",
+    .plan = plan_aten,
+    .estimate = direct_gradient_microseconds,
+    .traits = {.last_resort = true},
+};
+
+double direct_gradient_microseconds(const WeightGradientProblem& problem) {
+  return direct_microseconds(problem.convolution);
+}
 
 Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                std::int64_t channels, const at::Tensor& weight,

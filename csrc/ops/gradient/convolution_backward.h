@@ -1,7 +1,8 @@
 // The gradient of a convolution's weight is a list of implementations, as the forward is.
 #pragma once
 
-#include "ops/convolution/convolution.h"
+#include "ops/convolution_problem.h"
+#include "ops/implementations.h"
 
 namespace torch_blocked {
 
@@ -14,24 +15,16 @@ struct WeightGradientProblem {
   const at::Tensor& diff_weight;          // dense; any strides
 };
 
-// convolution_backward_depthwise.cpp: one channel a group. oneDNN's blocked kernel stops at 3x3;
-// its nhwc one takes 5 times as long as ours for 5x5.
-std::optional<RunWeightGradient> plan_depthwise_gradient(const WeightGradientProblem& problem);
+using WeightGradient = Implementation<WeightGradientProblem, RunWeightGradient>;
 
-// convolution_backward_direct.cpp: one group, float32, by our own kernel: the same bits for any
-// number of threads.
-std::optional<RunWeightGradient> plan_direct_gradient(const WeightGradientProblem& problem);
+// The rows of the list; each is defined in the file of its kernel's name.
+namespace weight_gradients {
+#define IMPLEMENTATION(name) extern const WeightGradient name;
+#include "ops/gradient/list.inc"
+#undef IMPLEMENTATION
+}  // namespace weight_gradients
 
-// convolution_backward_winograd.cpp: 3x3 at stride 1 by tiles; likewise.
-std::optional<RunWeightGradient> plan_winograd_gradient(const WeightGradientProblem& problem);
-double estimate_winograd_gradient(const WeightGradientProblem& problem);
-
-// convolution_backward_onednn.cpp: on blocked activations; on a plain src, where it has few
-// channels; and in nhwc.
-std::optional<RunWeightGradient> plan_onednn_gradient_blocked(const WeightGradientProblem& problem);
-std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
-    const WeightGradientProblem& problem);
-std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
-    const WeightGradientProblem& problem);
+// The estimate of what sums all products: of several that do, the first in the list runs.
+double direct_gradient_microseconds(const WeightGradientProblem& problem);
 
 }  // namespace torch_blocked

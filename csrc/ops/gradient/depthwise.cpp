@@ -27,14 +27,15 @@ kernels::DepthwiseGradient gradient_of(const Problem& p) {
           .dilation = sizes.dilation};
 }
 
-}  // namespace
-
-std::optional<RunWeightGradient> plan_depthwise_gradient(const WeightGradientProblem& problem) {
+const char* refuses_depthwise(const WeightGradientProblem& problem) {
   const Problem& p = problem.convolution;
-  const std::int64_t channels = p.src_dims[1];
-  if (p.dtype != at::kFloat || p.groups != channels || p.dst_dims[1] != channels) {
-    return std::nullopt;
-  }
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  const bool alone = p.groups == p.src_dims[1] && p.groups == p.dst_dims[1];
+  return alone ? nullptr : "is for one channel a group";
+}
+
+std::optional<RunWeightGradient> plan_depthwise(const WeightGradientProblem& problem) {
+  const Problem& p = problem.convolution;
   const kernels::DepthwiseGradient shape = gradient_of(p);
   return [shape](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     const auto kernel = kernels::kernels_for(shape.block).depthwise_gradient;
@@ -61,5 +62,14 @@ std::optional<RunWeightGradient> plan_depthwise_gradient(const WeightGradientPro
         total.transpose(1, 2).flatten(0, 1).narrow(0, 0, src.channels).view_as(diff_weight));
   };
 }
+
+}  // namespace
+
+constinit const WeightGradient weight_gradients::depthwise = {
+    .name = "depthwise",
+    .refuses = refuses_depthwise,
+    .plan = plan_depthwise,
+    .estimate = direct_gradient_microseconds,
+};
 
 }  // namespace torch_blocked

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/kernels.h"
 #include "kernels/direct/outer_products.h"
+#include "kernels/kernels.h"
 #include "ops/gradient/convolution_backward.h"
 #include "ops/gradient/tiles.h"
 #include "runtime/memory/memory_pool.h"
@@ -274,27 +274,39 @@ void run_few_channels(const Problem& p, const Blocked& src, const Blocked& diff_
   diff_weight.copy_(gradient);
 }
 
-}  // namespace
-
-std::optional<RunWeightGradient> plan_direct_gradient(const WeightGradientProblem& problem) {
+const char* refuses_direct(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
-  if (!(diff_weight.is_contiguous() || is_channels_last(diff_weight))) return std::nullopt;
-  if (p.dtype != at::kFloat || p.groups != 1 || !p.blocked() || p.src_format.block % 8 != 0) {
-    return std::nullopt;
-  }
+  const bool in_order = diff_weight.is_contiguous() || is_channels_last(diff_weight);
+  if (!in_order) return "writes weights in order, or with channels last";
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (p.groups != 1) return "takes one group only";
+  if (!p.blocked()) return "reads one blocked format only";
+  return p.src_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
+}
+
+std::optional<RunWeightGradient> plan_direct(const WeightGradientProblem& problem) {
+  const Problem& p = problem.convolution;
   const Shape shape = shape_of(p);
   if (shape.ic <= kFewChannels && shape.kernel[2] > 1 && shape.dilation[2] == 1 &&
       shape.padding[2] < shape.kernel[2]) {
-    return [p = p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    return [p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
       run_few_channels(p, src, diff_dst, diff_weight);
     };
   }
-  return
-      [p = p, shape](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
-        const auto packed =
-            empty_packed_gradient(p, diff_weight, kernels::kernels_for(shape.block).width);
-        (is_strided_1x1(shape) ? run_strided_1x1 : run)(shape, src, diff_dst, packed, diff_weight);
-      };
+  return [p, shape](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+    const auto packed =
+        empty_packed_gradient(p, diff_weight, kernels::kernels_for(shape.block).width);
+    (is_strided_1x1(shape) ? run_strided_1x1 : run)(shape, src, diff_dst, packed, diff_weight);
+  };
 }
+
+}  // namespace
+
+constinit const WeightGradient weight_gradients::direct = {
+    .name = "direct",
+    .refuses = refuses_direct,
+    .plan = plan_direct,
+    .estimate = direct_gradient_microseconds,
+};
 
 }  // namespace torch_blocked

@@ -1,15 +1,16 @@
 // The gradient of a weight by oneDNN, never by its `ref` kernels: in the weights format that it
 // likes best, which is then reordered to the dense one.
+#include "ops/convolution/onednn.h"
+
 #include <algorithm>
 #include <array>
 #include <memory>
 
 #include "ops/gradient/convolution_backward.h"
-#include "ops/convolution/onednn.h"
 #include "ops/moving/reorder.h"
-#include "runtime/onednn/engine.h"
 #include "runtime/fork.h"
 #include "runtime/memory/memory_pool.h"
+#include "runtime/onednn/engine.h"
 #include "runtime/trace/trace.h"
 
 namespace torch_blocked {
@@ -20,7 +21,7 @@ using Problem = ConvolutionProblem;
 constexpr const char* kGradientOp = "convolution_backward";
 
 // oneDNN's primitive, and the reorder of its weights format to the dense one.
-struct WeightGradient {
+struct GradientPrimitive {
   Primitive primitive, reorder;
   std::int64_t bytes;  // of diff_weights in oneDNN's format
 
@@ -32,9 +33,9 @@ struct WeightGradient {
 };
 
 // Nothing if oneDNN has only `ref`.
-std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc& src_md,
-                                     const dnnl::memory::desc& dst_md,
-                                     const dnnl::memory::desc& dense_md) {
+std::shared_ptr<GradientPrimitive> make(const Problem& p, const dnnl::memory::desc& src_md,
+                                        const dnnl::memory::desc& dst_md,
+                                        const dnnl::memory::desc& dense_md) {
   const dnnl::memory::desc any_md(onednn_weight_dims(p), onednn_type(p.dtype),
                                   dnnl::memory::format_tag::any);
   Dims dilates = p.dilation;  // oneDNN counts the gaps
@@ -60,18 +61,34 @@ std::shared_ptr<WeightGradient> make(const Problem& p, const dnnl::memory::desc&
       {{DNNL_ARG_SRC, src_md}, {DNNL_ARG_DIFF_DST, dst_md}, {DNNL_ARG_DIFF_WEIGHTS, packed_md}}};
   const std::array<Primitive::Argument, 2> reorder_arguments{
       {{DNNL_ARG_SRC, packed_md}, {DNNL_ARG_DST, dense_md}}};
-  return std::make_shared<WeightGradient>(WeightGradient{
+  return std::make_shared<GradientPrimitive>(GradientPrimitive{
       Primitive(dnnl::convolution_backward_weights(pd), arguments, pd.scratchpad_desc()),
       Primitive(dnnl::reorder(reorder_pd), reorder_arguments, reorder_pd.scratchpad_desc()),
       static_cast<std::int64_t>(packed_md.get_size())});
 }
 
-}  // namespace
+const char* refuses_blocked(const WeightGradientProblem& problem) {
+  const bool has_type = has_onednn_type(problem.convolution.dtype);
+  return has_type ? nullptr : "has no kernel for the dtype on this CPU";
+}
 
-std::optional<RunWeightGradient> plan_onednn_gradient_blocked(
-    const WeightGradientProblem& problem) {
+const char* refuses_plain_src(const WeightGradientProblem& problem) {
+  const bool few = problem.convolution.src_dims[1] <= 3;
+  return few ? refuses_blocked(problem) : "is for at most 3 input channels";
+}
+
+// oneDNN's AVX2 kernel writes out of bounds for a strided 1x1 with few channels in nhwc.
+// Source: uxlfoundation/oneDNN, issue 6035.
+const char* refuses_channels_last(const WeightGradientProblem& problem) {
+  const Problem& p = problem.convolution;
+  const bool is_1x1 = std::all_of(p.weight_dims.begin() + 2, p.weight_dims.end(),
+                                  [](std::int64_t size) { return size == 1; });
+  const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
+  return is_1x1 && strided ? "takes no 1x1 kernels with a stride" : refuses_blocked(problem);
+}
+
+std::optional<RunWeightGradient> plan_blocked(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
-  if (!has_onednn_type(p.dtype)) return std::nullopt;
   const auto gradient =
       make(p, activation_md(p.src_dims, p.src_format, p.dtype),
            activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
@@ -82,10 +99,8 @@ std::optional<RunWeightGradient> plan_onednn_gradient_blocked(
 }
 
 // The first layer: oneDNN reads up to 3 channels from nchw only; the reorder is small, as src is.
-std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
-    const WeightGradientProblem& problem) {
+std::optional<RunWeightGradient> plan_plain_src(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
-  if (!has_onednn_type(p.dtype) || p.src_dims[1] > 3) return std::nullopt;
   const auto gradient =
       make(p, activation_md(p.src_dims, kPlain, p.dtype),
            activation_md(p.dst_dims, p.dst_format, p.dtype), dense_weights_md(p, diff_weight));
@@ -95,15 +110,8 @@ std::optional<RunWeightGradient> plan_onednn_gradient_plain_src(
   };
 }
 
-std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
-    const WeightGradientProblem& problem) {
+std::optional<RunWeightGradient> plan_channels_last(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
-  // oneDNN's AVX2 kernel writes out of bounds for a strided 1x1 with few channels in nhwc.
-  // Source: uxlfoundation/oneDNN, issue 6035.
-  const bool is_1x1 = std::all_of(p.weight_dims.begin() + 2, p.weight_dims.end(),
-                                  [](std::int64_t size) { return size == 1; });
-  const bool strided = std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
-  if (!has_onednn_type(p.dtype) || (is_1x1 && strided)) return std::nullopt;
   const auto gradient =
       make(p, activation_md(p.src_dims, kChannelsLast, p.dtype),
            activation_md(p.dst_dims, kChannelsLast, p.dtype), dense_weights_md(p, diff_weight));
@@ -113,5 +121,28 @@ std::optional<RunWeightGradient> plan_onednn_gradient_channels_last(
                       reorder_to_dense(kGradientOp, diff_dst, true), diff_weight);
   };
 }
+
+}  // namespace
+
+constinit const WeightGradient weight_gradients::onednn_blocked = {
+    .name = "onednn_blocked",
+    .refuses = refuses_blocked,
+    .plan = plan_blocked,
+    .estimate = direct_gradient_microseconds,
+};
+
+constinit const WeightGradient weight_gradients::onednn_plain_src = {
+    .name = "onednn_plain_src",
+    .refuses = refuses_plain_src,
+    .plan = plan_plain_src,
+    .estimate = direct_gradient_microseconds,
+};
+
+constinit const WeightGradient weight_gradients::onednn_channels_last = {
+    .name = "onednn_channels_last",
+    .refuses = refuses_channels_last,
+    .plan = plan_channels_last,
+    .estimate = direct_gradient_microseconds,
+};
 
 }  // namespace torch_blocked

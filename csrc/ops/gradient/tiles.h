@@ -2,7 +2,7 @@
 // kernels sum it to the dense one.
 #pragma once
 
-#include "ops/convolution/convolution.h"
+#include "ops/convolution_problem.h"
 
 namespace torch_blocked {
 

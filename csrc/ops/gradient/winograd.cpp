@@ -4,14 +4,15 @@
 // become stays in L3; then each tile of the weight adds up its products of all slabs. Sums go over
 // the slabs in their order, so the number of threads does not show.
 
+#include "ops/convolution/winograd/winograd.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/kernels.h"
 #include "kernels/direct/outer_products.h"
+#include "kernels/kernels.h"
+#include "ops/convolution_time.h"
 #include "ops/gradient/convolution_backward.h"
-#include "ops/convolution/time.h"
-#include "ops/convolution/winograd/winograd.h"
 #include "ops/gradient/tiles.h"
 #include "runtime/memory/memory_pool.h"
 #include "runtime/memory/workspace.h"
@@ -169,14 +170,21 @@ void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
   }
 }
 
-}  // namespace
-
 // In FMAs per pair of channels, as the forward's costs: transforms per tile and vector of channels,
 // and G^T sums G per pair. The direct gradient runs at the pace of a direct convolution, this one
 // at 0.9 of it.
-double estimate_winograd_gradient(const WeightGradientProblem& problem) {
+const char* refuses_winograd(const WeightGradientProblem& problem) {
+  const auto& [p, diff_weight] = problem;
+  if (p.dtype != at::kFloat) return "computes float32 only";
+  if (const char* refusal = refuses_winograd_sizes(p)) return refusal;
+  const bool deep = as_3d(at::IntArrayRef(p.weight_dims).slice(2), 1)[0] > 1;
+  if (deep) return "takes 3x3 kernels only";
+  const bool in_order = diff_weight.is_contiguous() || is_channels_last(diff_weight);
+  return in_order ? nullptr : "writes weights in order, or with channels last";
+}
+
+double estimate_winograd(const WeightGradientProblem& problem) {
   const Problem& p = problem.convolution;
-  if (!winograd_possible(p)) return kNever;
   const auto tiles = static_cast<double>(winograd_tiles(p, {1, 4, 4})),
              block = static_cast<double>(p.src_format.block);
   const auto ic = static_cast<double>(p.src_dims[1]), oc = static_cast<double>(p.dst_dims[1]);
@@ -187,14 +195,20 @@ double estimate_winograd_gradient(const WeightGradientProblem& problem) {
   return microseconds_of(fmas * ic * oc) / 0.9;
 }
 
-std::optional<RunWeightGradient> plan_winograd_gradient(const WeightGradientProblem& problem) {
-  const auto& [p, diff_weight] = problem;
-  const bool deep = as_3d(at::IntArrayRef(p.weight_dims).slice(2), 1)[0] > 1;
-  if (deep || !winograd_possible(p)) return std::nullopt;
-  if (!(diff_weight.is_contiguous() || is_channels_last(diff_weight))) return std::nullopt;
-  return [p = p](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
+std::optional<RunWeightGradient> plan_winograd(const WeightGradientProblem& problem) {
+  return [p = problem.convolution](const Blocked& src, const Blocked& diff_dst,
+                                   const at::Tensor& diff_weight) {
     run(p, src, diff_dst, diff_weight);
   };
 }
+
+}  // namespace
+
+constinit const WeightGradient weight_gradients::winograd = {
+    .name = "winograd",
+    .refuses = refuses_winograd,
+    .plan = plan_winograd,
+    .estimate = estimate_winograd,
+};
 
 }  // namespace torch_blocked

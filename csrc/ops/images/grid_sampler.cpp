@@ -1,6 +1,6 @@
 // Sampling at the points of a grid, 2-D and 3-D, and its gradients. Every point becomes a few taps:
 // pixels of the image with a weight each, found once and used for all channels. float32.
-#include "kernels/rows/grid_sampler.h"
+#include "kernels/images/grid_sampler.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

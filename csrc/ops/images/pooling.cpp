@@ -4,12 +4,12 @@
 #include <memory>
 
 #include "format/errors.h"
+#include "kernels/images/pooling.h"
 #include "kernels/kernels.h"
-#include "kernels/rows/pooling.h"
 #include "ops/moving/reorder.h"
 #include "ops/window.h"
-#include "runtime/onednn/engine.h"
 #include "runtime/fork.h"
+#include "runtime/onednn/engine.h"
 #include "runtime/onednn/primitive.h"
 #include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
@@ -55,7 +55,6 @@ const kernels::Kernels& kernels_of(const PoolingProblem& p) {
 
 // Not by oneDNN, whose maximum of a window with a NaN is that of its other pixels.
 std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
-  if (p.kind != Pooling::kMax || !all_windows_have_pixels(p)) return std::nullopt;
   const kernels::Kernels& k = kernels_of(p);
   const auto kernel = p.dtype == at::kByte       ? k.maximum_bytes
                       : p.dtype == at::kBFloat16 ? k.maximum_bfloats
@@ -65,7 +64,6 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
 
 // Whatever oneDNN does not take. With small windows it takes up to 1.5 times as long as oneDNN's.
 std::optional<PoolingPlan> plan_average(const PoolingProblem& p) {
-  if (p.kind == Pooling::kMax || p.dtype != at::kFloat) return std::nullopt;
   return plan_rows(p, kernels_of(p).average,
                    [of_window = p.kind == Pooling::kAverageOfWindow,
                     divisor = p.divisor](const kernels::PoolingWindows& windows) {
@@ -86,8 +84,6 @@ bool divides_by_windows(const PoolingProblem& p) {
 }
 
 std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
-  if (p.kind == Pooling::kMax || p.dtype == at::kByte) return std::nullopt;
-  if (!divides_by_windows(p)) return std::nullopt;
   const dnnl::algorithm algorithm = p.kind == Pooling::kAverageOfWindow
                                         ? dnnl::algorithm::pooling_avg_include_padding
                                         : dnnl::algorithm::pooling_avg_exclude_padding;
@@ -119,23 +115,29 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
 }
 
 const char* refuses_maximum(const PoolingProblem& p) {
-  return p.kind != Pooling::kMax ? "is for maxima" : "takes no windows beyond the input";
+  if (p.kind != Pooling::kMax) return "is for maxima";
+  return all_windows_have_pixels(p) ? nullptr : "takes no windows beyond the input";
 }
 
 const char* refuses_average(const PoolingProblem& p) {
-  return p.kind == Pooling::kMax ? "is for averages" : "is for float32";
+  if (p.kind == Pooling::kMax) return "is for averages";
+  return p.dtype == at::kFloat ? nullptr : "is for float32";
 }
 
 const char* refuses_onednn(const PoolingProblem& p) {
   if (p.kind == Pooling::kMax) return "is for averages";
-  return divides_by_windows(p) ? "has only a `ref` kernel for it, or none"
-                               : "divides by the window's size only";
+  if (p.dtype == at::kByte) return "takes no bytes";
+  return divides_by_windows(p) ? nullptr : "divides by the window's size only";
 }
 
+// In order of preference.
 const Implementations<PoolingProblem, PoolingPlan> kPoolingImplementations(
-    "pooling", {{"maximum", plan_maximum, nullptr, {}, refuses_maximum},
-                {"onednn", plan_onednn, nullptr, {}, refuses_onednn},
-                {"average", plan_average, nullptr, {}, refuses_average}});
+    "pooling", {{.name = "maximum", .refuses = refuses_maximum, .plan = plan_maximum},
+                {.name = "onednn",
+                 .refuses = refuses_onednn,
+                 .plan = plan_onednn,
+                 .fails = "has only a `ref` kernel for it, or none"},
+                {.name = "average", .refuses = refuses_average, .plan = plan_average}});
 
 }  // namespace
 
@@ -160,7 +162,7 @@ const char* choose_pooling(const PoolingProblem& p) {
 
 PoolingPlan plan_pooling(const PoolingProblem& p, const char* implementation) {
   kPoolingImplementations.set_last(implementation);
-  return kPoolingImplementations.row(implementation).plan(p).value();
+  return kPoolingImplementations.plan(kPoolingImplementations.row(implementation), p).value();
 }
 
 std::vector<Refusal> pooling_refusals(const PoolingProblem& p) {

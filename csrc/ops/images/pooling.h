@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/rows/pooling.h"
+#include "kernels/images/pooling.h"
 #include "ops/blocked.h"
 #include "ops/implementations.h"
 

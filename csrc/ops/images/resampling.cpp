@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "format/errors.h"
-#include "kernels/rows/grid_sampler.h"
+#include "kernels/images/grid_sampler.h"
+#include "kernels/images/resampling.h"
 #include "kernels/kernels.h"
-#include "kernels/rows/resampling.h"
 #include "ops/registered.h"
 #include "torch_blocked/threads.h"
 

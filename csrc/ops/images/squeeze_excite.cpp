@@ -1,9 +1,10 @@
 // Three passes: sums of src, the layers, the product. A few images at a time, so that the product
 // finds src in the caches, and from the end, where the sums left it.
 //
-// Sums of the rows that a chain has just made (ops/convolution/row_chain.h), and products by rows for the chain
-// behind, leave out two passes through memory, and yet EfficientNet-B0 and MobileNetV3 took 0.99 to
-// 1.04 of the time on a Zen 3: most of a gate's time goes to the weights of its layers.
+// Sums of the rows that a chain has just made (ops/convolution/row_chain.h), and products by rows
+// for the chain behind, leave out two passes through memory, and yet EfficientNet-B0 and
+// MobileNetV3 took 0.99 to 1.04 of the time on a Zen 3: most of a gate's time goes to the weights
+// of its layers.
 #include "ops/images/squeeze_excite.h"
 
 #include <ATen/ops/cat.h>
@@ -15,8 +16,8 @@
 #include "kernels/kernels.h"
 #include "kernels/matrix/linear.h"
 #include "kernels/rows/normalization.h"
-#include "ops/normalization/exact_sums.h"
 #include "ops/implementations.h"
+#include "ops/normalization/exact_sums.h"
 #include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
 
@@ -239,7 +240,7 @@ std::optional<SqueezeExcitePlan> plan_three_passes(const SqueezeExciteProblem& p
 }
 
 const Implementations<SqueezeExciteProblem, SqueezeExcitePlan> kSqueezeExciteImplementations(
-    "squeeze_excite", {{"three_passes", plan_three_passes}});
+    "squeeze_excite", {{.name = "three_passes", .plan = plan_three_passes}});
 
 }  // namespace
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/images/squeeze_excite.h"
 #include "kernels/vector/epilogue.h"
-#include "kernels/rows/squeeze_excite.h"
 #include "ops/blocked.h"
 
 namespace torch_blocked {

@@ -1,7 +1,8 @@
 // Linear layers by tiles of bfloat16 products: a row is a pixel, whose channels come last.
+#include "ops/products/amx.h"
+
 #include <memory>
 
-#include "ops/products/amx.h"
 #include "ops/linear/linear.h"
 #include "runtime/memory/packed_place.h"
 #include "runtime/trace/trace.h"
@@ -29,20 +30,15 @@ AmxProblem amx_problem(const LinearProblem& p) {
           .epilogue = p.epilogue};
 }
 
-}  // namespace
-
-const char* refuses_linear_amx(const LinearProblem& p) {
+const char* refuses_amx(const LinearProblem& p) {
   if (!AmxProducts::available()) return "is for CPUs with AMX";
   if (p.dtype != at::kFloat) return "computes float32 only";
   return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
 }
 
-double estimate_linear_amx(const LinearProblem& p) {
-  return refuses_linear_amx(p) ? kNever : AmxProducts::estimate(amx_problem(p));
-}
+double estimate_amx(const LinearProblem& p) { return AmxProducts::estimate(amx_problem(p)); }
 
-std::optional<LinearPlan> plan_linear_amx(const LinearProblem& p) {
-  if (refuses_linear_amx(p)) return std::nullopt;
+std::optional<LinearPlan> plan_amx(const LinearProblem& p) {
   const auto products = std::make_shared<const AmxProducts>(amx_problem(p));
   LinearPlan plan{.weights_format = "amx",
                   .pack =
@@ -65,5 +61,15 @@ std::optional<LinearPlan> plan_linear_amx(const LinearProblem& p) {
   plan.loops_only = true;
   return plan;
 }
+
+}  // namespace
+
+constinit const LinearImplementation linears::amx = {
+    .name = "amx",
+    .refuses = refuses_amx,
+    .plan = plan_amx,
+    .estimate = estimate_amx,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

@@ -9,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "kernels/matrix/linear.h"
 #include "kernels/rows/reorder.h"
+#include "ops/convolution/convolution.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/rows_of_blocks.h"
 #include "runtime/isa.h"
@@ -43,9 +44,7 @@ at::Tensor pack_bfloat16(const at::Tensor& weight) {
   return packed;
 }
 
-}  // namespace
-
-const char* refuses_linear_bfloats(const LinearProblem& p) {
+const char* refuses_dots_bfloat16(const LinearProblem& p) {
   if (p.dtype != at::kBFloat16) return "is for bfloat16";
   if (!multiplies_bfloats()) return "has no kernel for the dtype on this CPU";
   if (p.rows == 0 || p.inputs == 0) return "takes no empty tensors";
@@ -53,13 +52,12 @@ const char* refuses_linear_bfloats(const LinearProblem& p) {
   return p.inputs % 2 == 0 ? nullptr : "takes an even number of inputs";
 }
 
-const char* refuses_linear_few_bfloats(const LinearProblem& p) {
-  if (const char* refusal = refuses_linear_bfloats(p)) return refusal;
+const char* refuses_few_rows_bfloat16(const LinearProblem& p) {
+  if (const char* refusal = refuses_dots_bfloat16(p)) return refusal;
   return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
 }
 
-std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& p) {
-  if (refuses_linear_few_bfloats(p)) return std::nullopt;
+std::optional<LinearPlan> plan_few_rows_bfloat16(const LinearProblem& p) {
   const std::int64_t block = block_of_outputs();
   LinearRows rows{};
   rows.rows = p.rows;
@@ -85,10 +83,9 @@ std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& p) {
                     .loops_only = true};
 }
 
-std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& p) {
-  if (refuses_linear_bfloats(p)) return std::nullopt;
+std::optional<LinearPlan> plan_dots_bfloat16(const LinearProblem& p) {
   const std::int64_t width = kernels::kernels().width;
-  auto plan = plan_dots_bfloat16(
+  auto plan = convolutions::dots_bfloat16.plan(
       pixels_of_rows(p.rows, p.inputs, p.outputs, width, at::kBFloat16, p.activation()));
   if (!plan) return std::nullopt;
   const RowsOfBlocks blocks{p.rows, p.outputs, width};
@@ -106,17 +103,31 @@ std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& p) {
                     .run = run};
 }
 
-double estimate_linear_few_bfloats(const LinearProblem& p) {
+double estimate_few_rows_bfloat16(const LinearProblem& p) {
   constexpr double kBytes = 31e3;  // per microsecond, from memory
-  return refuses_linear_few_bfloats(p) ? kNever
-                                       : 2 * static_cast<double>(p.inputs * p.outputs) / kBytes;
+  return 2 * static_cast<double>(p.inputs * p.outputs) / kBytes;
 }
 
-double estimate_linear_bfloats(const LinearProblem& p) {
-  if (refuses_linear_bfloats(p)) return kNever;
+double estimate_dots_bfloat16(const LinearProblem& p) {
   constexpr double kFlops = 200e3, kBytes = 17e3;
   const double products = static_cast<double>(p.inputs * p.outputs);
   return std::max(2 * products * static_cast<double>(p.rows) / kFlops, 2 * products / kBytes);
 }
+
+}  // namespace
+
+constinit const LinearImplementation linears::few_rows_bfloat16 = {
+    .name = "few_rows_bfloat16",
+    .refuses = refuses_few_rows_bfloat16,
+    .plan = plan_few_rows_bfloat16,
+    .estimate = estimate_few_rows_bfloat16,
+};
+
+constinit const LinearImplementation linears::dots_bfloat16 = {
+    .name = "dots_bfloat16",
+    .refuses = refuses_dots_bfloat16,
+    .plan = plan_dots_bfloat16,
+    .estimate = estimate_dots_bfloat16,
+};
 
 }  // namespace torch_blocked

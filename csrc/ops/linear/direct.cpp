@@ -8,8 +8,8 @@
 #include "ops/linear/linear.h"
 #include "ops/products/row_product.h"
 #include "runtime/memory/packed_place.h"
-#include "runtime/trace/trace.h"
 #include "runtime/memory/workspace.h"
+#include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -131,15 +131,12 @@ void run(const LinearProblem& p, const Cut& cut, const Buffers& buffers) {
   });
 }
 
-}  // namespace
-
-const char* refuses_linear_direct(const LinearProblem& p) {
+const char* refuses_direct(const LinearProblem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
 }
 
-std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
-  if (refuses_linear_direct(p)) return std::nullopt;
+std::optional<LinearPlan> plan_direct(const LinearProblem& p) {
   const Cut cut(p);
   LinearPlan plan{.weights_format = "linear by " + std::to_string(cut.outputs.group()),
                   .pack = [cut](const at::Tensor& weight) { return pack(weight, cut.outputs); },
@@ -155,11 +152,21 @@ std::optional<LinearPlan> plan_linear_direct(const LinearProblem& p) {
 }
 
 // Its weights come in pieces, as oneDNN's do.
-double estimate_linear_direct(const LinearProblem& p) {
+double estimate_direct(const LinearProblem& p) {
   constexpr double kFlops = 120e3, kBytes = 17e3;  // per microsecond
   const auto weights =
       static_cast<double>(PackedColumns{&kernels::kernels(), p.inputs, p.outputs}.floats());
   return std::max(2 * static_cast<double>(p.rows) * weights / kFlops, 4 * weights / kBytes);
 }
+
+}  // namespace
+
+constinit const LinearImplementation linears::direct = {
+    .name = "direct",
+    .refuses = refuses_direct,
+    .plan = plan_direct,
+    .estimate = estimate_direct,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

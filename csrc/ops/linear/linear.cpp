@@ -1,266 +1,24 @@
 #include "ops/linear/linear.h"
 
 #include <algorithm>
-#include <array>
-#include <memory>
-#include <optional>
 
 #include "format/errors.h"
-#include "format/sizes.h"
-#include "kernels/kernels.h"
-#include "kernels/matrix/linear.h"
-#include "kernels/rows/reorder.h"
-#include "ops/moving/descriptor_md.h"
-#include "ops/post_ops.h"
-#include "runtime/onednn/engine.h"
-#include "runtime/fork.h"
-#include "runtime/memory/packed_place.h"
-#include "runtime/onednn/primitive.h"
-#include "runtime/trace/trace.h"
-#include "torch_blocked/threads.h"
 
 namespace torch_blocked {
 namespace {
 
-using Md = dnnl::memory::desc;
-using Tag = dnnl::memory::format_tag;
-using kernels::LinearRows;
-constexpr auto kF32 = dnnl::memory::data_type::f32;
-
-dnnl::primitive_attr attributes(const kernels::Activation& activation) {
-  dnnl::post_ops post_ops;
-  append_activation(post_ops, activation);
-  dnnl::primitive_attr attr = user_scratchpad();
-  attr.set_post_ops(post_ops);
-  return attr;
-}
-
-// Weights as [blocks of outputs, inputs, outputs of the block], where inputs may be padded: how
-// oneDNN wants those of most problems.
-struct OutputBlocks {
-  std::int64_t outputs, stride;  // floats of a row of a block, and of a block
-};
-
-std::optional<OutputBlocks> output_blocks_of(const Md& weights) {
-  if (weights.get_inner_nblks() != 2 || weights.get_inner_idxs() != dnnl::memory::dims{1, 0}) {
-    return std::nullopt;
-  }
-  const std::int64_t inputs = weights.get_inner_blks()[0], outputs = weights.get_inner_blks()[1];
-  const dnnl::memory::dims strides = weights.get_strides();
-  if (strides[1] != inputs * outputs) return std::nullopt;
-  return OutputBlocks{outputs, strides[0]};
-}
-
-// VGG-16's first linear layer, 392 MiB, is optimized in 0.10 to 0.17 s so; with oneDNN's reorder
-// and a copy of what it packs that was 0.15 to 0.77 s, as pages are at hand or not.
-void pack_output_blocks(const at::Tensor& weight, const OutputBlocks& blocks, float* packed) {
-  constexpr std::int64_t kInputs = 256;
-  const auto [block, stride] = blocks;
-  const std::int64_t outputs = weight.size(0), inputs = weight.size(1), rows = stride / block,
-                     parts = ceil_div(inputs, kInputs);
-  const float* from = weight.const_data_ptr<float>();
-  parallel_units(
-      ceil_div(outputs, block) * parts, kInputs * block, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t unit = begin; unit < end; ++unit) {
-          const std::int64_t index = unit / parts, first = unit % parts * kInputs;
-          const std::int64_t last = std::min(first + kInputs, inputs);
-          const std::int64_t lanes = std::min(block, outputs - index * block);
-          float* to = packed + index * stride + first * block;  // [inputs of this part, block]
-          if (lanes < block) std::fill_n(to, (last - first) * block, 0.f);
-          kernels::kernels().transpose(
-              {from + index * block * inputs + first, inputs, to, block, lanes, last - first});
-          if (last == inputs) std::fill_n(to + (last - first) * block, (rows - last) * block, 0.f);
-        }
-      });
-}
-
-at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
-  const auto bytes = static_cast<std::int64_t>(packed_md.get_size());
-  trace::Timed timed(trace::Kind::kPack, "linear", bytes);
-  const at::Tensor packed = empty_packed(bytes, at::kByte);
-  if (const auto blocks = output_blocks_of(packed_md)) {
-    pack_output_blocks(weight, *blocks, static_cast<float*>(packed.mutable_data_ptr()));
-    return packed;
-  }
-  const Md md(weight.sizes().vec(), kF32, Tag::ab);
-  const NoFork no_fork;
-  const dnnl::reorder::primitive_desc pd(engine(), md, engine(), packed_md, user_scratchpad());
-  const std::array<Primitive::Argument, 2> arguments{
-      {{DNNL_ARG_SRC, md}, {DNNL_ARG_DST, packed_md}}};
-  Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc())
-      .execute({weight.const_data_ptr(), packed.mutable_data_ptr()});
-  return packed;
-}
-
-// The problem as our kernel for few rows takes it, if it can read the weights as oneDNN has them.
-std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
-  const std::int64_t width = kernels::kernels().width;
-  const auto blocks = output_blocks_of(weights);
-  if (p.rows > LinearRows::kMostRows || !blocks) return std::nullopt;
-  const std::int64_t outputs = blocks->outputs;
-  if (outputs % width != 0 || outputs > LinearRows::kMostVectors * width) return std::nullopt;
-  LinearRows rows{};
-  rows.rows = p.rows;
-  rows.inputs = p.inputs;
-  rows.outputs = p.outputs;
-  rows.block = outputs;
-  rows.weights_stride = blocks->stride;
-  rows.activation = p.activation();
-  return rows;
-}
-
-void run_few_rows(LinearRows rows, const LinearBuffers& buffers) {
-  rows.src = buffers.src;
-  rows.weights = buffers.weights;
-  rows.bias = buffers.bias;
-  rows.dst = buffers.dst;
-  parallel_units(ceil_div(rows.outputs, rows.block), rows.weights_stride,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   kernels::kernels().linear_rows(rows, begin, end);
-                 });
-}
-
-// oneDNN's primitive. Both implementations take the weights in the format that it chooses, so that
-// they are packed once for any number of rows.
-struct InnerProduct {
-  NoFork no_fork = {};
-  Md src_md, weights_md, bias_md, dst_md;
-  dnnl::inner_product_forward::primitive_desc pd;
-
-  explicit InnerProduct(const LinearProblem& p)
-      : src_md({p.rows, p.inputs}, kF32, Tag::ab),
-        weights_md({p.outputs, p.inputs}, kF32, Tag::any),
-        bias_md(p.has_bias ? Md({p.outputs}, kF32, Tag::a) : Md()),
-        dst_md({p.rows, p.outputs}, kF32, Tag::ab),
-        pd(engine(), dnnl::prop_kind::forward_inference, src_md, weights_md, bias_md, dst_md,
-           attributes(p.activation())) {}
-};
-
-LinearPlan plan_on(const Md& packed_md) {
-  Key key("linear");
-  key.add(packed_md.get_padded_dims()).add(packed_md.get_strides()).add(packed_md.get_inner_blks());
-  return {.weights_format = std::move(key.add(packed_md.get_inner_idxs())).text(),
-          .pack = [packed_md](const at::Tensor& weight) { return pack(weight, packed_md); },
-          .run = {},
-          .weights_desc = descriptor_of(packed_md)};
-}
-
-const char* refuses_onednn(const LinearProblem& p) {
-  return p.dtype != at::kFloat ? "computes float32 only" : nullptr;
-}
-
-// The problem without its epilogue, and that in a pass of its own.
-std::optional<LinearPlan> with_pass(const LinearProblem& p,
-                                    std::optional<LinearPlan> (*plan)(const LinearProblem&)) {
-  LinearProblem plain = p;
-  plain.epilogue = {};
-  std::optional<LinearPlan> whole = plan(plain);
-  if (!whole) return whole;
-  whole->run = [run = std::move(whole->run), epilogue = p.epilogue,
-                floats = p.rows * p.outputs](const LinearBuffers& b) {
-    run(b);
-    finish(epilogue, static_cast<const float*>(b.residual), static_cast<float*>(b.dst), floats);
-  };
-  return whole;
-}
-
-std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
-  const InnerProduct product(p);
-  const Md packed_md = product.pd.weights_desc();
-  std::vector<Primitive::Argument> arguments{{DNNL_ARG_SRC, product.src_md},
-                                             {DNNL_ARG_WEIGHTS, packed_md},
-                                             {DNNL_ARG_DST, product.dst_md}};
-  if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, product.bias_md});
-  const auto primitive = std::make_shared<Primitive>(dnnl::inner_product_forward(product.pd),
-                                                     arguments, product.pd.scratchpad_desc());
-  LinearPlan plan = plan_on(packed_md);
-  plan.run = [primitive, has_bias = p.has_bias](const LinearBuffers& b) {
-    if (has_bias) {
-      primitive->execute({b.src, b.weights, b.dst, b.bias});
-    } else {
-      primitive->execute({b.src, b.weights, b.dst});
-    }
-  };
-  return plan;
-}
-
-// A sum runs in a pass of its own, and so does a clamp, which keeps NaN there.
-std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
-  if (refuses_onednn(p)) return std::nullopt;
-  const bool alone = !p.epilogue.residual && is_as_in_aten(p.activation());
-  return alone ? plan_primitive(p) : with_pass(p, plan_primitive);
-}
-
-// The weights come from memory: our kernel reads them at 31 GB/s and oneDNN's at 17, which matters
-// less the more rows there are. Bytes per microsecond.
-constexpr double kOurBytes = 31e3, kOneDnnBytes = 17e3;
-
-double weights_bytes(const LinearProblem& p) {
-  return static_cast<double>(p.inputs * p.outputs) * sizeof(float);
-}
-
-// Where weights do not count it is about as fast as direct, but threads wait for each other.
-double estimate_onednn(const LinearProblem& p) {
-  constexpr double kFlops = 80e3;
-  return std::max(weights_bytes(p) / kOneDnnBytes,
-                  2 * static_cast<double>(p.rows * p.inputs * p.outputs) / kFlops);
-}
-
-}  // namespace
-
-const char* refuses_linear_few_rows(const LinearProblem& p) {
-  if (p.dtype != at::kFloat) return "computes float32 only";
-  return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
-}
-
-std::optional<LinearPlan> plan_linear_few_rows(const LinearProblem& p) {
-  if (refuses_linear_few_rows(p)) return std::nullopt;
-  if (p.epilogue.residual) return with_pass(p, plan_linear_few_rows);
-  const Md packed_md = InnerProduct(p).pd.weights_desc();
-  const auto rows = few_rows(p, packed_md);
-  if (!rows) return std::nullopt;
-  LinearPlan plan = plan_on(packed_md);
-  plan.run = [rows = *rows](const LinearBuffers& buffers) { run_few_rows(rows, buffers); };
-  plan.loops_only = true;
-  return plan;
-}
-
-// 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
-double estimate_linear_few_rows(const LinearProblem& p) {
-  const std::int64_t most =
-      kernels::kernels().width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;
-  return p.rows > most ? kNever : weights_bytes(p) / kOurBytes;
-}
-
-namespace {
-
-const Implementations<LinearProblem, LinearPlan> kLinearImplementations(
-    "linear",
-    {{"few_rows", plan_linear_few_rows, estimate_linear_few_rows, {}, refuses_linear_few_rows},
-     {"strassen",
-      plan_linear_strassen,
-      estimate_linear_strassen,
-      {.sums_in_place = true, .only_measured = true},
-      refuses_linear_strassen},
-     {"amx", plan_linear_amx, estimate_linear_amx, {.sums_in_place = true}, refuses_linear_amx},
-     {"direct",
-      plan_linear_direct,
-      estimate_linear_direct,
-      {.sums_in_place = true},
-      refuses_linear_direct},
-     {"few_rows_bfloat16",
-      plan_linear_few_bfloats,
-      estimate_linear_few_bfloats,
-      {},
-      refuses_linear_few_bfloats},
-     {"dots_bfloat16", plan_linear_bfloats, estimate_linear_bfloats, {}, refuses_linear_bfloats},
-     {"onednn", plan_onednn, estimate_onednn, {}, refuses_onednn}});
+const Implementations<LinearProblem, LinearPlan> kLinearImplementations("linear", {
+#define IMPLEMENTATION(name) linears::name,
+#include "ops/linear/list.inc"
+#undef IMPLEMENTATION
+                                                                                  });
 
 }  // namespace
 
 bool takes_linear(const LinearProblem& p) {
-  return std::ranges::any_of(kLinearImplementations.rows(),
-                             [&](const auto& row) { return !row.refuses(p); });
+  return std::ranges::any_of(kLinearImplementations.rows(), [&](const auto& row) {
+    return !kLinearImplementations.refuses(row, p);
+  });
 }
 
 std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
@@ -270,7 +28,8 @@ std::vector<const char*> linear_implementations_for(const LinearProblem& p) {
   });
   std::vector<const char*> names{named->name};
   for (const auto& row : kLinearImplementations.rows()) {
-    if (!forced && row.name != names[0] && row.plan(p)) names.push_back(row.name);
+    if (!forced && row.name != names[0] && kLinearImplementations.plan(row, p))
+      names.push_back(row.name);
   }
   return names;
 }
@@ -281,12 +40,13 @@ bool linear_sums_in_place(const char* implementation) {
 
 bool linear_may_be_fastest(const LinearProblem& p, const char* implementation) {
   const auto& row = kLinearImplementations.row(implementation);
-  return !row.traits.only_measured || row.estimate(p) < kLinearImplementations.least_estimate(p);
+  return !row.traits.only_measured ||
+         kLinearImplementations.estimate(row, p) < kLinearImplementations.least_estimate(p);
 }
 
 LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {
   kLinearImplementations.set_last(implementation);
-  return kLinearImplementations.row(implementation).plan(p).value();
+  return kLinearImplementations.plan(kLinearImplementations.row(implementation), p).value();
 }
 
 std::vector<Refusal> linear_refusals(const LinearProblem& p) {

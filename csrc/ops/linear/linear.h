@@ -46,29 +46,14 @@ struct LinearPlan {
   double handicap = 1;
 };
 
-// For few rows, at the pace at which weights are read.
-std::optional<LinearPlan> plan_linear_few_rows(const LinearProblem& problem);
-double estimate_linear_few_rows(const LinearProblem& problem);
-const char* refuses_linear_few_rows(const LinearProblem& problem);
-// By the tiles of direct convolution.
-std::optional<LinearPlan> plan_linear_direct(const LinearProblem& problem);
-double estimate_linear_direct(const LinearProblem& problem);
-const char* refuses_linear_direct(const LinearProblem& problem);
-// linear_bfloat16.cpp: bfloat16 by dot products, of few rows at the pace of the memory.
-std::optional<LinearPlan> plan_linear_few_bfloats(const LinearProblem& problem);
-std::optional<LinearPlan> plan_linear_bfloats(const LinearProblem& problem);
-double estimate_linear_few_bfloats(const LinearProblem& problem);
-double estimate_linear_bfloats(const LinearProblem& problem);
-const char* refuses_linear_few_bfloats(const LinearProblem& problem);
-const char* refuses_linear_bfloats(const LinearProblem& problem);
-// linear_amx.cpp: by tiles of bfloat16 products.
-std::optional<LinearPlan> plan_linear_amx(const LinearProblem& problem);
-const char* refuses_linear_amx(const LinearProblem& problem);
-double estimate_linear_amx(const LinearProblem& problem);
-// linear_strassen.cpp: by seven eighths of the products.
-std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& problem);
-const char* refuses_linear_strassen(const LinearProblem& problem);
-double estimate_linear_strassen(const LinearProblem& problem);
+using LinearImplementation = Implementation<LinearProblem, LinearPlan>;
+
+// The rows of the list; each is defined in the file of its kernel's name.
+namespace linears {
+#define IMPLEMENTATION(name) extern const LinearImplementation name;
+#include "ops/linear/list.inc"
+#undef IMPLEMENTATION
+}  // namespace linears
 
 // Whether any implementation takes a problem.
 bool takes_linear(const LinearProblem& problem);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/convolution/convolution.h"
+#include "ops/convolution_problem.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {

@@ -1,12 +1,14 @@
 // Linear layers of many rows by Strassen's product.
+#include "ops/products/strassen.h"
+
 #include <memory>
 
 #include "ops/linear/linear.h"
-#include "ops/products/strassen.h"
 
 namespace torch_blocked {
+namespace {
 
-const char* refuses_linear_strassen(const LinearProblem& p) {
+const char* refuses_strassen(const LinearProblem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (p.dtype != at::kFloat) return "computes float32 only";
   const kernels::Kernels& kernels = kernels::kernels();
@@ -16,13 +18,12 @@ const char* refuses_linear_strassen(const LinearProblem& p) {
   return Strassen::refuses(kernels, p.rows, p.inputs, p.outputs);
 }
 
-double estimate_linear_strassen(const LinearProblem& p) {
-  if (refuses_linear_strassen(p)) return kNever;
-  return estimate_linear_direct(p) * Strassen::share(kernels::kernels().width, p.inputs, p.outputs);
+double estimate_strassen(const LinearProblem& p) {
+  return linears::direct.estimate(p) *
+         Strassen::share(kernels::kernels().width, p.inputs, p.outputs);
 }
 
-std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
-  if (refuses_linear_strassen(p)) return std::nullopt;
+std::optional<LinearPlan> plan_strassen(const LinearProblem& p) {
   const kernels::Kernels& kernels = kernels::kernels();
   const auto strassen = std::make_shared<const Strassen>(kernels, 1, p.rows, p.inputs, p.outputs);
   LinearPlan plan{
@@ -41,5 +42,15 @@ std::optional<LinearPlan> plan_linear_strassen(const LinearProblem& p) {
   plan.handicap = Strassen::kHandicap;
   return plan;
 }
+
+}  // namespace
+
+constinit const LinearImplementation linears::strassen = {
+    .name = "strassen",
+    .refuses = refuses_strassen,
+    .plan = plan_strassen,
+    .estimate = estimate_strassen,
+    .traits = {.sums_in_place = true, .only_measured = true},
+};
 
 }  // namespace torch_blocked

@@ -12,11 +12,11 @@
 
 #include "format/activation.h"
 #include "format/errors.h"
-#include "ops/moving/descriptor_md.h"
 #include "ops/implementations.h"
 #include "ops/moving/reorder.h"
-#include "runtime/onednn/engine.h"
 #include "runtime/fork.h"
+#include "runtime/onednn/descriptor_md.h"
+#include "runtime/onednn/engine.h"
 #include "runtime/onednn/primitive.h"
 #include "runtime/trace/trace.h"
 
@@ -152,9 +152,9 @@ std::optional<Call> plan_aten(const MemoryReorder& p) {
 
 // Fastest first; ATen takes what is left.
 const Implementations<MemoryReorder, Call> kMemoryReorderImplementations(
-    "memory_reorder", {{"activations", plan_activations},
-                       {"onednn", plan_onednn},
-                       {"aten", plan_aten, nullptr, {.last_resort = true}}});
+    "memory_reorder", {{.name = "activations", .plan = plan_activations},
+                       {.name = "onednn", .plan = plan_onednn},
+                       {.name = "aten", .plan = plan_aten, .traits = {.last_resort = true}}});
 
 std::string name_of(const Descriptor& desc) {
   return activation_name(desc).value_or("strided") + " " +

@@ -10,11 +10,11 @@
 #include "format/errors.h"
 #include "kernels/kernels.h"
 #include "kernels/rows/reorder.h"
-#include "ops/moving/contiguous.h"
 #include "ops/implementations.h"
+#include "ops/moving/contiguous.h"
 #include "ops/registered.h"
-#include "runtime/onednn/engine.h"
 #include "runtime/fork.h"
+#include "runtime/onednn/engine.h"
 #include "runtime/onednn/primitive.h"
 #include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
@@ -230,11 +230,11 @@ std::optional<Call> plan_aten(const Reorder& reorder) {
 
 // Fastest first; ATen takes what is left.
 const Implementations<Reorder, Call> kReorderImplementations(
-    "reorder", {{"transpose", plan_transpose},
-                {"in_order", plan_in_order},
-                {"picture", plan_picture},
-                {"onednn", plan_onednn},
-                {"aten", plan_aten, nullptr, {.last_resort = true}}});
+    "reorder", {{.name = "transpose", .plan = plan_transpose},
+                {.name = "in_order", .plan = plan_in_order},
+                {.name = "picture", .plan = plan_picture},
+                {.name = "onednn", .plan = plan_onednn},
+                {.name = "aten", .plan = plan_aten, .traits = {.last_resort = true}}});
 
 std::string described(const Reorder& reorder) {
   return text(name_of(reorder.src, reorder.dims), " -> ", name_of(reorder.dst, reorder.dims), " ",

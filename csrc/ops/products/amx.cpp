@@ -7,7 +7,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/rows/reorder.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "runtime/isa.h"
 #include "runtime/memory/workspace.h"
 

@@ -1,5 +1,5 @@
-// Products of float32 by tiles of bfloat16 (kernels/matrix/amx.h): ordinary convolutions of any kernel,
-// stride, dilation and padding, and linear layers, whose rows count as pixels.
+// Products of float32 by tiles of bfloat16 (kernels/matrix/amx.h): ordinary convolutions of any
+// kernel, stride, dilation and padding, and linear layers, whose rows count as pixels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/matrix/amx.h"
-#include "ops/convolution/convolution.h"
-#include "ops/per_threads.h"
-#include "ops/convolution/transposed_phases.h"
+#include "ops/convolution_problem.h"
+#include "ops/products/transposed_phases.h"
+#include "runtime/per_threads.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {

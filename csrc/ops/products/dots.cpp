@@ -10,8 +10,8 @@
 #include "format/sizes.h"
 #include "kernels/kernels.h"
 #include "runtime/memory/packed_place.h"
-#include "runtime/trace/trace.h"
 #include "runtime/memory/workspace.h"
+#include "runtime/trace/trace.h"
 
 namespace torch_blocked {
 namespace {

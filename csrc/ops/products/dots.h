@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/dots/dots.h"
-#include "ops/convolution/convolution.h"
-#include "ops/convolution/row_chain.h"
-#include "ops/convolution/transposed_phases.h"
+#include "ops/convolution_problem.h"
+#include "ops/products/row_chain.h"
+#include "ops/products/transposed_phases.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {

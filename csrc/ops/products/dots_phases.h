@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ops/products/dots.h"
-#include "ops/convolution/transposed_phases.h"
+#include "ops/products/transposed_phases.h"
 
 namespace torch_blocked {
 

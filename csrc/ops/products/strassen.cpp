@@ -6,8 +6,8 @@
 
 #include "kernels/rows/reorder.h"
 #include "runtime/memory/packed_place.h"
-#include "runtime/trace/trace.h"
 #include "runtime/memory/workspace.h"
+#include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {

@@ -125,10 +125,11 @@ Format quantized_src_format(std::int64_t channels) {
 namespace {
 
 const QuantizedConvolutionImplementations kQuantizedConvolutionImplementations(
-    "quantized_convolution",
-    {{"dots_depthwise", plan_dots_depthwise, estimate_dots_depthwise, {}, refuses_dots_depthwise},
-     {"winograd_words", plan_winograd_words, estimate_winograd_words, {}, refuses_winograd_words},
-     {"dots", plan_dots, estimate_dots, {}, refuses_dots}});
+    "quantized_convolution", {
+#define IMPLEMENTATION(name) quantized_convolutions::name,
+#include "ops/quantized/list.inc"
+#undef IMPLEMENTATION
+                             });
 
 }  // namespace
 

@@ -4,8 +4,8 @@
 
 #include "kernels/dots/dots.h"
 #include "ops/convolution/convolution.h"
+#include "ops/products/row_chain.h"
 #include "ops/quantized/quantization.h"
-#include "ops/convolution/row_chain.h"
 
 namespace torch_blocked {
 
@@ -40,38 +40,29 @@ struct QuantizedConvolutionPlan {
 };
 
 // All that run() does is in loops of share_units: threads may go through it together.
+using QuantizedConvolution = Implementation<QuantizedConvolutionProblem, QuantizedConvolutionPlan>;
 using QuantizedConvolutionImplementations =
     Implementations<QuantizedConvolutionProblem, QuantizedConvolutionPlan>;
 const QuantizedConvolutionImplementations& quantized_convolution_implementations();
 
+// The rows of the list; each is defined in the file of its kernel's name.
+namespace quantized_convolutions {
+#define IMPLEMENTATION(name) extern const QuantizedConvolution name;
+#include "ops/quantized/list.inc"
+#undef IMPLEMENTATION
+}  // namespace quantized_convolutions
+
 // Rows of bytes [rows, inputs] by weight [outputs, inputs]: a convolution of one image whose pixels
-// are the rows. Nothing if a row is not whole 32-bit groups.
+// are the rows.
 struct QuantizedLinearProblem {
   std::int64_t rows, inputs, outputs;
   Activation activation;
   Quantization src;
   std::optional<Quantization> dst;  // none: float32
 };
-std::optional<QuantizedConvolutionPlan> plan_quantized_linear(
-    const QuantizedLinearProblem& problem);
-
-// By sums of products of 32 bits at a time: any convolution.
-std::optional<QuantizedConvolutionPlan> plan_dots(const QuantizedConvolutionProblem& problem);
-double estimate_dots(const QuantizedConvolutionProblem& problem);
-const char* refuses_dots(const QuantizedConvolutionProblem& problem);
-
-// Groups of one channel, by the pixels under a row of the kernel.
-std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(
-    const QuantizedConvolutionProblem& problem);
-double estimate_dots_depthwise(const QuantizedConvolutionProblem& problem);
-const char* refuses_dots_depthwise(const QuantizedConvolutionProblem& problem);
-
-// By Winograd's F(4x4, 3x3) in words, which is exact: a quarter of the products, each of which
-// takes twice as long.
-std::optional<QuantizedConvolutionPlan> plan_winograd_words(
-    const QuantizedConvolutionProblem& problem);
-double estimate_winograd_words(const QuantizedConvolutionProblem& problem);
-const char* refuses_winograd_words(const QuantizedConvolutionProblem& problem);
+using QuantizedLinearImplementations =
+    Implementations<QuantizedLinearProblem, QuantizedConvolutionPlan>;
+const QuantizedLinearImplementations& quantized_linear_implementations();
 
 // What becomes of the sums of each vector of `width` channels, as kernels::DotChannels, and its
 // name; and of those of a general end. weight: [OC, IC / groups, *taps].

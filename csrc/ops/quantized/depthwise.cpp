@@ -170,8 +170,6 @@ RowStage row_stage(const Depthwise& d) {
           .weight_bytes = d.blocks * block_bytes(d)};
 }
 
-}  // namespace
-
 const char* refuses_dots_depthwise(const Problem& p) {
   const ConvolutionProblem& s = p.sizes;
   const SpatialSizes sizes = spatial_sizes(s);
@@ -190,7 +188,6 @@ const char* refuses_dots_depthwise(const Problem& p) {
 double estimate_dots_depthwise(const Problem&) { return 0; }
 
 std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(const Problem& p) {
-  if (refuses_dots_depthwise(p)) return std::nullopt;
   const auto depthwise = std::make_shared<const Depthwise>(depthwise_of(p));
   return QuantizedConvolutionPlan{
       .weights_format =
@@ -208,5 +205,14 @@ std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(const Problem& p) {
                                     Range rows) { run_rows(*depthwise, weights, src, dst, rows); };
       }};
 }
+
+}  // namespace
+
+constinit const QuantizedConvolution quantized_convolutions::dots_depthwise = {
+    .name = "dots_depthwise",
+    .refuses = refuses_dots_depthwise,
+    .plan = plan_dots_depthwise,
+    .estimate = estimate_dots_depthwise,
+};
 
 }  // namespace torch_blocked

@@ -3,12 +3,13 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "ops/products/dots_phases.h"
 #include "ops/quantized/convolution.h"
 #include "runtime/isa.h"
 
 namespace torch_blocked {
+namespace {
 
 using Problem = QuantizedConvolutionProblem;
 
@@ -22,7 +23,6 @@ double estimate_dots(const Problem& p) {
 }
 
 std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
-  if (refuses_dots(p)) return std::nullopt;
   const auto dots = std::make_shared<const PhasedDots>(
       p.sizes, multiplies_bytes() ? DotNumbers::kBytes : DotNumbers::kWords,
       static_cast<std::uint8_t>(p.src.zero));
@@ -73,5 +73,14 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
         };
       }};
 }
+
+}  // namespace
+
+constinit const QuantizedConvolution quantized_convolutions::dots = {
+    .name = "dots",
+    .refuses = refuses_dots,
+    .plan = plan_dots,
+    .estimate = estimate_dots,
+};
 
 }  // namespace torch_blocked

@@ -2,20 +2,24 @@
 // channels are one block, and those of dst, which tiles make in blocks, are put together after.
 #include <ATen/ops/empty.h>
 
-#include "ops/quantized/convolution.h"
 #include "ops/linear/rows_of_blocks.h"
+#include "ops/quantized/convolution.h"
 
 namespace torch_blocked {
+namespace {
 
-std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLinearProblem& p) {
-  if (p.inputs % 4 != 0) return std::nullopt;
+const char* refuses_rows(const QuantizedLinearProblem& p) {
+  return p.inputs % 4 == 0 ? nullptr : "takes whole groups of four inputs";
+}
+
+std::optional<QuantizedConvolutionPlan> plan_rows(const QuantizedLinearProblem& p) {
   const Format blocks = quantized_src_format(p.inputs + 4);  // of dst: those of a vector
   const QuantizedConvolutionProblem rows{
       .sizes = pixels_of_rows(p.rows, p.inputs, p.outputs, blocks.block, at::kByte, p.activation),
       .src = p.src,
       .dst = p.dst,
       .residual = {}};
-  auto plan = plan_dots(rows);
+  auto plan = QuantizedConvolutionImplementations::plan(quantized_convolutions::dots, rows);
   if (!plan) return std::nullopt;
   const std::int64_t width = blocks.block, size = p.dst ? 1 : 4;
   plan->run = [p, width, size, inner = std::move(plan->run)](
@@ -28,6 +32,15 @@ std::optional<QuantizedConvolutionPlan> plan_quantized_linear(const QuantizedLin
     join({p.rows, p.outputs, width}, in_blocks.const_data_ptr(), dst);
   };
   return plan;
+}
+
+const QuantizedLinearImplementations kQuantizedLinearImplementations(
+    "quantized_linear", {{.name = "dots", .refuses = refuses_rows, .plan = plan_rows}});
+
+}  // namespace
+
+const QuantizedLinearImplementations& quantized_linear_implementations() {
+  return kQuantizedLinearImplementations;
 }
 
 }  // namespace torch_blocked

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/dots/quantize.h"
+#include "kernels/rows/quantize.h"
 
 namespace torch_blocked {
 

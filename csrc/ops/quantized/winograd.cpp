@@ -1,8 +1,9 @@
 // Convolutions of bytes by Winograd's F(4x4, 3x3) in words: sums are exact, as those of all
 // products are, and only what A^T makes of them is rounded, to float32.
-#include "kernels/kernels.h"
-#include "ops/convolution/time.h"
 #include "ops/convolution/winograd/winograd.h"
+
+#include "kernels/kernels.h"
+#include "ops/convolution_time.h"
 #include "ops/quantized/convolution.h"
 #include "runtime/isa.h"
 
@@ -33,8 +34,6 @@ at::Tensor channels_of(const Problem& p, const at::Tensor& weight, const at::Ten
   return channels;
 }
 
-}  // namespace
-
 const char* refuses_winograd_words(const Problem& p) {
   if (p.sizes.transposed) return "is for convolutions that are not transposed";
   if (const char* refusal = refuses_winograd_sizes(p.sizes)) return refusal;
@@ -49,7 +48,6 @@ const char* refuses_winograd_words(const Problem& p) {
 //   64@56   1490 1090    128@28 1740 1100    256@14 1500 1090    512@7 850 940    64@224 1400 1090
 //   256@56  1930 1120    512@28 2020 1110    512@14 1460 1040    64@7  925 825    16@56   625  740
 double estimate_winograd_words(const Problem& p) {
-  if (refuses_winograd_words(p)) return kNever;
   constexpr double kProducts = 36, kTransform = 400, kFewTiles = 8;
   const auto tiles = static_cast<double>(winograd_tiles(p.sizes, kernel().tile));
   const auto ic = static_cast<double>(p.sizes.src_dims[1]),
@@ -59,7 +57,6 @@ double estimate_winograd_words(const Problem& p) {
 }
 
 std::optional<QuantizedConvolutionPlan> plan_winograd_words(const Problem& p) {
-  if (refuses_winograd_words(p)) return std::nullopt;
   kernels::WinogradShape shape = winograd_shape(p.sizes);
   shape.stream = false;
   shape.padding_number = static_cast<std::uint8_t>(p.src.zero);
@@ -88,5 +85,14 @@ std::optional<QuantizedConvolutionPlan> plan_winograd_words(const Problem& p) {
                           .is_float32 = is_float32});
           }};
 }
+
+}  // namespace
+
+constinit const QuantizedConvolution quantized_convolutions::winograd_words = {
+    .name = "winograd_words",
+    .refuses = refuses_winograd_words,
+    .plan = plan_winograd_words,
+    .estimate = estimate_winograd_words,
+};
 
 }  // namespace torch_blocked

@@ -4,9 +4,9 @@
 
 #include <cstdlib>
 
-#include "runtime/onednn/engine.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/fork.h"
+#include "runtime/onednn/engine.h"
 
 namespace torch_blocked {
 namespace {

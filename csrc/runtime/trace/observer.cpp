@@ -16,8 +16,9 @@
 
 #include "format/activation.h"
 #include "format/errors.h"
-#include "runtime/trace/trace.h"
+#include "runtime/fork.h"
 #include "runtime/onednn/verbose_stream.h"
+#include "runtime/trace/trace.h"
 #include "torch_blocked/tag.h"
 
 namespace torch_blocked {

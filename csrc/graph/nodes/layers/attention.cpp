@@ -12,8 +12,8 @@
 #include <numeric>
 
 #include "graph/nodes/boxed.h"
-#include "graph/planning/planner.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/planner.h"
 
 namespace torch_blocked::graph {
 namespace {

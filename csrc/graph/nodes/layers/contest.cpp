@@ -4,7 +4,7 @@
 
 #include "format/errors.h"
 #include "kernels/fma_peak.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "runtime/isa.h"
 #include "runtime/memory/memory_pool.h"
 #include "torch_blocked/threads.h"
@@ -31,7 +31,7 @@ double fma_microseconds(const ConvolutionProblem& p) {
 double least_microseconds(const ConvolutionProblem& p) {
   // Six instructions of AMX make 256 x 32 products in 96 cycles, FMAs 32 in one.
   constexpr double kByTiles = 6 * 16 * 32. / (256 * 32);
-  return fma_microseconds(p) * part_inside(p) * (refuses_amx(p) ? 1 : kByTiles);
+  return fma_microseconds(p) * part_inside(p) * (convolutions::amx.refuses(p) ? 1 : kByTiles);
 }
 
 // What another format than the blocked one can save at most, by what was measured of 600 layers in
@@ -156,14 +156,10 @@ const char* estimated(const ConvolutionProblem& p, const char* preferred) {
   return p.blocked() || traits.any_format ? name : nullptr;
 }
 
-// Takes out those that say that they are not for the problem: nobody's word makes them run it. Of
-// float32 an epilogue is a pass of its own where an implementation has none.
-void drop_refusing(std::vector<const char*>& names, ConvolutionProblem p) {
-  if (p.dtype == at::kFloat) p.epilogue = {};
-  std::erase_if(names, [&](const char* name) {
-    const auto& row = convolution_implementations().row(name);
-    return row.refuses && row.refuses(p);
-  });
+// Takes out those that say that they are not for the problem: nobody's word makes them run it.
+void drop_refusing(std::vector<const char*>& names, const ConvolutionProblem& p) {
+  const auto& list = convolution_implementations();
+  std::erase_if(names, [&](const char* name) { return list.refuses(list.row(name), p); });
 }
 
 // Of all implementations.
@@ -184,11 +180,11 @@ Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& prob
 // to be.
 void keep_likely(Contest& contest, const ConvolutionProblem& p) {
   constexpr double kFar = 1.4, kSlow = 2, kSmall = 50, kBytesPerMicrosecond = 10e3;
-  const double least = convolution_implementations().least_estimate(p);
-  double estimate = 0;
+  const auto& list = convolution_implementations();
+  const double least = list.least_estimate(p);
   contest.implementations.clear();
-  for (const auto& row : convolution_implementations().rows()) {
-    if (row.estimate) estimate = row.estimate(p);
+  for (const auto& row : list.rows()) {
+    const double estimate = list.estimate(row, p);
     const bool must_be_least = row.traits.yardstick || row.traits.only_measured;
     const bool is_likely = must_be_least ? estimate <= least : estimate < kFar * least;
     (is_likely ? contest.implementations : contest.others).push_back(row.name);

@@ -3,9 +3,9 @@
 #include "ops/convolution/convolution.h"
 
 #include "format/errors.h"
+#include "graph/nodes/layers.h"
 #include "graph/nodes/layers/contest.h"
 #include "graph/nodes/moving/gather.h"
-#include "graph/nodes/layers.h"
 #include "graph/planning/planner.h"
 
 namespace torch_blocked::graph {
@@ -426,9 +426,8 @@ std::string formats_of(const ConvolutionProblem& p) {
 
 // Those that do not take a problem.
 void add_refusals(const ConvolutionProblem& p, std::vector<Rival>& all) {
-  for (const char* name : convolution_implementations().names()) {
-    if (plan_convolution(p, name)) continue;
-    all.push_back({name, formats_of(p), 0, convolution_refusal(p, name)});
+  for (const auto& [name, why] : convolution_implementations().refusals(p)) {
+    all.push_back({name, formats_of(p), 0, why});
   }
 }
 

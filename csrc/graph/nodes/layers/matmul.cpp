@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "graph/nodes/boxed.h"
-#include "graph/planning/plan.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/plan.h"
 #include "graph/running/run.h"
 
 namespace torch_blocked::graph {

@@ -14,8 +14,8 @@
 
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
-#include "graph/planning/planner.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/planner.h"
 #include "ops/images/resampling.h"
 #include "runtime/estimated_threads.h"
 #include "torch_blocked/threads.h"

@@ -6,8 +6,8 @@
 
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
-#include "graph/planning/plan.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/plan.h"
 #include "graph/running/run.h"
 
 namespace torch_blocked::graph {

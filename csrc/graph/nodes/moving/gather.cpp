@@ -14,8 +14,8 @@
 
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
-#include "graph/planning/planner.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/planner.h"
 
 namespace torch_blocked::graph {
 namespace {

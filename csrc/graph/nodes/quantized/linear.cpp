@@ -87,10 +87,35 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {dst};
 }
 
+// The problem and the name of what runs it: the step's choice.
+struct Choice {
+  QuantizedLinearProblem problem;
+  const char* implementation;
+};
+
+const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
+
+QuantizedLinearImplementations::Named plan_of(const QuantizedLinearProblem& p) {
+  const auto& list = quantized_linear_implementations();
+  const auto describe = [&] {
+    return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
+  };
+  auto named = list.choose(p, list.forced(), describe);
+  TORCH_INTERNAL_ASSERT(named.has_value());  // find_one() takes what `dots` takes
+  list.set_last(named->name);
+  return std::move(*named);
+}
+
+void plan(Planner& planner, const Node& node, Step& step) {
+  QuantizedLinearProblem problem = problem_of(node, planner.metas()[Uses::at(node.read(0))].dims);
+  const char* name = plan_of(problem).name;
+  step.choice = Choice{std::move(problem), name};
+}
+
 Prepared prepare(const Step& step, const Running& running) {
   const Linear8& linear = *step.node->as<Linear8>();
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  auto plan = *plan_quantized_linear(problem_of(*step.node, running.plan.slots[src].dims));
+  auto plan = plan_of(choice_of(step).problem).plan;
   const QuantizedWeights weights =
       packed(running, *step.node, plan, linear.weight, linear.scales, linear.bias);
   return {[&tensors = running.tensors, run = std::move(plan.run), weights, src, dst] {
@@ -99,8 +124,8 @@ Prepared prepare(const Step& step, const Running& running) {
   }};
 }
 
-double flops(const Plan& plan, const Step& step) {
-  const auto p = problem_of(*step.node, plan.slots[step.reads.at(step.node->read(0))].dims);
+double flops(const Plan&, const Step& step) {
+  const QuantizedLinearProblem& p = choice_of(step).problem;
   return 2.0 * static_cast<double>(p.rows * p.inputs * p.outputs);
 }
 
@@ -119,10 +144,13 @@ constinit const NodeKind nodes::quantized_linear = {
     .fuse = fuse,
     .results = results,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
+    .plan = plan,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,
     .flops = flops,
-    .implementation = [](const Plan&, const Step&) -> std::string { return "dots"; },
+    .implementation = [](const Plan&, const Step& step) -> std::string {
+      return choice_of(step).implementation;
+    },
     .why =
         [](const Step& step) {
           return text("bytes of scale ", step.node->as<Linear8>()->src.scale, ", zero ",

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <map>
 
-#include "graph/passes/arithmetic.h"
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/quantized/quantized.h"
+#include "graph/passes/arithmetic.h"
 #include "kernels/kernels.h"
 #include "ops/registered.h"
 #include "runtime/isa.h"

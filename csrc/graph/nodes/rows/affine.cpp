@@ -2,8 +2,8 @@
 // takes in, and products with constants.
 #include <set>
 
-#include "graph/passes/arithmetic.h"
 #include "graph/nodes/layers.h"
+#include "graph/passes/arithmetic.h"
 #include "graph/running/run.h"
 #include "kernels/kernels.h"
 #include "kernels/rows/normalization.h"

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <array>
 
-#include "graph/passes/arithmetic.h"
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/layers.h"
 #include "graph/nodes/quantized/quantized.h"
+#include "graph/passes/arithmetic.h"
 #include "graph/planning/planner.h"
 #include "kernels/kernels.h"
 #include "runtime/memory/workspace.h"

@@ -2,8 +2,8 @@
 #include "kernels/rows/softmax.h"
 
 #include "graph/nodes/boxed.h"
-#include "graph/planning/plan.h"
 #include "graph/passes/rules.h"
+#include "graph/planning/plan.h"
 #include "graph/running/run.h"
 #include "kernels/kernels.h"
 #include "torch_blocked/threads.h"

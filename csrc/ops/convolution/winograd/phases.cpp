@@ -10,9 +10,9 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution/time.h"
 #include "ops/convolution/winograd/winograd.h"
-#include "ops/convolution/transposed_phases.h"
+#include "ops/convolution_time.h"
+#include "ops/products/transposed_phases.h"
 
 namespace torch_blocked {
 namespace {
@@ -118,8 +118,6 @@ void run(const Winograd& kernel, const std::vector<Part>& parts, const Epilogue&
   }
 }
 
-}  // namespace
-
 const char* refuses_winograd_phases(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd4_2taps) return "needs AVX2";
@@ -143,7 +141,6 @@ const char* refuses_winograd_phases(const Problem& p) {
 }
 
 double estimate_winograd_phases(const Problem& p) {
-  if (refuses_winograd_phases(p)) return kNever;
   const ConvolutionPhases phases(p);
   const std::int64_t taps = most_taps(phases);
   double all = 0;
@@ -154,7 +151,6 @@ double estimate_winograd_phases(const Problem& p) {
 }
 
 std::optional<ConvolutionPlan> plan_winograd_phases(const Problem& p) {
-  if (refuses_winograd_phases(p)) return std::nullopt;
   const auto phases = std::make_shared<const ConvolutionPhases>(p);
   const std::int64_t taps = most_taps(*phases);
   const Winograd& kernel = *kernel_of(p, taps);
@@ -167,5 +163,15 @@ std::optional<ConvolutionPlan> plan_winograd_phases(const Problem& p) {
               &kernel](const ConvolutionBuffers& b) { run(kernel, parts, epilogue, b); },
       .loops_only = true};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::winograd_phases = {
+    .name = "winograd_phases",
+    .refuses = refuses_winograd_phases,
+    .plan = plan_winograd_phases,
+    .estimate = estimate_winograd_phases,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

@@ -124,10 +124,6 @@ const char* refuses_winograd_sizes(const Problem& p) {
   return are_all(p.dilation, 1) ? nullptr : "takes dilation 1 only";
 }
 
-bool winograd_possible(const Problem& p) {
-  return p.dtype == at::kFloat && !refuses_winograd_sizes(p);
-}
-
 const char* refuses_winograd(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (!p.blocked()) return kOneFormat;

@@ -6,8 +6,8 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution/time.h"
 #include "ops/convolution/winograd/winograd.h"
+#include "ops/convolution_time.h"
 #include "runtime/isa.h"
 #include "runtime/memory/memory_pool.h"
 #include "runtime/memory/packed_weights.h"
@@ -81,8 +81,6 @@ void split_src(const Problem& p, const Problem& q, const float* src, float* dst)
   });
 }
 
-}  // namespace
-
 const char* refuses_winograd3(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd3) return "needs AVX2";
@@ -100,12 +98,9 @@ const char* refuses_winograd3(const Problem& p) {
 }
 
 // A third of the products at most, and the transforms.
-double estimate_winograd3(const Problem& p) {
-  return refuses_winograd3(p) ? kNever : direct_microseconds(p) / 2;
-}
+double estimate_winograd3(const Problem& p) { return direct_microseconds(p) / 2; }
 
 std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
-  if (refuses_winograd3(p)) return std::nullopt;
   const Problem q = split(p);
   ConvolutionPlan inner = plan_winograd(q, *kernels::kernels().winograd3);
   const bool calls_on_stored = inner.calls_on_stored;
@@ -126,5 +121,15 @@ std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
           },
       .calls_on_stored = calls_on_stored};
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::winograd3 = {
+    .name = "winograd3",
+    .refuses = refuses_winograd3,
+    .plan = plan_winograd3,
+    .estimate = estimate_winograd3,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

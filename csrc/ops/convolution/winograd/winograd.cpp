@@ -19,7 +19,7 @@
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 #include "runtime/isa.h"
 #include "runtime/memory/workspace.h"
 #include "torch_blocked/threads.h"
@@ -236,12 +236,11 @@ const Winograd* small_tiles(const Problem& p) {
 
 std::optional<ConvolutionPlan> plan(const Problem& p,
                                     const Winograd* (*kernel_of)(const Problem&)) {
-  const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
+  const Winograd* kernel = kernel_of(p);
   return kernel ? std::optional(plan_winograd(p, *kernel)) : std::nullopt;
 }
 
 std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
-  if (refuses_winograd_bfloat16(p)) return std::nullopt;
   return with_float_bias(plan_winograd(p, kernel), p.dst_dims[1]);
 }
 
@@ -359,15 +358,11 @@ double microseconds(const Problem& p, const Winograd& kernel, const Cost& cost) 
 
 double estimate(const Problem& p, const Winograd* (*kernel_of)(const Problem&),
                 Cost Costs::* which) {
-  const Winograd* kernel = refuses_winograd(p) ? nullptr : kernel_of(p);
+  const Winograd* kernel = kernel_of(p);
   if (!kernel) return kNever;
   const auto& [products, src, dst, weights] = costs_of(p).*which;
   const double each = is_for_stride2(p) ? static_cast<double>(kernel->positions) : 1;
   return microseconds(p, *kernel, {each * products, each * src, each * dst, weights});
-}
-
-double estimate_bfloat16(const Problem& p, const Winograd& kernel, const Cost& cost) {
-  return refuses_winograd_bfloat16(p) ? kNever : microseconds(p, kernel, cost);
 }
 
 }  // namespace
@@ -386,16 +381,18 @@ double winograd_microseconds(const Problem& p, const Winograd& kernel) {
       {each * position.products, each * position.src, each * position.dst, position.weights});
 }
 
+namespace {
+
 double estimate_winograd4(const Problem& p) { return estimate(p, large_tiles, &Costs::f4); }
 
 double estimate_winograd2(const Problem& p) { return estimate(p, small_tiles, &Costs::f2); }
 
 double estimate_winograd4_bfloat16(const Problem& p) {
-  return estimate_bfloat16(p, *kernels::kernels().winograd4_bfloats, kBfloats.f4);
+  return microseconds(p, *kernels::kernels().winograd4_bfloats, kBfloats.f4);
 }
 
 double estimate_winograd2_bfloat16(const Problem& p) {
-  return estimate_bfloat16(p, *kernels::kernels().winograd2_bfloats, kBfloats.f2);
+  return microseconds(p, *kernels::kernels().winograd2_bfloats, kBfloats.f2);
 }
 
 std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) { return plan(p, large_tiles); }
@@ -407,12 +404,10 @@ std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
 }
 
 double estimate_winograd4_fixed(const Problem& p) {
-  if (refuses_winograd_bfloat16(p)) return kNever;
   return microseconds(p, fixed_kernel(), kFixed);
 }
 
 std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
-  if (refuses_winograd_bfloat16(p)) return std::nullopt;
   const Winograd& kernel = fixed_kernel();
   ConvolutionPlan plan = plan_winograd(p, kernel);
   plan.weights_format = "fixed " + plan.weights_format;
@@ -435,5 +430,47 @@ std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
 std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd2_bfloats);
 }
+
+}  // namespace
+
+constinit const ConvolutionImplementation convolutions::winograd4 = {
+    .name = "winograd4",
+    .refuses = refuses_winograd,
+    .plan = plan_winograd4,
+    .estimate = estimate_winograd4,
+    .traits = {.sums_in_place = true},
+};
+
+constinit const ConvolutionImplementation convolutions::winograd2 = {
+    .name = "winograd2",
+    .refuses = refuses_winograd2,
+    .plan = plan_winograd2,
+    .estimate = estimate_winograd2,
+    .traits = {.sums_in_place = true},
+};
+
+constinit const ConvolutionImplementation convolutions::winograd4_bfloat16 = {
+    .name = "winograd4_bfloat16",
+    .refuses = refuses_winograd_bfloat16,
+    .plan = plan_winograd4_bfloat16,
+    .estimate = estimate_winograd4_bfloat16,
+    .traits = {.sums_in_place = true},
+};
+
+constinit const ConvolutionImplementation convolutions::winograd4_fixed = {
+    .name = "winograd4_fixed",
+    .refuses = refuses_winograd_bfloat16,
+    .plan = plan_winograd4_fixed,
+    .estimate = estimate_winograd4_fixed,
+    .traits = {.sums_in_place = true},
+};
+
+constinit const ConvolutionImplementation convolutions::winograd2_bfloat16 = {
+    .name = "winograd2_bfloat16",
+    .refuses = refuses_winograd_bfloat16,
+    .plan = plan_winograd2_bfloat16,
+    .estimate = estimate_winograd2_bfloat16,
+    .traits = {.sums_in_place = true},
+};
 
 }  // namespace torch_blocked

@@ -8,11 +8,14 @@
 
 namespace torch_blocked {
 
-// Whether a problem is of one group, 3x3, 1x3x3 or 3x3x3 at stride 1 and dilation 1, float32,
-// blocked, and Winograd's kernels can run it: AVX2 at least, and not turned off.
-bool winograd_possible(const ConvolutionProblem& problem);
-// The same whatever the dtype is: why they cannot.
+// Why Winograd's kernels of 3x3 at stride 1 and dilation 1 do not take a problem of any dtype: it
+// is not of one group and 3x3, 1x3x3 or 3x3x3, not blocked, or this CPU has no AVX2, or they are
+// turned off.
 const char* refuses_winograd_sizes(const ConvolutionProblem& problem);
+// Why Winograd's kernels of several taps do not take a problem; F(2x2); those of bfloat16.
+const char* refuses_winograd(const ConvolutionProblem& problem);
+const char* refuses_winograd2(const ConvolutionProblem& problem);
+const char* refuses_winograd_bfloat16(const ConvolutionProblem& problem);
 // Of a transform's kernel, along each dim of several; those of F(3, 4) have one more.
 inline constexpr std::array<std::int64_t, 3> kWinogradTaps{3, 3, 3};
 // The problem as kernels of so many taps take it.

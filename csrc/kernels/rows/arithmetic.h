@@ -40,7 +40,7 @@ template <typename V>
     return value;
 #define BINARY UNARY
 #define TERNARY UNARY
-#include "kernels/vector/arithmetic.inc"
+#include "kernels/rows/arithmetic.inc"
   }
   __builtin_unreachable();
 }

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/convolution/convolution.h"
-#include "ops/convolution/phases.h"
+#include "ops/convolution_problem.h"
+#include "ops/products/phases.h"
 
 namespace torch_blocked {
 

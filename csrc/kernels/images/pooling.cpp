@@ -1,5 +1,5 @@
 // Pooling. The greatest of a window that has a NaN is NaN, as in ATen; in oneDNN it is not.
-#include "kernels/rows/pooling.h"
+#include "kernels/images/pooling.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,8 @@
-#include "kernels/rows/resampling.h"
+#include "kernels/images/resampling.h"
 
 #include <algorithm>
 
-#include "kernels/rows/grid_sampler.h"
+#include "kernels/images/grid_sampler.h"
 #include "kernels/vector/lanes.h"
 #include "kernels/vector/unrolled.h"
 

@@ -1,4 +1,4 @@
-#include "ops/convolution/row_chain.h"
+#include "ops/products/row_chain.h"
 
 #include <algorithm>
 #include <cstring>

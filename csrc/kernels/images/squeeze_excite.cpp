@@ -1,4 +1,4 @@
-#include "kernels/rows/squeeze_excite.h"
+#include "kernels/images/squeeze_excite.h"
 
 #include <algorithm>
 

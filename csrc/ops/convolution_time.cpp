@@ -1,4 +1,4 @@
-#include "ops/convolution/time.h"
+#include "ops/convolution_time.h"
 
 #include <algorithm>
 

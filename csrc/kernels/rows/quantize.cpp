@@ -1,5 +1,5 @@
 // Between numbers and bytes, or bfloat16.
-#include "kernels/dots/quantize.h"
+#include "kernels/rows/quantize.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ops/convolution/transposed_phases.h"
+#include "ops/products/transposed_phases.h"
 
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>

@@ -1,4 +1,4 @@
-#include "ops/moving/descriptor_md.h"
+#include "runtime/onednn/descriptor_md.h"
 
 #include <oneapi/dnnl/dnnl_debug.h>
 

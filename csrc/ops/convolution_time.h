@@ -2,7 +2,7 @@
 // Zen 4; only which of two estimates is the longer matters.
 #pragma once
 
-#include "ops/convolution/convolution.h"
+#include "ops/convolution_problem.h"
 
 namespace torch_blocked {
 

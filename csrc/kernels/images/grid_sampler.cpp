@@ -1,4 +1,4 @@
-#include "kernels/rows/grid_sampler.h"
+#include "kernels/images/grid_sampler.h"
 
 #include "kernels/vector/lanes.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/dots/quantize.h"
+#include "kernels/rows/quantize.h"
 
 namespace torch_blocked::kernels {
 
