@@ -1,13 +1,14 @@
 # What a set of sources says to the compiler, as one hash: comments and the space between words do
 # not count. Times that were measured with a kernel stay valid while its comments are rewritten.
 #
-#   source_hash(<variable> <folder>...)  of all files below the folders
+#   source_hash(<variable> <folder>...)  of all C++ files below the folders
 #   cmake -DFOLDERS="<folder>;..." -P source_hash.cmake  prints it
 
 function(source_hash variable)
   set(hashes "")
   foreach(folder ${ARGN})
-    file(GLOB_RECURSE files LIST_DIRECTORIES false RELATIVE "${folder}" "${folder}/*")
+    file(GLOB_RECURSE files LIST_DIRECTORIES false RELATIVE "${folder}" "${folder}/*.h"
+      "${folder}/*.cpp" "${folder}/*.inc")
     list(SORT files)
     foreach(file ${files})
       file(READ "${folder}/${file}" code)

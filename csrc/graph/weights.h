@@ -1,5 +1,8 @@
 // What becomes of a model's constants: folded, packed and copied once, however many graphs and
 // plans use them. Constants are told apart by where they lie, so the store keeps them alive.
+//
+// The product of a weight with the factors that were folded into it lives only while it is packed,
+// so that a model's weights are there twice and not three times.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,7 @@
 // Ops of other libraries that compute on physical tensors what their ops compute on dense ones.
+//
+// Eager asks for them by a rule of the ops table (src/torch_blocked/ops/register.py), plans by a
+// row of graph/nodes/blocked_op.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -77,7 +77,7 @@ WantedFormats wanted_formats(const ConvolutionProblem& p,
         text(implementation.value_or("any"), " for weight ", p.weight_dims, " on ", p.src_dims),
         "ask without an implementation");
   const Candidate& best = *std::ranges::min_element(candidates, {}, &Candidate::microseconds);
-  const ConvolutionPlan& plan = best.named.plan;
+  const LayerPlan& plan = best.named.plan;
   const DataType type = data_type_of(p.dtype);
   // Only ATen takes the weights as they are.
   const auto weights = plan.weights_format.empty() ? std::optional(plain(p.weight_dims, p.dtype))

@@ -1,3 +1,8 @@
+// A thread tells the others of its pieces once a loop, in a line of memory that it alone writes;
+// the others add those lines up while they wait. On 16 cores of a Xeon a core reads what another
+// core has written at 6 to 8 GB/s, and what all read at once at 27: most of what is lost on many
+// cores is lost there. Estimates know how many threads a cut keeps busy: on 16 threads a Winograd
+// convolution of four tiles takes as long as on four.
 #include "torch_blocked/threads.h"
 
 #include <ATen/Parallel.h>

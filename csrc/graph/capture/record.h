@@ -3,6 +3,10 @@
 // PyTorch tells observers of each call through its dispatcher, for its profiler's sake; the
 // outermost calls are the forward in ATen's own words: conv2d, batch_norm, relu_. Tracing by
 // torch.export gives the same for 100 MiB of Python modules and 1.5 s.
+//
+// The recorder knows which values vary, that is depend on values of the inputs or are random. A
+// number that Python reads from a value that does not vary is the same for all inputs of the
+// capture, and its op becomes no node; a number from a varying value ends the record.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

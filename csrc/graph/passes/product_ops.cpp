@@ -17,11 +17,13 @@ using Letters = std::string;
 // Those of dims that an equation shows as three dots.
 constexpr std::string_view kDots = "01234567";
 
-bool has(const Letters& letters, char letter) { return letters.find(letter) != Letters::npos; }
+bool has_letter(const Letters& letters, char letter) {
+  return letters.find(letter) != Letters::npos;
+}
 
 std::size_t dots_of(const Letters& letters) {
   return static_cast<std::size_t>(
-      std::ranges::count_if(letters, [](char c) { return has(Letters(kDots), c); }));
+      std::ranges::count_if(letters, [](char c) { return has_letter(Letters(kDots), c); }));
 }
 
 // What stands on both sides of an einsum's arrow, "bhid,bhjd->bhij".
@@ -66,20 +68,22 @@ std::optional<Equation> parse(std::string text, std::size_t left_rank, std::size
     std::ranges::sort(letters);
     const bool once = std::ranges::adjacent_find(letters) == letters.end();
     const auto is_letter = [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || has(Letters(kDots), c);
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || has_letter(Letters(kDots), c);
     };
     if (!once || !std::ranges::all_of(letters, is_letter)) return {};
   }
-  const auto is_there = [&](char letter) { return has(e.left, letter) || has(e.right, letter); };
+  const auto is_there = [&](char letter) {
+    return has_letter(e.left, letter) || has_letter(e.right, letter);
+  };
   if (!std::ranges::all_of(e.result, is_there)) return {};
   for (const char letter : e.left) {
-    const bool both = has(e.right, letter), stays = has(e.result, letter);
+    const bool both = has_letter(e.right, letter), stays = has_letter(e.result, letter);
     if (!both && !stays) return {};
     (both ? stays ? e.batch : e.summed : e.of_left) += letter;
   }
   for (const char letter : e.right) {
-    if (has(e.left, letter)) continue;
-    if (!has(e.result, letter)) return {};
+    if (has_letter(e.left, letter)) continue;
+    if (!has_letter(e.result, letter)) return {};
     e.of_right += letter;
   }
   return e.summed.empty() ? std::nullopt : std::optional(std::move(e));

@@ -30,7 +30,7 @@ std::vector<at::Tensor> tensors_of(const Convolution& c) {
 }
 
 // An affine is made anew for each plan: its numbers tell it from others.
-std::string numbers_of(const Affine& affine) {
+std::string in_words(const Affine& affine) {
   return text(content_hash(affine.scale.contiguous()), " ",
               content_hash(affine.shift.contiguous()));
 }
@@ -145,7 +145,7 @@ class Sums {
     std::vector<at::Tensor> sources = tensors_of(*c);
     std::string how = text("sum ", large.sign, " ", small.sign, place->first, place->step, " ");
     if (small.affine()) {
-      how += numbers_of(*small.affine());
+      how += in_words(*small.affine());
     } else {
       const std::vector<at::Tensor> more = tensors_of(other);
       sources.insert(sources.end(), more.begin(), more.end());
@@ -195,7 +195,7 @@ class Sums {
       return {{values_of(*c).mul(scale.view(shape)).to(at::kFloat)}, bias.to(at::kFloat)};
     };
     const Folded folded =
-        rewrite_.weights.folded(tensors_of(*c), text("scaled ", numbers_of(affine)), product);
+        rewrite_.weights.folded(tensors_of(*c), text("scaled ", in_words(affine)), product);
     Convolution scaled = *c;
     scaled.weight = folded.weight;
     scaled.bias = folded.bias;

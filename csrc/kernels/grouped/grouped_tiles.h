@@ -1,5 +1,8 @@
 // The row kernel of depthwise and grouped convolutions: a vector of output channels, some pixels of
 // an output row in registers, and a Source that says how input lanes reach output lanes.
+//
+// Depthwise and grouped convolutions differ in how an input lane reaches the output lanes: as it
+// is, broadcast, or permuted from the vectors that hold its group.
 #pragma once
 
 #include <algorithm>

@@ -63,7 +63,7 @@ struct Work {
     return packed;
   }
 
-  AmxProducts::Buffers buffers_of(const ConvolutionBuffers& b) const {
+  AmxProducts::Buffers buffers_of(const LayerBuffers& b) const {
     return {.src = static_cast<const float*>(b.src),
             .weights = static_cast<const float*>(b.weights),
             .bias = static_cast<const float*>(b.bias),
@@ -71,7 +71,7 @@ struct Work {
             .dst = static_cast<float*>(b.dst)};
   }
 
-  void run(const ConvolutionBuffers& b) const {
+  void run(const LayerBuffers& b) const {
     AmxProducts::Buffers buffers = buffers_of(b);
     for (const AmxProducts& each : products) {
       each.run(buffers);
@@ -82,8 +82,7 @@ struct Work {
 
 // Vectors of channels are blocks, or follow each other in a pixel where channels come last; nothing
 // lies between rows, as no row stage of float32 has padding beside them.
-RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p,
-                const ConvolutionBuffers& b) {
+RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p, const LayerBuffers& b) {
   const auto vector_of = [](const Format& format, const BlockedRows& rows) {
     return format.is_blocked() ? rows.block / static_cast<std::int64_t>(sizeof(float))
                                : kernels::Amx::kWidth;
@@ -101,13 +100,9 @@ RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p,
       };
 }
 
-// Layers in tiles leave a little less to those around them, which no layer alone tells: with 1.12
-// EfficientNet-Lite0, MixNet-S and MobileNetV2 take 0.95 to 0.98 of the time that they take with 1
-// on two cores of a Xeon, and models that gain more from tiles the same. Where Winograd is the
-// rival, its weights are four times as large, and count more.
+// Where Winograd is the rival, its weights are four times as large, and count more.
 double handicap(const Problem& p) {
-  constexpr double kOfPixels = 1.1;
-  return p.weight_dims[0] * p.weight_dims[1] == c10::multiply_integers(p.weight_dims) ? kOfPixels
+  return p.weight_dims[0] * p.weight_dims[1] == c10::multiply_integers(p.weight_dims) ? kAmxHandicap
                                                                                       : 1;
 }
 
@@ -132,18 +127,18 @@ double estimate_amx(const Problem& p) {
   return handicap(p) * sum;
 }
 
-std::optional<ConvolutionPlan> plan_amx(const Problem& p) {
+std::optional<LayerPlan> plan_amx(const Problem& p) {
   const auto work = std::make_shared<const Work>(p);
   const AmxProducts& first = work->products[0];
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = "amx" + work->phases.name(),
       .pack = [work](const at::Tensor& weight) { return work->pack(weight); },
       .packed_bytes = work->packed_floats() * kFloatBytes,
-      .run = [work](const ConvolutionBuffers& buffers) { work->run(buffers); },
+      .run = [work](const LayerBuffers& buffers) { work->run(buffers); },
       .loops_only = true,
       .handicap = handicap(p),
       .row_stage = first.pixelwise() ? pixel_row_stage(p, first.packed_floats()) : std::nullopt,
-      .run_rows = [work, p](const ConvolutionBuffers& b) { return rows_of(work, p, b); }};
+      .run_rows = [work, p](const LayerBuffers& b) { return rows_of(work, p, b); }};
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ double estimate_dots_bfloat16(const Problem& p) {
   return kBarelyFaster * wasted * direct_microseconds(p) / 2;
 }
 
-std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
+std::optional<LayerPlan> plan_dots_bfloat16(const Problem& p) {
   const auto dots = std::make_shared<const PhasedDots>(p, DotNumbers::kBfloats, 0);
   std::optional<kernels::DotEnd> end;
   if (!bounds_of(p.epilogue)) {
@@ -75,7 +75,7 @@ std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
                           .inverse_scale = 1,
                           .zero = 0};
   }
-  const auto operands = [end](const ConvolutionBuffers& buffers,
+  const auto operands = [end](const LayerBuffers& buffers,
                               const std::vector<kernels::DotChannels>& channels) {
     return Dots::Operands{.src = buffers.src,
                           .weights = buffers.weights,
@@ -87,24 +87,23 @@ std::optional<ConvolutionPlan> plan_dots_bfloat16(const Problem& p) {
                           .is_float32 = false};
   };
   const Dots* ordinary = dots->ordinary();
-  return ConvolutionPlan{
-      .weights_format = dots->weights_format(),
-      .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
-      .run =
-          [dots, p, operands](const ConvolutionBuffers& buffers) {
-            dots->run(operands(buffers, channels_of(p, buffers.bias, dots->phases())));
-          },
-      .loops_only = true,
-      .row_stage = ordinary ? ordinary->row_stage() : std::nullopt,
-      .run_rows = [dots, p, operands](const ConvolutionBuffers& buffers) -> RunRows {
-        return [dots, operands, buffers, channels = channels_of(p, buffers.bias, 1)](
-                   const BlockedRows& src, const std::uint8_t* residual, const BlockedRows& dst,
-                   Range rows) {
-          Dots::Operands all = operands(buffers, channels);
-          all.residual = residual;
-          dots->ordinary()->run_rows(all, src, dst, rows);
-        };
-      }};
+  return LayerPlan{.weights_format = dots->weights_format(),
+                   .pack = [dots](const at::Tensor& weight) { return dots->pack(weight); },
+                   .run =
+                       [dots, p, operands](const LayerBuffers& buffers) {
+                         dots->run(operands(buffers, channels_of(p, buffers.bias, dots->phases())));
+                       },
+                   .loops_only = true,
+                   .row_stage = ordinary ? ordinary->row_stage() : std::nullopt,
+                   .run_rows = [dots, p, operands](const LayerBuffers& buffers) -> RunRows {
+                     return [dots, operands, buffers, channels = channels_of(p, buffers.bias, 1)](
+                                const BlockedRows& src, const std::uint8_t* residual,
+                                const BlockedRows& dst, Range rows) {
+                       Dots::Operands all = operands(buffers, channels);
+                       all.residual = residual;
+                       dots->ordinary()->run_rows(all, src, dst, rows);
+                     };
+                   }};
 }
 
 }  // namespace

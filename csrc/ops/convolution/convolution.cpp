@@ -31,16 +31,16 @@ void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::T
 }
 
 // The epilogue in a pass of its own, over what a plan without it has left in dst.
-ConvolutionPlan finished_apart(ConvolutionPlan plan, const Problem& p) {
+LayerPlan finished_apart(LayerPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(p.dst_format.physical_shape(p.dst_dims));
   plan.loops_only = plan.loops_only && !p.epilogue.residual;  // it may have to be copied
   plan.calls_on_stored = false;
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
-              floats](const ConvolutionBuffers& buffers) {
+              floats](const LayerBuffers& buffers) {
     const auto* residual = static_cast<const float*>(buffers.residual);
     std::vector<float> kept;
     if (residual == buffers.dst) residual = (kept.assign(residual, residual + floats), kept.data());
-    ConvolutionBuffers plain = buffers;
+    LayerBuffers plain = buffers;
     plain.residual = nullptr;
     run(plain);
     finish(epilogue, residual, static_cast<float*>(buffers.dst), floats);
@@ -70,8 +70,8 @@ const char* AskAgainWithoutEpilogue::refusal(const ConvolutionImplementation& ro
   return row.refuses(plain ? *plain : p);
 }
 
-std::optional<ConvolutionPlan> AskAgainWithoutEpilogue::plan(const ConvolutionImplementation& row,
-                                                             const Problem& p) {
+std::optional<LayerPlan> AskAgainWithoutEpilogue::plan(const ConvolutionImplementation& row,
+                                                       const Problem& p) {
   if (!row.refuses(p)) {
     if (auto plan = row.plan(p)) return plan;
   }
@@ -89,22 +89,22 @@ double AskAgainWithoutEpilogue::estimate(const ConvolutionImplementation& row, c
   return row.estimate(*plain) + moving_microseconds(p.dst_dims, p.dtype);
 }
 
-ConvolutionPlan with_float_bias(ConvolutionPlan plan, std::int64_t channels) {
+LayerPlan with_float_bias(LayerPlan plan, std::int64_t channels) {
   const auto widened = [channels](const void* bias) {
     const auto* values = static_cast<const c10::BFloat16*>(bias);
     return bias ? std::vector<float>(values, values + channels) : std::vector<float>();
   };
-  plan.run = [widened, run = std::move(plan.run)](const ConvolutionBuffers& buffers) {
+  plan.run = [widened, run = std::move(plan.run)](const LayerBuffers& buffers) {
     const std::vector<float> wide = widened(buffers.bias);
-    ConvolutionBuffers all = buffers;
+    LayerBuffers all = buffers;
     if (buffers.bias) all.bias = wide.data();
     run(all);
   };
   if (!plan.run_rows) return plan;
-  plan.run_rows =
-      [widened, run_rows = std::move(plan.run_rows)](const ConvolutionBuffers& buffers) -> RunRows {
+  plan.run_rows = [widened,
+                   run_rows = std::move(plan.run_rows)](const LayerBuffers& buffers) -> RunRows {
     const auto wide = std::make_shared<const std::vector<float>>(widened(buffers.bias));
-    ConvolutionBuffers all = buffers;
+    LayerBuffers all = buffers;
     if (buffers.bias) all.bias = wide->data();
     return [wide, rows = run_rows(all)](const BlockedRows& src, const std::uint8_t* residual,
                                         const BlockedRows& dst,
@@ -145,7 +145,7 @@ NamedPlan plan_convolution(const Problem& p) {
                        c10::toString(p.dtype), "");
 }
 
-at::Tensor pack_weights(const ConvolutionPlan& plan, const at::Tensor& weight) {
+at::Tensor pack_weights(const LayerPlan& plan, const at::Tensor& weight) {
   if (plan.weights_format.empty()) return weight.contiguous();
   const at::Tensor packed = plan.pack(weight);
   TORCH_INTERNAL_ASSERT(plan.packed_bytes == 0 ||
@@ -164,7 +164,7 @@ at::Tensor run_convolution(const Problem& p, const at::Tensor& src, const at::Te
         p, only, [&] { return text("weight ", p.weight_dims, " on ", p.src_dims); });
   });
   kImplementations.set_last(named.name);
-  const ConvolutionPlan& plan = named.plan;
+  const LayerPlan& plan = named.plan;
   const at::Tensor packed =
       plan.weights_format.empty()
           ? weight.contiguous()

@@ -10,6 +10,9 @@
 //
 // Work is shared out as (band of output pixels, group of output channels). Sums are parts of a
 // fixed number of lanes, so the blocking changes no bit of the result.
+//
+// A register tile of 14 pixels by 2 vectors of channels (AVX2: 4 by 3) stays in registers for all
+// lanes of a part of the sum. Rows in the padding cost nothing.
 #include "ops/convolution/direct.h"
 
 #include <ATen/ops/index_select.h>
@@ -111,7 +114,7 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
 
 // What all rows of a band and a group of output channels have in common, in one image.
 kernels::DirectTiles tiles_of(const Direct& d, std::int64_t image, const Group& group,
-                              const ConvolutionBuffers& buffers) {
+                              const LayerBuffers& buffers) {
   const std::int64_t bundle = image % d.bundles;
   const std::int64_t width = d.sizes().width;
   const std::int64_t block_stride = Direct::volume(d.dst) * d.dst_block;
@@ -170,7 +173,7 @@ void call_on_stored(const Direct& d, std::int64_t image, const Group& group, std
 // pixel 0 of the band, in place or in slots, `offset` where its first pixel is in dst.
 void run_pass(const Direct& d, const Cut& cut, const Band& band, const Group& group,
               const Pass& pass, bool last_pass, const float* src, std::int64_t offset,
-              const ConvolutionBuffers& buffers, kernels::DirectTiles tiles) {
+              const LayerBuffers& buffers, kernels::DirectTiles tiles) {
   const std::int64_t step = d.step(), steps = d.steps(pass.inputs);
   const std::int64_t pitch = d.in_place ? d.in[2] : cut.axes[2].slots;
   const std::int64_t first_row = band.plane * d.out[1] + band.row;
@@ -224,7 +227,7 @@ void run_pass(const Direct& d, const Cut& cut, const Band& band, const Group& gr
 
 // One band and one group of output channels.
 void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& group,
-              const float* src, const ConvolutionBuffers& buffers) {
+              const float* src, const LayerBuffers& buffers) {
   const auto to_dst = [&](std::size_t i, std::int64_t at) {
     return d.dst_first[i] + at * d.dst_step[i];
   };
@@ -275,7 +278,7 @@ struct Filled {
   float* slots = nullptr;
 };
 
-void run_units(const Direct& d, const Cut& cut, Range units, const ConvolutionBuffers& buffers,
+void run_units(const Direct& d, const Cut& cut, Range units, const LayerBuffers& buffers,
                Filled& filled) {
   const auto* src = static_cast<const float*>(buffers.src);
   if (!d.in_place && filled.phase != &d) {
@@ -296,14 +299,14 @@ void run_units(const Direct& d, const Cut& cut, Range units, const ConvolutionBu
   }
 }
 
-void run(const Work& work, const ConvolutionBuffers& buffers) {
+void run(const Work& work, const LayerBuffers& buffers) {
   const std::vector<Cut>& cuts = work.cuts();
   std::int64_t units = 0;
   for (std::size_t i = 0; i < work.phases.size(); ++i) units += work.units(i, cuts[i]);
   share_units(units, kLargeUnit, [&](Pieces& pieces) {
     Filled filled;
     for (Range piece; pieces.next(piece);) {
-      ConvolutionBuffers of_phase = buffers;
+      LayerBuffers of_phase = buffers;
       for (std::size_t i = 0; i < work.phases.size(); ++i) {
         const Direct& d = work.phases[i];
         const std::int64_t count = work.units(i, cuts[i]);
@@ -321,8 +324,8 @@ void run(const Work& work, const ConvolutionBuffers& buffers) {
 // other in a pixel where channels come last. Parts of sums are those of run_unit(), and so are the
 // bits.
 void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
-              const ConvolutionBuffers& buffers, const BlockedRows& src,
-              const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
+              const LayerBuffers& buffers, const BlockedRows& src, const std::uint8_t* residual,
+              const BlockedRows& dst, Range rows) {
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const std::int64_t width = d.sizes().width, steps = ceil_div(d.ic, width);
   const std::int64_t src_vector = d.src_blocks() == 1 ? width : src.block / kFloat,
@@ -378,7 +381,7 @@ void place_segments(const GatheredSegments& gathered, const std::vector<const fl
 
 void run_gathered(const Work& work, const GatheredSegments& gathered,
                   const std::vector<std::int64_t>& image_floats,
-                  const std::vector<const float*>& srcs, const ConvolutionBuffers& buffers) {
+                  const std::vector<const float*>& srcs, const LayerBuffers& buffers) {
   const Direct& d = work.phases[0];
   const std::vector<Cut>& cuts = work.cuts();
   share_units(work.units(0, cuts[0]), kLargeUnit, [&](Pieces& pieces) {
@@ -487,7 +490,7 @@ double estimate_direct(const Problem& p) {
          (beats_onednn(p) ? kBarelyFaster : kBarelySlower);
 }
 
-std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
+std::optional<LayerPlan> plan_direct(const Problem& p) {
   const auto work = std::make_shared<Work>();
   work->phases = phases_of(p);
   if (work->phases.empty()) return std::nullopt;
@@ -498,17 +501,16 @@ std::optional<ConvolutionPlan> plan_direct(const Problem& p) {
       last.vectors, p.groups > 1 ? text("/groups ", p.groups, "/", first.bundles) : "",
       first.planes ? text("/planes", taps_in_order(first)) : "", p.transposed ? "/transposed" : "");
   if (is_upsampling(p)) format += text("/", p.stride, p.padding, p.dilation, p.dst_dims);
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = std::move(format),
       .pack = [work, transposed = p.transposed](
                   const at::Tensor& weight) { return pack(work->phases, transposed, weight); },
       .packed_bytes = packed_floats(work->phases) * kFloatBytes,
-      .run = [work](const ConvolutionBuffers& buffers) { run(*work, buffers); },
+      .run = [work](const LayerBuffers& buffers) { run(*work, buffers); },
       .loops_only = true,
       .calls_on_stored = writes_rows(p, work->phases),
       .row_stage = row_stage(p, first),
-      .run_rows = [work,
-                   columns = p.dst_dims.back()](const ConvolutionBuffers& buffers) -> RunRows {
+      .run_rows = [work, columns = p.dst_dims.back()](const LayerBuffers& buffers) -> RunRows {
         const std::int64_t part_steps = work->cuts().front().part_steps;
         return [work, part_steps, columns, buffers](const BlockedRows& src,
                                                     const std::uint8_t* residual,
@@ -540,7 +542,7 @@ bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) 
 GatheredConvolutionPlan plan_direct_gathered(const Problem& p,
                                              const std::vector<ChannelOf>& channels,
                                              const std::vector<std::int64_t>& src_channels) {
-  ConvolutionPlan plan = *plan_direct(p);
+  LayerPlan plan = *plan_direct(p);
   const auto work = std::make_shared<Work>();
   work->phases = phases_of(p);
   const Direct& d = work->phases.front();
@@ -556,7 +558,7 @@ GatheredConvolutionPlan plan_direct_gathered(const Problem& p,
               },
           .run =
               [work, gathered, image_floats](const std::vector<const float*>& srcs,
-                                             const ConvolutionBuffers& buffers) {
+                                             const LayerBuffers& buffers) {
                 run_gathered(*work, *gathered, image_floats, srcs, buffers);
               }};
 }

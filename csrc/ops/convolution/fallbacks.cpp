@@ -31,8 +31,8 @@ const char* refuses_aten(const Problem& p) {
   return p.epilogue.empty() ? nullptr : "fuses nothing";
 }
 
-std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
-  const auto run = [p](const ConvolutionBuffers& buffers) {
+std::optional<LayerPlan> plan_aten(const Problem& p) {
+  const auto run = [p](const LayerBuffers& buffers) {
     trace::record({trace::Kind::kFallback, "convolution",
                    text("no kernel for weight ", p.weight_dims, " on ", p.src_dims)});
     const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
@@ -55,7 +55,7 @@ std::optional<ConvolutionPlan> plan_aten(const Problem& p) {
     reorder("convolution", p.dst_dims, {dst.contiguous()},
             reorder_side(buffers.dst, p.dst_dims, p.dst_format, p.dtype));
   };
-  return ConvolutionPlan{.weights_format = "", .pack = nullptr, .run = run};
+  return LayerPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
 
 // bfloat16 and float16 where the CPU has no kernel for them, computed in float32: the activations
@@ -65,14 +65,14 @@ const char* refuses_in_float32(const Problem& p) {
   return narrow ? nullptr : "is for bfloat16 and float16";
 }
 
-std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
+std::optional<LayerPlan> plan_in_float32(const Problem& p) {
   Problem wide = p;
   wide.dtype = at::kFloat;
   const NamedPlan inner = plan_convolution(wide);
   const auto widened = [type = p.dtype](const void* data, const Dims& dims) {
     return data ? at::from_blob(const_cast<void*>(data), dims, type).to(at::kFloat) : at::Tensor();
   };
-  const auto run = [p, plan = inner.plan, widened](const ConvolutionBuffers& buffers) {
+  const auto run = [p, plan = inner.plan, widened](const LayerBuffers& buffers) {
     const Dims dst_dims = p.dst_format.physical_shape(p.dst_dims);
     const at::Tensor src = widened(buffers.src, p.src_format.physical_shape(p.src_dims)),
                      bias = widened(buffers.bias, {p.dst_dims[1]}),
@@ -85,7 +85,7 @@ std::optional<ConvolutionPlan> plan_in_float32(const Problem& p) {
               dst.mutable_data_ptr()});
     at::from_blob(buffers.dst, dst_dims, p.dtype).copy_(dst);
   };
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = "float32 " + inner.plan.weights_format,
       .pack = [plan = inner.plan](
                   const at::Tensor& weight) { return pack_weights(plan, weight.to(at::kFloat)); },

@@ -66,20 +66,20 @@ const char* refuses_few_rows(const Problem& p) {
 
 double estimate_few_rows(const Problem& p) { return linears::few_rows.estimate(linear_of(p)); }
 
-std::optional<ConvolutionPlan> plan_few_rows(const Problem& p) {
-  const std::optional<LinearPlan> linear = linears::few_rows.plan(linear_of(p));
+std::optional<LayerPlan> plan_few_rows(const Problem& p) {
+  const std::optional<LayerPlan> linear = linears::few_rows.plan(linear_of(p));
   if (!linear) return std::nullopt;
   const std::int64_t lanes = lanes_of(p.src_format, p.src_dims[1]), outputs = p.dst_dims[1],
                      tail = p.src_dims[0] * image_size(p.dst_format, p.dst_dims) -
                             p.src_dims[0] * outputs;
   Key key("few_rows");
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format =
           std::move(key.add(lanes).add(p.weight_dims)).text() + linear->weights_format,
       .pack = [pack = linear->pack,
                lanes](const at::Tensor& weight) { return pack(weight_as_src(weight, lanes)); },
       .run =
-          [run = linear->run, outputs, tail](const ConvolutionBuffers& b) {
+          [run = linear->run, outputs, tail](const LayerBuffers& b) {
             run({b.src, b.weights, b.bias, b.residual, b.dst});
             if (tail == 0) return;
             parallel_units(1, 1, [&](std::int64_t, std::int64_t) {

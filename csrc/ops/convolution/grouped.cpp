@@ -320,7 +320,7 @@ void run_units(const Grouped& grouped, const GroupedConvolution& g, Range units,
   }
 }
 
-void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
+void run(const Grouped& grouped, const LayerBuffers& buffers) {
   std::int64_t units = 0, work = 0;
   for (const Grouped::Part& part : grouped.parts) {
     const auto& [d, h, w] = part.convolution.axes;
@@ -347,7 +347,7 @@ void run(const Grouped& grouped, const ConvolutionBuffers& buffers) {
 }
 
 // Rows of dst from rows of src, in one thread.
-void run_rows(const Grouped& grouped, const ConvolutionBuffers& buffers, const BlockedRows& src,
+void run_rows(const Grouped& grouped, const LayerBuffers& buffers, const BlockedRows& src,
               const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
   GroupedConvolution g = grouped.parts[0].convolution;
   auto& [d, h, w] = g.axes;
@@ -389,24 +389,23 @@ std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
                   .reads_padding = false};
 }
 
-ConvolutionPlan plan(const Problem& p) {
+LayerPlan plan(const Problem& p) {
   const auto grouped = grouped_of(p);
   std::string format = text("grouped/", p.groups, "/", grouped->block);
   if (p.transposed) format += text("/transposed/", p.stride, p.padding, p.dilation, p.dst_dims);
-  return ConvolutionPlan{
-      .weights_format = std::move(format),
-      .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
-      .packed_bytes = grouped->weights * kFloatBytes,
-      .run = [grouped](const ConvolutionBuffers& buffers) { run(*grouped, buffers); },
-      .loops_only = true,
-      .calls_on_stored = p.dst_format.is_blocked() && !p.transposed,
-      .row_stage = row_stage(p, *grouped),
-      .run_rows = [grouped](const ConvolutionBuffers& buffers) -> RunRows {
-        return [grouped, buffers](const BlockedRows& src, const std::uint8_t* residual,
-                                  const BlockedRows& dst, Range rows) {
-          run_rows(*grouped, buffers, src, residual, dst, rows);
-        };
-      }};
+  return LayerPlan{.weights_format = std::move(format),
+                   .pack = [grouped](const at::Tensor& weight) { return pack(*grouped, weight); },
+                   .packed_bytes = grouped->weights * kFloatBytes,
+                   .run = [grouped](const LayerBuffers& buffers) { run(*grouped, buffers); },
+                   .loops_only = true,
+                   .calls_on_stored = p.dst_format.is_blocked() && !p.transposed,
+                   .row_stage = row_stage(p, *grouped),
+                   .run_rows = [grouped](const LayerBuffers& buffers) -> RunRows {
+                     return [grouped, buffers](const BlockedRows& src, const std::uint8_t* residual,
+                                               const BlockedRows& dst, Range rows) {
+                       run_rows(*grouped, buffers, src, residual, dst, rows);
+                     };
+                   }};
 }
 
 const char* refuses_bfloats(const Problem& p) {
@@ -442,15 +441,15 @@ const char* refuses_grouped_bfloat16(const Problem& p) {
   return refusal ? refusal : refuses_grouped_sizes(p);
 }
 
-std::optional<ConvolutionPlan> plan_depthwise(const Problem& p) { return plan(p); }
+std::optional<LayerPlan> plan_depthwise(const Problem& p) { return plan(p); }
 
-std::optional<ConvolutionPlan> plan_depthwise_bfloat16(const Problem& p) {
+std::optional<LayerPlan> plan_depthwise_bfloat16(const Problem& p) {
   return with_float_bias(plan(p), p.dst_dims[1]);
 }
 
-std::optional<ConvolutionPlan> plan_grouped(const Problem& p) { return plan(p); }
+std::optional<LayerPlan> plan_grouped(const Problem& p) { return plan(p); }
 
-std::optional<ConvolutionPlan> plan_grouped_bfloat16(const Problem& p) {
+std::optional<LayerPlan> plan_grouped_bfloat16(const Problem& p) {
   return with_float_bias(plan(p), p.dst_dims[1]);
 }
 

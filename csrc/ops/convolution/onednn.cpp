@@ -200,7 +200,7 @@ at::Tensor pack(const Problem& p, const at::Tensor& weight, const Convolution& c
   return packed;
 }
 
-void execute(const Problem& p, Convolution& convolution, const ConvolutionBuffers& buffers) {
+void execute(const Problem& p, Convolution& convolution, const LayerBuffers& buffers) {
   const auto& [src, weights, bias, residual, dst, on_stored] = buffers;
   Primitive& primitive = convolution.primitive;
   if (p.has_bias && p.epilogue.residual) {
@@ -282,31 +282,31 @@ const char* refuses_onednn_channels_last(const Problem& p) {
   return p.epilogue.empty() ? nullptr : "fuses nothing";
 }
 
-std::optional<ConvolutionPlan> plan_onednn_blocked(const Problem& problem) {
+std::optional<LayerPlan> plan_onednn_blocked(const Problem& problem) {
   const Problem p = as_2d(problem);
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
   const bool lifted = p.dst_dims.size() > problem.dst_dims.size();
-  return ConvolutionPlan{.weights_format = convolution->weights_format,
-                         .pack =
-                             [p, convolution, lifted](const at::Tensor& weight) {
-                               return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
-                             },
-                         .packed_bytes = packed_bytes(*convolution),
-                         .run =
-                             [p, convolution](const ConvolutionBuffers& buffers) {
-                               execute(p, *convolution, buffers);
-                               clear_tail(p, buffers.dst);
-                             },
-                         .weights_desc = weights_desc(problem, *convolution)};
+  return LayerPlan{.weights_format = convolution->weights_format,
+                   .pack =
+                       [p, convolution, lifted](const at::Tensor& weight) {
+                         return pack(p, lifted ? weight.unsqueeze(2) : weight, *convolution);
+                       },
+                   .packed_bytes = packed_bytes(*convolution),
+                   .run =
+                       [p, convolution](const LayerBuffers& buffers) {
+                         execute(p, *convolution, buffers);
+                         clear_tail(p, buffers.dst);
+                       },
+                   .weights_desc = weights_desc(problem, *convolution)};
 }
 
-std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem) {
+std::optional<LayerPlan> plan_onednn_channels_last(const Problem& problem) {
   Problem p = problem;
   p.src_format = p.dst_format = kChannelsLast;
   const auto convolution = make(p);
   if (!convolution) return std::nullopt;
-  const auto run = [problem, p, convolution](const ConvolutionBuffers& buffers) {
+  const auto run = [problem, p, convolution](const LayerBuffers& buffers) {
     const at::TensorOptions options = at::TensorOptions().dtype(p.dtype);
     const at::Tensor src = empty_dense(p.src_dims, true, options),
                      dst = empty_dense(p.dst_dims, true, options);
@@ -314,13 +314,13 @@ std::optional<ConvolutionPlan> plan_onednn_channels_last(const Problem& problem)
       return reorder_side(data, dims, format, p.dtype);
     };
     reorder("convolution", p.src_dims, side(buffers.src, p.src_dims, problem.src_format), {src});
-    ConvolutionBuffers inner = buffers;
+    LayerBuffers inner = buffers;
     inner.src = src.const_data_ptr();
     inner.dst = dst.mutable_data_ptr();
     execute(p, *convolution, inner);
     reorder("convolution", p.dst_dims, {dst}, side(buffers.dst, p.dst_dims, problem.dst_format));
   };
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = convolution->weights_format,
       .pack = [p, convolution](const at::Tensor& weight) { return pack(p, weight, *convolution); },
       .packed_bytes = packed_bytes(*convolution),

@@ -36,14 +36,14 @@ double estimate_planes(const Problem& p) {
          (moving_microseconds(p.src_dims, p.dtype) + moving_microseconds(p.dst_dims, p.dtype)) / 2;
 }
 
-std::optional<ConvolutionPlan> plan_planes(const Problem& p) {
+std::optional<LayerPlan> plan_planes(const Problem& p) {
   const std::int64_t images = p.src_dims[0], ic = p.src_dims[1], oc = p.dst_dims[1];
   const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(p.dst_dims).slice(2));
-  ConvolutionPlan plan{.weights_format = "dense",
-                       .pack = [](const at::Tensor& weight) { return weight.contiguous(); },
-                       .run = {},
-                       .loops_only = true};
-  plan.run = [images, ic, oc, pixels, epilogue = p.epilogue](const ConvolutionBuffers& b) {
+  LayerPlan plan{.weights_format = "dense",
+                 .pack = [](const at::Tensor& weight) { return weight.contiguous(); },
+                 .run = {},
+                 .loops_only = true};
+  plan.run = [images, ic, oc, pixels, epilogue = p.epilogue](const LayerBuffers& b) {
     const auto float_of = [](const void* data) { return static_cast<const float*>(data); };
     const std::int64_t parts = ceil_div(pixels, kPixels);
     parallel_units(images * parts, kPixels * oc * ic / 8,

@@ -68,11 +68,11 @@ double estimate_strassen(const Problem& p) {
   return direct_microseconds(p) * Strassen::share(width, p.src_dims[1], p.dst_dims[1]);
 }
 
-std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
+std::optional<LayerPlan> plan_strassen(const Problem& p) {
   const Matrices m = matrices_of(p);
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
   const auto strassen = std::make_shared<const Strassen>(m.kernels, m.images, m.pixels, ic, oc);
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = text("strassen/", m.kernels.width, p.transposed ? "/transposed" : ""),
       .pack =
           [strassen, ic, oc, transposed = p.transposed](const at::Tensor& weight) {
@@ -82,7 +82,7 @@ std::optional<ConvolutionPlan> plan_strassen(const Problem& p) {
           },
       .run =
           [strassen, src = steps_of(p, ic), dst = steps_of(p, oc),
-           epilogue = p.epilogue](const ConvolutionBuffers& b) {
+           epilogue = p.epilogue](const LayerBuffers& b) {
             strassen->run(src, dst, epilogue,
                           {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
                            static_cast<const float*>(b.bias), static_cast<const float*>(b.residual),

@@ -4,6 +4,11 @@
 //   weight  the list below; a transposed convolution has the weight gradient of the convolution
 //           that it mirrors, with src and diff_dst exchanged
 //   bias    the sums of diff_dst
+//
+// Ours keep the chains of additions short: 256 pixels in registers. The Winograd row is 2.0 to 2.7
+// times as fast as oneDNN on one core. oneDNN's blocked 1x1 is 5 to 15 % faster than `direct` on
+// one core, but its bits follow the number of threads. A kernel row of a first layer counts as
+// channels.
 #include "ops/gradient/convolution_backward.h"
 
 #include <ATen/ops/convolution_backward.h>

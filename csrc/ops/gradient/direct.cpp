@@ -172,8 +172,8 @@ struct Sums {
   }
 };
 
-void run(const Shape& s, const Blocked& src, const Blocked& diff_dst, const PackedGradient& packed,
-         const at::Tensor& diff_weight) {
+void run_direct(const Shape& s, const Blocked& src, const Blocked& diff_dst,
+                const PackedGradient& packed, const at::Tensor& diff_weight) {
   const kernels::Kernels& table = kernels::kernels_for(s.block);
   const GradientTiles tiles(s.ic, ceil_div(s.oc, table.width), s.taps() == 1 ? kTileOf1x1 : kTile);
   const Chunks chunks(s);
@@ -251,7 +251,7 @@ void run_strided_1x1(const Shape& s, const Blocked& src, const Blocked& diff_dst
   Shape dense = s;
   dense.in = s.out;
   dense.stride = {1, 1, 1};
-  run(dense, {seen_pixels(s, src), src.channels}, diff_dst, packed, diff_weight);
+  run_direct(dense, {seen_pixels(s, src), src.channels}, diff_dst, packed, diff_weight);
 }
 
 // Runs the kernel as one of a single column over KW * IC channels, which are enough to fill
@@ -270,7 +270,7 @@ void run_few_channels(const Problem& p, const Blocked& src, const Blocked& diff_
   PackedGradient packed = empty_packed_gradient(p, gradient, kernels::kernels_for(s.block).width);
   packed.ic_stride = packed.width;
   packed.tap_stride = rows.ic * packed.width;
-  run(rows, {with_padded_rows(s, src, width), s.ic}, diff_dst, packed, gradient);
+  run_direct(rows, {with_padded_rows(s, src, width), s.ic}, diff_dst, packed, gradient);
   diff_weight.copy_(gradient);
 }
 
@@ -296,7 +296,8 @@ std::optional<RunWeightGradient> plan_direct(const WeightGradientProblem& proble
   return [p, shape](const Blocked& src, const Blocked& diff_dst, const at::Tensor& diff_weight) {
     const auto packed =
         empty_packed_gradient(p, diff_weight, kernels::kernels_for(shape.block).width);
-    (is_strided_1x1(shape) ? run_strided_1x1 : run)(shape, src, diff_dst, packed, diff_weight);
+    (is_strided_1x1(shape) ? run_strided_1x1 : run_direct)(shape, src, diff_dst, packed,
+                                                           diff_weight);
   };
 }
 

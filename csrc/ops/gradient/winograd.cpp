@@ -142,8 +142,8 @@ void finish(const Gradient& g, const GradientTile& tile, const float* sums,
   unpack_gradient(packed, tile, diff_weight);
 }
 
-void run(const Problem& p, const Blocked& src, const Blocked& diff_dst,
-         const at::Tensor& diff_weight) {
+void run_slabs(const Problem& p, const Blocked& src, const Blocked& diff_dst,
+               const at::Tensor& diff_weight) {
   const Gradient g(p);
   const std::int64_t width = g.table.width, at_a_time = g.at_a_time();
   const GradientTiles tiles(g.shape.ic, ceil_div(g.shape.oc, width), kGradientTile);
@@ -198,7 +198,7 @@ double estimate_winograd(const WeightGradientProblem& problem) {
 std::optional<RunWeightGradient> plan_winograd(const WeightGradientProblem& problem) {
   return [p = problem.convolution](const Blocked& src, const Blocked& diff_dst,
                                    const at::Tensor& diff_weight) {
-    run(p, src, diff_dst, diff_weight);
+    run_slabs(p, src, diff_dst, diff_weight);
   };
 }
 

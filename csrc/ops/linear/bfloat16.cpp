@@ -57,7 +57,7 @@ const char* refuses_few_rows_bfloat16(const LinearProblem& p) {
   return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
 }
 
-std::optional<LinearPlan> plan_few_rows_bfloat16(const LinearProblem& p) {
+std::optional<LayerPlan> plan_few_rows_bfloat16(const LinearProblem& p) {
   const std::int64_t block = block_of_outputs();
   LinearRows rows{};
   rows.rows = p.rows;
@@ -66,7 +66,7 @@ std::optional<LinearPlan> plan_few_rows_bfloat16(const LinearProblem& p) {
   rows.block = block;
   rows.weights_stride = p.inputs * block;
   rows.activation = p.activation();
-  const auto run = [rows, block](const LinearBuffers& buffers) {
+  const auto run = [rows, block](const LayerBuffers& buffers) {
     LinearRows of_tensors = rows;
     of_tensors.src = buffers.src;
     of_tensors.weights = buffers.weights;
@@ -77,30 +77,30 @@ std::optional<LinearPlan> plan_few_rows_bfloat16(const LinearProblem& p) {
                      kernels::kernels().linear_bfloat_rows(of_tensors, begin, end);
                    });
   };
-  return LinearPlan{.weights_format = text("linear of pairs by ", block),
-                    .pack = pack_bfloat16,
-                    .run = run,
-                    .loops_only = true};
+  return LayerPlan{.weights_format = text("linear of pairs by ", block),
+                   .pack = pack_bfloat16,
+                   .run = run,
+                   .loops_only = true};
 }
 
-std::optional<LinearPlan> plan_dots_bfloat16(const LinearProblem& p) {
+std::optional<LayerPlan> plan_dots_bfloat16(const LinearProblem& p) {
   const std::int64_t width = kernels::kernels().width;
   auto plan = convolutions::dots_bfloat16.plan(
       pixels_of_rows(p.rows, p.inputs, p.outputs, width, at::kBFloat16, p.activation()));
   if (!plan) return std::nullopt;
   const RowsOfBlocks blocks{p.rows, p.outputs, width};
-  const auto run = [blocks, inner = std::move(plan->run)](const LinearBuffers& buffers) {
+  const auto run = [blocks, inner = std::move(plan->run)](const LayerBuffers& buffers) {
     const at::Tensor in_blocks = at::empty(
         {ceil_div(blocks.channels, blocks.block) * blocks.rows * blocks.block}, at::kBFloat16);
     inner({buffers.src, buffers.weights, buffers.bias, nullptr, in_blocks.mutable_data_ptr()});
     join_rows<std::uint16_t>(blocks, in_blocks.const_data_ptr(), buffers.dst);
   };
-  return LinearPlan{.weights_format = "linear, " + plan->weights_format,
-                    .pack =
-                        [p, inner = std::move(plan->pack)](const at::Tensor& weight) {
-                          return inner(weight.reshape({p.outputs, p.inputs, 1}));
-                        },
-                    .run = run};
+  return LayerPlan{.weights_format = "linear, " + plan->weights_format,
+                   .pack =
+                       [p, inner = std::move(plan->pack)](const at::Tensor& weight) {
+                         return inner(weight.reshape({p.outputs, p.inputs, 1}));
+                       },
+                   .run = run};
 }
 
 double estimate_few_rows_bfloat16(const LinearProblem& p) {

@@ -46,7 +46,7 @@ struct Cut {
   }
 };
 
-at::Tensor pack(const at::Tensor& weight, const PackedColumns& outputs) {
+at::Tensor pack_columns(const at::Tensor& weight, const PackedColumns& outputs) {
   trace::Timed timed(trace::Kind::kPack, "linear", static_cast<std::int64_t>(weight.nbytes()));
   at::Tensor packed = empty_packed(outputs.floats(), at::kFloat);
   outputs.pack({weight.const_data_ptr<float>(), weight.size(1), weight.size(0), weight.stride(1),
@@ -136,12 +136,13 @@ const char* refuses_direct(const LinearProblem& p) {
   return p.rows == 0 || p.inputs == 0 ? "takes no empty tensors" : nullptr;
 }
 
-std::optional<LinearPlan> plan_direct(const LinearProblem& p) {
+std::optional<LayerPlan> plan_direct(const LinearProblem& p) {
   const Cut cut(p);
-  LinearPlan plan{.weights_format = "linear by " + std::to_string(cut.outputs.group()),
-                  .pack = [cut](const at::Tensor& weight) { return pack(weight, cut.outputs); },
-                  .run = {}};
-  plan.run = [p, cut](const LinearBuffers& b) {
+  LayerPlan plan{
+      .weights_format = "linear by " + std::to_string(cut.outputs.group()),
+      .pack = [cut](const at::Tensor& weight) { return pack_columns(weight, cut.outputs); },
+      .run = {}};
+  plan.run = [p, cut](const LayerBuffers& b) {
     run(p, cut,
         {static_cast<const float*>(b.src), static_cast<const float*>(b.weights),
          static_cast<const float*>(b.bias), static_cast<const float*>(b.residual),

@@ -7,11 +7,11 @@
 namespace torch_blocked {
 namespace {
 
-const Implementations<LinearProblem, LinearPlan> kLinearImplementations("linear", {
+const Implementations<LinearProblem, LayerPlan> kLinearImplementations("linear", {
 #define IMPLEMENTATION(name) linears::name,
 #include "ops/linear/list.inc"
 #undef IMPLEMENTATION
-                                                                                  });
+                                                                                 });
 
 }  // namespace
 
@@ -44,7 +44,7 @@ bool linear_may_be_fastest(const LinearProblem& p, const char* implementation) {
          kLinearImplementations.estimate(row, p) < kLinearImplementations.least_estimate(p);
 }
 
-LinearPlan plan_linear(const LinearProblem& p, const char* implementation) {
+LayerPlan plan_linear(const LinearProblem& p, const char* implementation) {
   kLinearImplementations.set_last(implementation);
   return kLinearImplementations.plan(kLinearImplementations.row(implementation), p).value();
 }

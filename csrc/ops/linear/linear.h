@@ -5,14 +5,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "kernels/vector/epilogue.h"
 #include "ops/implementations.h"
-#include "torch_blocked/descriptor.h"
+#include "ops/layer_plan.h"
 
 namespace torch_blocked {
 
@@ -27,26 +24,7 @@ struct LinearProblem {
   }
 };
 
-// The data of one run; bias has `outputs` numbers of the problem's dtype, or is null. The residual
-// is laid out as dst.
-struct LinearBuffers {
-  const void *src, *weights, *bias, *residual;
-  void* dst;
-};
-
-// A problem made ready to run, by one thread at a time.
-struct LinearPlan {
-  std::string weights_format;  // the name of what pack() makes
-  std::function<at::Tensor(const at::Tensor& weight)> pack;
-  std::function<void(const LinearBuffers& buffers)> run;
-  bool loops_only = false;  // of run(): threads may go through it together
-  // What pack() makes of [outputs, inputs]; nothing where no descriptor can say it.
-  std::optional<Descriptor> weights_desc = {};
-  // By so much it must be faster than others, where all are timed, to be taken.
-  double handicap = 1;
-};
-
-using LinearImplementation = Implementation<LinearProblem, LinearPlan>;
+using LinearImplementation = Implementation<LinearProblem, LayerPlan>;
 
 // The rows of the list; each is defined in the file of its kernel's name.
 namespace linears {
@@ -65,7 +43,7 @@ bool linear_sums_in_place(const char* implementation);
 // Whether its estimate leaves it a chance.
 bool linear_may_be_fastest(const LinearProblem& problem, const char* implementation);
 // The plan by one of these.
-LinearPlan plan_linear(const LinearProblem& problem, const char* implementation);
+LayerPlan plan_linear(const LinearProblem& problem, const char* implementation);
 
 // The implementations that do not take a problem.
 std::vector<Refusal> linear_refusals(const LinearProblem& problem);

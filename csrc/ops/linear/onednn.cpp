@@ -109,7 +109,7 @@ std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   return rows;
 }
 
-void run_few_rows(LinearRows rows, const LinearBuffers& buffers) {
+void run_few_rows(LinearRows rows, const LayerBuffers& buffers) {
   rows.src = buffers.src;
   rows.weights = buffers.weights;
   rows.bias = buffers.bias;
@@ -136,7 +136,7 @@ struct InnerProduct {
            attributes(p.activation())) {}
 };
 
-LinearPlan plan_on(const Md& packed_md) {
+LayerPlan plan_on(const Md& packed_md) {
   Key key("linear");
   key.add(packed_md.get_padded_dims()).add(packed_md.get_strides()).add(packed_md.get_inner_blks());
   return {.weights_format = std::move(key.add(packed_md.get_inner_idxs())).text(),
@@ -150,21 +150,21 @@ const char* refuses_onednn(const LinearProblem& p) {
 }
 
 // The problem without its epilogue, and that in a pass of its own.
-std::optional<LinearPlan> with_pass(const LinearProblem& p,
-                                    std::optional<LinearPlan> (*plan)(const LinearProblem&)) {
+std::optional<LayerPlan> with_pass(const LinearProblem& p,
+                                   std::optional<LayerPlan> (*plan)(const LinearProblem&)) {
   LinearProblem plain = p;
   plain.epilogue = {};
-  std::optional<LinearPlan> whole = plan(plain);
+  std::optional<LayerPlan> whole = plan(plain);
   if (!whole) return whole;
   whole->run = [run = std::move(whole->run), epilogue = p.epilogue,
-                floats = p.rows * p.outputs](const LinearBuffers& b) {
+                floats = p.rows * p.outputs](const LayerBuffers& b) {
     run(b);
     finish(epilogue, static_cast<const float*>(b.residual), static_cast<float*>(b.dst), floats);
   };
   return whole;
 }
 
-std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
+std::optional<LayerPlan> plan_primitive(const LinearProblem& p) {
   const InnerProduct product(p);
   const Md packed_md = product.pd.weights_desc();
   std::vector<Primitive::Argument> arguments{{DNNL_ARG_SRC, product.src_md},
@@ -173,8 +173,8 @@ std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
   if (p.has_bias) arguments.push_back({DNNL_ARG_BIAS, product.bias_md});
   const auto primitive = std::make_shared<Primitive>(dnnl::inner_product_forward(product.pd),
                                                      arguments, product.pd.scratchpad_desc());
-  LinearPlan plan = plan_on(packed_md);
-  plan.run = [primitive, has_bias = p.has_bias](const LinearBuffers& b) {
+  LayerPlan plan = plan_on(packed_md);
+  plan.run = [primitive, has_bias = p.has_bias](const LayerBuffers& b) {
     if (has_bias) {
       primitive->execute({b.src, b.weights, b.dst, b.bias});
     } else {
@@ -185,7 +185,7 @@ std::optional<LinearPlan> plan_primitive(const LinearProblem& p) {
 }
 
 // A sum runs in a pass of its own, and so does a clamp, which keeps NaN there.
-std::optional<LinearPlan> plan_onednn(const LinearProblem& p) {
+std::optional<LayerPlan> plan_onednn(const LinearProblem& p) {
   const bool alone = !p.epilogue.residual && is_as_in_aten(p.activation());
   return alone ? plan_primitive(p) : with_pass(p, plan_primitive);
 }
@@ -210,13 +210,13 @@ const char* refuses_few_rows(const LinearProblem& p) {
   return p.rows > LinearRows::kMostRows ? "is for few rows" : nullptr;
 }
 
-std::optional<LinearPlan> plan_few_rows(const LinearProblem& p) {
+std::optional<LayerPlan> plan_few_rows(const LinearProblem& p) {
   if (p.epilogue.residual) return with_pass(p, plan_few_rows);
   const Md packed_md = InnerProduct(p).pd.weights_desc();
   const auto rows = few_rows(p, packed_md);
   if (!rows) return std::nullopt;
-  LinearPlan plan = plan_on(packed_md);
-  plan.run = [rows = *rows](const LinearBuffers& buffers) { run_few_rows(rows, buffers); };
+  LayerPlan plan = plan_on(packed_md);
+  plan.run = [rows = *rows](const LayerBuffers& buffers) { run_few_rows(rows, buffers); };
   plan.loops_only = true;
   return plan;
 }

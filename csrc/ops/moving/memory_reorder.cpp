@@ -69,7 +69,7 @@ std::optional<Primitive> make_primitive(const MemoryReorder& p) {
   return Primitive(dnnl::reorder(pd), arguments, pd.scratchpad_desc());
 }
 
-std::optional<Call> plan_onednn(const MemoryReorder& p) {
+std::optional<Call> plan_onednn_memory(const MemoryReorder& p) {
   Key key("memory_reorder");
   add(key, p.src);
   add(key, p.dst);
@@ -129,7 +129,7 @@ at::Tensor cast(const at::Tensor& values, at::ScalarType to) {
 }
 
 // Any pair, at ATen's speed.
-void run_aten(const MemoryReorder& p) {
+void run_aten_memory(const MemoryReorder& p) {
   const at::Tensor src = split_view(p.src, p.src_data).reshape(whole_dims(p.src));
   const at::Tensor values = cast(cut(src, p.src.dims()), scalar_type(p.dst.data_type()));
   const at::Tensor dst = split_view(p.dst, p.dst_data);
@@ -146,23 +146,24 @@ void run_aten(const MemoryReorder& p) {
   dst.copy_(blocks.view(dst.sizes()));
 }
 
-std::optional<Call> plan_aten(const MemoryReorder& p) {
-  return [&p] { run_aten(p); };
+std::optional<Call> plan_aten_memory(const MemoryReorder& p) {
+  return [&p] { run_aten_memory(p); };
 }
 
 // Fastest first; ATen takes what is left.
 const Implementations<MemoryReorder, Call> kMemoryReorderImplementations(
-    "memory_reorder", {{.name = "activations", .plan = plan_activations},
-                       {.name = "onednn", .plan = plan_onednn},
-                       {.name = "aten", .plan = plan_aten, .traits = {.last_resort = true}}});
+    "memory_reorder",
+    {{.name = "activations", .plan = plan_activations},
+     {.name = "onednn", .plan = plan_onednn_memory},
+     {.name = "aten", .plan = plan_aten_memory, .traits = {.last_resort = true}}});
 
-std::string name_of(const Descriptor& desc) {
+std::string descriptor_name(const Descriptor& desc) {
   return activation_name(desc).value_or("strided") + " " +
          std::string(data_type_name(desc.data_type()));
 }
 
-std::string described(const MemoryReorder& p) {
-  return text(name_of(p.src), " -> ", name_of(p.dst), " ", p.src.dims());
+std::string described_memory(const MemoryReorder& p) {
+  return text(descriptor_name(p.src), " -> ", descriptor_name(p.dst), " ", p.src.dims());
 }
 
 void check(const DescribedMemory& memory) {
@@ -205,7 +206,7 @@ void reorder_memory(const DescribedMemory& src, const DescribedMemory& dst) {
   const at::Tensor from = overlap(src.bytes, dst.bytes) ? src.bytes.clone() : src.bytes;
   const MemoryReorder p{src.desc, dst.desc, static_cast<const char*>(from.const_data_ptr()),
                         static_cast<char*>(dst.bytes.mutable_data_ptr())};
-  const auto describe = [&] { return described(p); };
+  const auto describe = [&] { return described_memory(p); };
   counted_reorder(kOp, src.desc.end_bytes() + dst.desc.end_bytes(), describe, [&] {
     const auto named =
         kMemoryReorderImplementations.choose(p, kMemoryReorderImplementations.forced(), describe);

@@ -1,6 +1,13 @@
 // Convolutions one after the other, by bands of rows: each band goes through all of them while it
 // lies in the caches of one thread, and threads meet once for all. The rows that two bands share
 // are kept, or, where another thread has the other band, computed twice.
+//
+// Depthwise, grouped and dot-product kernels run so with the bits that they have alone, and so does
+// the direct kernel for a 1x1; a 1x1 that oneDNN would run takes the direct kernel in a chain,
+// which takes about as long. graph/planning/chains.cpp decides which steps form a chain. On two
+// cores of a Zen 4 MobileNetV2 took 0.95 of the time with chains, ShuffleNetV2 0.96, GhostNet 0.97,
+// EfficientNet-Lite0 0.98; on one core nothing at 224x224, and 0.96 at 512x512 (measured with more
+// chains than are made now).
 #pragma once
 
 #include <functional>

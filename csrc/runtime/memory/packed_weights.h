@@ -1,4 +1,7 @@
 // Weights stay dense parameters; their packed form is kept here for as long as they do not change.
+//
+// The hash takes, on one core, 4 to 25 % of the time of a 3x3 convolution of 64 to 256 channels,
+// and two thirds of that of one of 512 channels on a 7x7 map (benchmarks/dispatch.py).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -107,7 +107,7 @@ class Probe {
 
   // What the weights of a plan take, not packed: that was half of the time in which ResNet-50's
   // layers were timed. All plans share the memory, which is evicted before each run.
-  at::Tensor weights(const ConvolutionPlan& plan, const Dims& dims) {
+  at::Tensor weights(const LayerPlan& plan, const Dims& dims) {
     if (plan.packed_bytes == 0) return pack_weights(plan, filled(dims, dtype_));
     if (!weights_.defined() || static_cast<std::int64_t>(weights_.nbytes()) < plan.packed_bytes) {
       weights_ = filled({plan.packed_bytes / kFloatBytes + 1}, at::kFloat).view(at::kByte);
@@ -135,7 +135,7 @@ std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optiona
   if (!named) return std::nullopt;
   if (!probe) probe.emplace(p);
   const at::Tensor packed = probe->weights(named->plan, p.weight_dims);
-  const ConvolutionBuffers buffers{
+  const LayerBuffers buffers{
       .src = probe->src.const_data_ptr(),
       .weights = packed.const_data_ptr(),
       .bias = p.has_bias ? probe->bias.const_data_ptr() : nullptr,

@@ -87,7 +87,7 @@ struct Probe {
     bias = p.has_bias ? filled({p.outputs}) : at::Tensor();
   }
 
-  Contest::Entry entry(LinearPlan plan, bool residual) {
+  Contest::Entry entry(LayerPlan plan, bool residual) {
     at::Tensor& weights = packed[plan.weights_format];
     if (!weights.defined()) weights = plan.pack(weight);
     const auto run = [run = std::move(plan.run), &probe = *this, weights, residual] {
@@ -158,7 +158,7 @@ const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.
 Prepared prepare(const Step& step, const Running& running) {
   const Linear& linear = *step.node->as<Linear>();
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  LinearPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
+  LayerPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
   const at::Tensor packed =
       running.weights.get(*step.node, linear.weight.parts(), plan.weights_format,
                           [&] { return plan.pack(linear.weight.values().contiguous()); });

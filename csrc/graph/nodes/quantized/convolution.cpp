@@ -7,6 +7,7 @@
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 #include "graph/nodes/quantized/quantized.h"
+#include "graph/nodes/quantized/rivals.h"
 #include "graph/planning/planner.h"
 #include "runtime/isa.h"
 
@@ -282,6 +283,25 @@ std::string why(const Step& step) {
   return text("bytes of ", bytes(p.src), " to ", p.dst ? bytes(*p.dst) : "float32");
 }
 
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  const QuantizedConvolutionProblem& problem = choice_of(step).problem;
+  const ConvolutionProblem& p = problem.sizes;
+  const std::string src(p.src_format.name(p.src_dims.size())),
+      dst(p.dst_format.name(p.dst_dims.size()));
+  const ByteLayer layer{
+      .words = text("convolution of bytes ", p.src_dims, p.weight_dims, p.dst_dims, p.stride,
+                    p.padding, p.dilation, " g", p.groups, p.transposed ? " transposed" : "",
+                    p.epilogue.residual ? " sum" : "", problem.dst ? "" : " float32"),
+      .formats = src == dst ? src : text(src, " -> ", dst),
+      .src = p.src_format.physical_shape(p.src_dims),
+      .dst = p.dst_format.physical_shape(p.dst_dims),
+      .weight = p.weight_dims,
+      .outputs = p.dst_dims[1],
+      .is_float32 = !problem.dst,
+      .has_residual = p.epilogue.residual};
+  return byte_rivals(planner.tuner(), quantized_convolution_implementations(), problem, layer);
+}
+
 void own(Node& node, Weights& weights) {
   auto& c = *node.as<Convolution8>();
   for (at::Tensor* parameter : {&c.scales, &c.bias}) {
@@ -307,6 +327,7 @@ constinit const NodeKind nodes::quantized_convolution = {
       return choice_of(step).implementation;
     },
     .why = why,
+    .rivals = rivals,
     .own = own,
     .release = [](Node& node) { node.as<Convolution8>()->weight.reset(); },
 };

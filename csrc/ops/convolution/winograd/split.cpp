@@ -1,5 +1,8 @@
 // Winograd convolution at stride 2 over a picture's few channels, kernels of 6 to 8: its even and
 // odd rows and columns become channels.
+//
+// A 7x7 kernel at stride 2 over 3 channels becomes a 4x4 at stride 1 over 12, for which F(3x3, 4x4)
+// takes a third of the products. It interpolates at the points of F(4x4, 3x3) and shares its code.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -100,26 +103,25 @@ const char* refuses_winograd3(const Problem& p) {
 // A third of the products at most, and the transforms.
 double estimate_winograd3(const Problem& p) { return direct_microseconds(p) / 2; }
 
-std::optional<ConvolutionPlan> plan_winograd3(const Problem& p) {
+std::optional<LayerPlan> plan_winograd3(const Problem& p) {
   const Problem q = split(p);
-  ConvolutionPlan inner = plan_winograd(q, *kernels::kernels().winograd3);
+  LayerPlan inner = plan_winograd(q, *kernels::kernels().winograd3);
   const bool calls_on_stored = inner.calls_on_stored;
-  return ConvolutionPlan{
-      .weights_format = text(inner.weights_format, "/split/", p.padding),
-      .pack = [p, pack = std::move(inner.pack)](
-                  const at::Tensor& weight) { return pack(split_weight(p, weight)); },
-      .packed_bytes = inner.packed_bytes,
-      .run =
-          [p, q, run = std::move(inner.run)](const ConvolutionBuffers& buffers) {
-            const at::Tensor src =
-                empty_pooled(q.src_format.physical_shape(q.src_dims), at::kFloat);
-            float* split = src.mutable_data_ptr<float>();
-            split_src(p, q, static_cast<const float*>(buffers.src), split);
-            ConvolutionBuffers of_split = buffers;
-            of_split.src = split;
-            run(of_split);
-          },
-      .calls_on_stored = calls_on_stored};
+  return LayerPlan{.weights_format = text(inner.weights_format, "/split/", p.padding),
+                   .pack = [p, pack = std::move(inner.pack)](
+                               const at::Tensor& weight) { return pack(split_weight(p, weight)); },
+                   .packed_bytes = inner.packed_bytes,
+                   .run =
+                       [p, q, run = std::move(inner.run)](const LayerBuffers& buffers) {
+                         const at::Tensor src =
+                             empty_pooled(q.src_format.physical_shape(q.src_dims), at::kFloat);
+                         float* split = src.mutable_data_ptr<float>();
+                         split_src(p, q, static_cast<const float*>(buffers.src), split);
+                         LayerBuffers of_split = buffers;
+                         of_split.src = split;
+                         run(of_split);
+                       },
+                   .calls_on_stored = calls_on_stored};
 }
 
 }  // namespace

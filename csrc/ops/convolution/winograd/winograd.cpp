@@ -6,6 +6,15 @@
 // L2. Two threads in one block each transform its input; that costs less than waiting for each
 // other. The blocking changes no bit of the result: each output is one sum over the input channels,
 // in order.
+//
+// Transformed weights are often larger than the caches, so the weights of each position are
+// prefetched during the products of the position before, the same amount with each tile: a burst
+// would wait for memory, which idles afterwards. Direct convolutions prefetch theirs the same way.
+//
+// In fixed point (`winograd4_fixed`) each tile of src is scaled by its largest value, and each
+// output channel of the weights so that sums of 64 products fit in 32 bits whatever src is. That
+// leaves 15 bits for src and 10 or more for weights, where bfloat16 has 8. It is 1.2 to 1.5 times
+// as fast as F(2x2) on bfloat16, and closer to the exact result.
 #include "ops/convolution/winograd/winograd.h"
 
 #include <ATen/ops/cat.h>
@@ -175,8 +184,8 @@ void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64
   });
 }
 
-ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
-  return ConvolutionPlan{
+LayerPlan plan_winograd(const Problem& p, const Winograd& kernel) {
+  return LayerPlan{
       .weights_format =
           text("winograd", kernel.tile[2], "/", kernel.channels, "/", p.dst_format.block,
                kernel.input_channels > 1 ? "/pairs" : "",
@@ -187,7 +196,7 @@ ConvolutionPlan plan_winograd(const Problem& p, const Winograd& kernel) {
       .packed_bytes = packed_winograd_floats(kernel, p) * kFloatBytes,
       .run =
           [epilogue = p.epilogue, &kernel, shape = winograd_shape(p, kernel.taps),
-           tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+           tiles = winograd_tiles(p, kernel.tile)](const LayerBuffers& buffers) {
             WinogradShape own = shape;
             own.stream &= !buffers.on_stored;
             run_winograd(
@@ -234,13 +243,12 @@ const Winograd* small_tiles(const Problem& p) {
   return of_dims[WinogradOrder(p).wide - 1];
 }
 
-std::optional<ConvolutionPlan> plan(const Problem& p,
-                                    const Winograd* (*kernel_of)(const Problem&)) {
+std::optional<LayerPlan> plan(const Problem& p, const Winograd* (*kernel_of)(const Problem&)) {
   const Winograd* kernel = kernel_of(p);
   return kernel ? std::optional(plan_winograd(p, *kernel)) : std::nullopt;
 }
 
-std::optional<ConvolutionPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
+std::optional<LayerPlan> plan_bfloat16(const Problem& p, const Winograd& kernel) {
   return with_float_bias(plan_winograd(p, kernel), p.dst_dims[1]);
 }
 
@@ -395,11 +403,11 @@ double estimate_winograd2_bfloat16(const Problem& p) {
   return microseconds(p, *kernels::kernels().winograd2_bfloats, kBfloats.f2);
 }
 
-std::optional<ConvolutionPlan> plan_winograd4(const Problem& p) { return plan(p, large_tiles); }
+std::optional<LayerPlan> plan_winograd4(const Problem& p) { return plan(p, large_tiles); }
 
-std::optional<ConvolutionPlan> plan_winograd2(const Problem& p) { return plan(p, small_tiles); }
+std::optional<LayerPlan> plan_winograd2(const Problem& p) { return plan(p, small_tiles); }
 
-std::optional<ConvolutionPlan> plan_winograd4_bfloat16(const Problem& p) {
+std::optional<LayerPlan> plan_winograd4_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd4_bfloats);
 }
 
@@ -407,15 +415,15 @@ double estimate_winograd4_fixed(const Problem& p) {
   return microseconds(p, fixed_kernel(), kFixed);
 }
 
-std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
+std::optional<LayerPlan> plan_winograd4_fixed(const Problem& p) {
   const Winograd& kernel = fixed_kernel();
-  ConvolutionPlan plan = plan_winograd(p, kernel);
+  LayerPlan plan = plan_winograd(p, kernel);
   plan.weights_format = "fixed " + plan.weights_format;
   plan.calls_on_stored = false;
   plan.pack = [p, &kernel](const at::Tensor& weight) { return pack_fixed(kernel, p, weight); };
   plan.packed_bytes = 0;
   plan.run = [epilogue = p.epilogue, &kernel, shape = winograd_shape(p),
-              tiles = winograd_tiles(p, kernel.tile)](const ConvolutionBuffers& buffers) {
+              tiles = winograd_tiles(p, kernel.tile)](const LayerBuffers& buffers) {
     const auto* u = static_cast<const float*>(buffers.weights);
     run_winograd(kernel, shape, tiles, buffers.src, u,
                  {.bias = static_cast<const float*>(buffers.bias),
@@ -427,7 +435,7 @@ std::optional<ConvolutionPlan> plan_winograd4_fixed(const Problem& p) {
   return with_float_bias(std::move(plan), p.dst_dims[1]);
 }
 
-std::optional<ConvolutionPlan> plan_winograd2_bfloat16(const Problem& p) {
+std::optional<LayerPlan> plan_winograd2_bfloat16(const Problem& p) {
   return plan_bfloat16(p, *kernels::kernels().winograd2_bfloats);
 }
 

@@ -69,7 +69,7 @@ std::int64_t packed_winograd_floats(const kernels::Winograd& kernel,
 // How long `kernel`, one with the largest tiles, should take for such a problem.
 double winograd_microseconds(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // How `kernel` runs a problem that it can run.
-ConvolutionPlan plan_winograd(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
+LayerPlan plan_winograd(const ConvolutionProblem& problem, const kernels::Winograd& kernel);
 // All `tiles` of all groups, in loops of share_units.
 void run_winograd(const kernels::Winograd& kernel, const kernels::WinogradShape& shape,
                   std::int64_t tiles, const void* src, const void* weights,
