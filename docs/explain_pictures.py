@@ -20,15 +20,14 @@ from torch_blocked.bench import models
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parent / "test"))
 
-import browser  # noqa: E402
-import hard_cases  # noqa: E402
+from helpers import browser, hard_cases  # noqa: E402
 
 # Name of the picture: what is explained, and how it is shown.
 PICTURES = {
     "light": ("custom_op", {"height": 1640}),
     "dark": ("custom_op", {"height": 1640, "dark": True}),
     "eager": ("custom_op", {"height": 1500, "which": "eager"}),
-    "shufflenet": ("shufflenet_v2", {"height": 1500}),
+    "shufflenet": ("helpers.networks.shufflenet:shufflenet_v2", {"height": 1500}),
 }
 
 
@@ -51,9 +50,9 @@ def explained(name: str) -> torch_blocked.Explanation:
         factory, x = hard_cases.CASES[name]
         found = torch_blocked.explain(factory(), (x,))
     else:
-        model = models.load(name)
+        model = models.load(name, (3, 224, 224))
         found = torch_blocked.explain(model.module, model.random_input(1))
-    found.name = name
+    found.name = name.rpartition(":")[2]
     return found
 
 
