@@ -7,27 +7,22 @@
 The smallest model of each family of a package, with random weights (zoo/families.py); or small
 nets, each around one kind of layer (zoo/kinds.py). Each has a process of its own, in which all
 three run in interleaved rounds once their results are those of the model.
-OpenVINO converts the module itself. See README.md."""
+OpenVINO converts the module itself."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import harness
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from zoo.families import PACKAGES
 
-from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.text_table import markdown
 
 # Of the largest value: what rounding does to most deep networks is below. What a nudge of the input
 # moves by a quarter of it, rounding may have.
@@ -54,7 +49,7 @@ def _apart(result: Any, expected: Any) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def once(package: str, name: str, threads: int, rounds: int) -> dict[str, Any]:
+def case(package: str, name: str, threads: int, rounds: int) -> dict[str, Any]:
     """Best milliseconds of each, and what is wrong; an engine that is wrong is not timed."""
     import torch_blocked
 
@@ -79,57 +74,45 @@ def once(package: str, name: str, threads: int, rounds: int) -> dict[str, Any]:
     return {"ms": {each: times[each].min_ms for each in times}, "faults": faults}
 
 
-def measure(package: str, name: str, threads: int, rounds: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--once", package, name, str(threads), str(rounds)]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"ms": {}, "faults": [last]}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
 HEADER = ["model", "torch, ms", "openvino, ms", "ours, ms", "beside torch", "beside openvino"]
 
 
 def row_of(name: str, ms: dict[str, float]) -> list[str]:
     cells = [f"{ms[each]:.2f}" if each in ms else "-" for each in ("torch", "openvino", "ours")]
-    ratios = [
-        f"{ms[each] / ms['ours']:.2f}x" if {each, "ours"} <= ms.keys() else "-"
-        for each in ("torch", "openvino")
-    ]
+    ratios = [harness.speed(ms.get(each), ms.get("ours")) for each in ("torch", "openvino")]
     return [name, *cells, *ratios]
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--once"]:
-        print(json.dumps(once(*sys.argv[2:4], *map(int, sys.argv[4:6]))))
-        return 0
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def measured(package: str, name: str, threads: int, rounds: int) -> dict[str, Any]:
+    try:
+        return dict(
+            harness.in_process(
+                __file__, package, name, threads, rounds, env=harness.on_cores(threads)
+            )
+        )
+    except harness.Failed as error:
+        return {"ms": {}, "faults": [str(error)]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if anything was wrong, or failed."""
+    parser = harness.parser(__doc__, threads=2, rounds=15)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    parser.add_argument("--of", choices=PACKAGES, default="timm", help="whose; timm's without")
-    parser.add_argument("--threads", type=positive, default=2)
-    parser.add_argument("--rounds", type=positive, default=15)
-    args = parser.parse_args()
+    parser.add_argument("--of", choices=PACKAGES, default="timm", help="default: timm")
+    args = parser.parse_args(argv)
     rows, ratios, faults = [], [], []
     for name in args.names or PACKAGES[args.of][1]:
-        result = measure(args.of, name, args.threads, args.rounds)
-        rows.append(row_of(name, result["ms"]))
-        print(*rows[-1], *result["faults"], file=sys.stderr, flush=True)
+        result = measured(args.of, name, args.threads, args.rounds)
+        ms = result["ms"]
+        rows.append(row_of(name, ms))
+        harness.progress(*rows[-1], *result["faults"])
         faults += [f"{name}: {each}" for each in result["faults"]]
-        if {"openvino", "ours"} <= result["ms"].keys():
-            ratios.append(result["ms"]["openvino"] / result["ms"]["ours"])
-    print(markdown(HEADER, rows))
-    if ratios:
-        mean, least = statistics.geometric_mean(ratios), min(ratios)
-        print(f"\nbeside openvino: geometric mean {mean:.2f}x, least {least:.2f}x")
-    print(*faults, sep="\n")
+        if {"openvino", "ours"} <= ms.keys():
+            ratios.append(ms["openvino"] / ms["ours"])
+    notes = [*harness.mean_speed("beside openvino", ratios), *faults]
+    harness.finish(args, [harness.Table("", HEADER, rows)], notes, rounds=args.rounds)
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main, case))

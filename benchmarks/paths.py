@@ -7,25 +7,25 @@ own reorders are those that oneDNN names in its verbose lines, the others are ti
 
 from __future__ import annotations
 
-import argparse
 import copy
 import ctypes
 import os
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import harness
 import torch
 from torch import Tensor, nn
 from torch.backends import mkldnn
 from torch.utils import mkldnn as mkldnn_utils
 
 import torch_blocked as tb
+from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, sample_ms, time_interleaved
-from torch_blocked.bench.report import circumstances, describe
-from torch_blocked.text_table import markdown
 
 # Channels in and out, map and kernel; those of one layer are the example of "Channels Last".
 LAYERS = {
@@ -167,17 +167,16 @@ def rows(name: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    with on_threads(arguments.threads):
-        table = [row for name in LAYERS for row in rows(name, arguments.batch, arguments.rounds)]
-        print(describe(circumstances(), f"batch {arguments.batch}"))
-        print(markdown(HEADER, table, text_columns=2))
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, threads=1, rounds=15)
+    parser.add_argument("--batch", type=positive, default=1, help="default: 1")
+    args = parser.parse_args(argv)
+    with on_threads(args.threads):
+        table = [row for name in LAYERS for row in rows(name, args.batch, args.rounds)]
+    tables = [harness.Table("", HEADER, table, text_columns=2)]
+    harness.finish(args, tables, batch=args.batch, rounds=args.rounds)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(harness.run(main))

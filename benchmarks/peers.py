@@ -2,7 +2,8 @@
 
     python benchmarks/peers.py resnet18 mobilenet_v2 --json peers.json --svg peers.svg
 
-Each engine has a process of its own; samples are taken in interleaved rounds. See README.md."""
+Each engine has a process of its own; samples are taken in interleaved rounds. --load takes the
+results of earlier runs into the tables, so that runs of several days merge."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import chart
+import harness
 from engines import ENGINES, TOLERANCES, Job, add_cache_option, arguments, version
 from exports import folder_of
 from zoo.timed import TIMED
 
-import torch_blocked
-from torch_blocked.bench.arguments import names, numbers, output_path, positive
+from torch_blocked.bench.arguments import output_path, positive
 from torch_blocked.bench.measure import Timing
 from torch_blocked.bench.networks import MODELS
+from torch_blocked.bench.report import circumstances, describe
 from torch_blocked.text_table import markdown
 
 ROOT = Path(__file__).parent
@@ -97,7 +98,7 @@ def start(engine: str, job: Job) -> Worker:
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": str(job.threads)},
+        env=os.environ | harness.on_cores(job.threads),
     )
     return Worker(engine, job, process, log)
 
@@ -218,8 +219,7 @@ def record(job: Job, engine: str, worker: Worker | None, failed: dict[str, str])
         return row
     timing = Timing(tuple(worker.rounds_ms))
     return row | {
-        "median_ms": timing.median_ms,
-        "iqr_ms": timing.iqr_ms,
+        **timing.record(),
         "min_ms": worker.best_ms,
         "rounds_ms": worker.rounds_ms,
         **worker.facts,
@@ -234,6 +234,14 @@ def export(model: str, batch: int, folder: Path, engines: Sequence[str]) -> dict
     if done.returncode:
         raise SystemExit(f"peers: {model} could not be prepared:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def exported(
+    model: str, batch: int, cache: Path, engines: Sequence[str]
+) -> tuple[Path, dict[str, str]]:
+    """The folder of what the engines read, made if it is not there, and what could not be made."""
+    folder = folder_of(cache, model)
+    return folder, export(model, batch, folder, engines)
 
 
 def rows_of(records: Sequence[Record]) -> Iterator[tuple[tuple[int, int], list[list[Record]]]]:
@@ -261,26 +269,31 @@ def ratio(row: Sequence[Record], statistic: str, peers: str = "") -> float | Non
     return min(others) / min(mine) if others and mine else None
 
 
-def render(records: Sequence[Record], statistic: str) -> str:
-    """A table for each batch and number of threads; the fastest of a row is bold."""
-    parts = []
+def tables(records: Sequence[Record], statistic: str) -> list[harness.Table]:
+    """One for each batch and number of threads."""
+    made = []
     for (batch, threads), rows in rows_of(records):
         used = [name for name in ENGINES if any(name in times_of(r, statistic) for r in rows)]
         lines = [cells(row, used, statistic) for row in rows]
-        means = [geometric_mean(rows, statistic, peers) for peers in ("", "torch")]
         if len(rows) > 1:
+            means = [geometric_mean(rows, statistic, peers) for peers in ("", "torch")]
             lines.append(["geometric mean", *[""] * len(used), *means])
         title = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}, {statistic} in ms"
         header = ["model", *used, "vs best peer", "vs best torch"]
-        parts += [title, "", markdown(header, lines), ""]
-        parts += [
-            f"{r['model']}, {r['engine']}: {r['failure']}"
-            for row in rows
-            for r in row
-            if r["failure"]
-        ]
-        parts.append("")
-    return "\n".join(parts)
+        made.append(harness.Table(title, header, lines))
+    return made
+
+
+def failures(records: Sequence[Record]) -> list[str]:
+    return [f"{r['model']}, {r['engine']}: {r['failure']}" for r in records if r["failure"]]
+
+
+def render(records: Sequence[Record], statistic: str) -> str:
+    """The tables, in which the fastest of a row is bold, and why engines failed."""
+    parts = []
+    for table in tables(records, statistic):
+        parts += [table.title, "", markdown(table.columns, table.rows), ""]
+    return "\n".join([*parts, *failures(records), ""])
 
 
 def geometric_mean(rows: Sequence[Sequence[Record]], statistic: str, peers: str) -> str:
@@ -301,17 +314,11 @@ def cells(row: Sequence[Record], engines: Sequence[str], statistic: str) -> list
     return texts
 
 
-def context(busy_processes: int, precision: str) -> dict[str, Any]:
-    environment = torch_blocked.env()
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": environment["cpu"],
-        "isa": environment["isa"],
-        "onednn": environment["onednn"],
-        "versions": {name: version(engine.package) for name, engine in ENGINES.items()},
-        "dtype": precision,
-        "busy": busy_processes,
-    }
+def context(args: argparse.Namespace) -> dict[str, Any]:
+    versions = {each.package: version(each.package) for each in ENGINES.values()}
+    installed = [f"{name} {each}" for name, each in versions.items() if each[0].isdecimal()]
+    others = {"threads": args.threads, "dtype": args.precision, "busy": args.busy}
+    return circumstances(**others, versions=", ".join(installed))
 
 
 def merged(paths: Sequence[Path], records: Sequence[Record]) -> list[Record]:
@@ -325,8 +332,8 @@ def merged(paths: Sequence[Path], records: Sequence[Record]) -> list[Record]:
 
 def write(args: argparse.Namespace, records: Sequence[Record]) -> None:
     if args.json:
-        report = {"context": context(args.busy, args.precision), "results": records}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        made = tables(records, args.statistic)
+        harness.write(args.json, args.title, context(args), made, failures(records), records)
     if args.svg:
         title = "Speed by model, batch and threads, best peer = 1 (to the right is faster)"
         args.svg.write_text(chart.draw(title, rows_to_draw(records, args.statistic)))
@@ -342,34 +349,26 @@ def rows_to_draw(records: Sequence[Record], statistic: str) -> dict[str, dict[st
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, threads=[1, 2], seconds=15.0)
     known = [*MODELS, *TIMED]
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(known))
-    parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
-    parser.add_argument("--batch", type=numbers, default=[1], help="default: 1")
-    parser.add_argument(
+    option = parser.add_argument
+    option("models", nargs="*", metavar="MODEL", help=f"{', '.join(known)}, or module:factory")
+    option("--batch", type=harness.numbers, default=[1], help="default: 1")
+    option(
         "--precision",
         choices=TOLERANCES,
         default="float32",
         help="compare the engines that compute in it",
     )
-    parser.add_argument("--engines", type=names(ENGINES), help="a,b,c instead of all of these")
-    parser.add_argument("--skip", type=names(ENGINES), default=[], help="engines to leave out")
-    parser.add_argument("--seconds", type=float, default=15, help="of timing for a row")
-    parser.add_argument(
-        "--busy",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="other processes that compute meanwhile",
-    )
-    parser.add_argument("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
-    parser.add_argument("--json", type=output_path, help="write every measurement")
-    parser.add_argument("--svg", type=output_path, help="write a chart")
-    parser.add_argument("--load", type=Path, nargs="+", default=[], help="JSON files to include")
+    option("--engines", type=harness.names(ENGINES), help="a,b,c instead of all of these")
+    option("--skip", type=harness.names(ENGINES), default=[], help="engines to leave out")
+    option("--busy", type=positive, default=0, metavar="N", help="processes that compute meanwhile")
+    option("--statistic", choices=("median_ms", "min_ms"), default="median_ms")
+    option("--svg", type=output_path, help="write a chart")
+    option("--load", type=Path, nargs="+", default=[], help="JSON files to include")
     add_cache_option(parser)
     args = parser.parse_args(argv)
-    unknown = [name for name in args.models if name not in known]
+    unknown = [name for name in args.models if name not in known and ":" not in name]
     if unknown:
         parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(known)}")
     if not args.models and not args.load:
@@ -382,10 +381,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared = [name for name, each in ENGINES.items() if each.precision == args.precision]
     engines = [name for name in args.engines or compared if name not in args.skip]
     records: list[Record] = []
+    words = {key: each for key, each in context(args).items() if key not in ("threads", "versions")}
+    print(describe(words, args.precision), end="\n\n", flush=True)
     for model in args.models:
         for batch in args.batch:
-            folder = folder_of(args.cache, model)
-            failed = export(model, batch, folder, engines)
+            folder, failed = exported(model, batch, args.cache, engines)
             for threads in args.threads:
                 job = Job(model, batch, threads, str(folder))
                 rows = run_row(job, engines, failed, args.seconds, args.busy)
@@ -400,4 +400,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

@@ -3,21 +3,19 @@
     python benchmarks/plans.py mobilenet_v2 resnet18 unet --plans 20
 
 Every plan is made in a process and with a tuning file of its own. Then those that differ are loaded
-into one process and timed in interleaved rounds, with nothing else running. See README.md."""
+into one process and timed in interleaved rounds, with nothing else running."""
 
 from __future__ import annotations
 
-import argparse
 import collections
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import harness
 import torch
 from peers import busy
 
@@ -26,30 +24,24 @@ from torch_blocked import progress
 from torch_blocked.bench import models
 from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.text_table import markdown
 
 
-def make_plan(name: str, threads: int, path: Path) -> None:
-    """Optimizes the model, writes it to `path` and prints how long optimize took."""
+def case(name: str, threads: int, path: str) -> float:
+    """Optimizes the model and writes it to `path`; the seconds that optimize takes."""
     model = models.load(name)
     input = model.random_input(1)
     with on_threads(threads):
         start = time.perf_counter()
         optimized = torch_blocked.optimize(model.module, input)
-        print(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
         optimized.save(path)
+    return seconds
 
 
 def made(name: str, threads: int, path: Path, cache: Path) -> float:
-    """Seconds that optimize takes in a process that knows no times; the plan is in `path`."""
-    done = subprocess.run(
-        [sys.executable, __file__, name, "--threads", str(threads), "--make", path],
-        env=os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout)
+    """The same in a process that knows no times."""
+    env = harness.on_cores(threads) | {"XDG_CACHE_HOME": str(cache)}
+    return float(harness.in_process(__file__, name, threads, str(path), env=env))
 
 
 Steps = tuple[tuple[str, ...], ...]
@@ -112,28 +104,21 @@ def cells_of(
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="as of bench models")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, rounds=7, models="as of bench models")
     parser.add_argument("--plans", type=positive, default=20, help="plans of each kind")
     parser.add_argument("--busy", type=positive, default=1, help="processes that compute meanwhile")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=positive, default=7, help="of timing all plans")
-    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.make:
-        make_plan(args.models[0], args.threads, args.make)
-        return 0
+    args = parser.parse_args(argv)
     times = ["fastest ms", "median ms", "slowest ms", "spread", "optimize s"]
-    header = ["model", "made", "different", *times]
     rows = [
         line
         for name in args.models
         for line in compare(name, args.plans, args.busy, args.threads, args.rounds)
     ]
-    print(markdown(header, rows))
+    table = harness.Table("", ["model", "made", "different", *times], rows, text_columns=2)
+    harness.finish(args, [table], plans=args.plans, busy=args.busy, rounds=args.rounds)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main, case))

@@ -10,19 +10,17 @@ the clock, or rows and alone differ by more than 5 %."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import harness
 import torch
 from torch import Tensor, nn
 
 import torch_blocked
 from torch_blocked.bench import models
-from torch_blocked.bench.arguments import positive
-from torch_blocked.text_table import markdown
 
 ROUNDS = 9
 ALLOWED = 0.05
@@ -87,20 +85,18 @@ def of(p: torch_blocked.profile, *kinds: str) -> float:
     return sum(row.ms for row in p.rows if row.in_thread and row.kind in kinds)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", help="names of the zoo, or module:factory")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    fine = True
-    for name in arguments.models:
+def main(argv: Sequence[str] | None = None) -> int:
+    args = harness.parser(__doc__, models="as of bench models").parse_args(argv)
+    torch.set_num_threads(args.threads)
+    tables, fine = [], True
+    for name in args.models:
         results = [row(*each) for each in cases(name).items()]
         header = (name, "clock ms", "rows ms", "alone ms", "rows / alone", "ops")
-        print(markdown(header, [texts for texts, _ in results]))
+        tables.append(harness.Table("", header, [texts for texts, _ in results]))
         fine &= all(good for _, good in results)
+    harness.finish(args, tables, rounds=ROUNDS)
     return 0 if fine else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

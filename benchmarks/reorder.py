@@ -4,14 +4,14 @@
 
 Copy and reorders run in interleaved rounds on the same sizes; results are verified first."""
 
-import argparse
 import ctypes
-import statistics
-import time
+import sys
 
+import harness
 import torch
 
 import torch_blocked
+from torch_blocked.bench.measure import on_threads, time_interleaved
 
 SPATIAL = (56, 56)
 CHANNELS = (64, 256, 252, 3)  # whole blocks, more of them, a tail, a picture
@@ -51,40 +51,35 @@ def keep_freed_memory():
     libc.mallopt(-1, -1)
 
 
-def seconds(call):
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def speeds(channels, megabytes, rounds):
+    """Rows of the table."""
+    batch = max(1, round(megabytes * 1e6 / (4 * channels * SPATIAL[0] * SPATIAL[1])))
+    x = torch.randn(batch, channels, *SPATIAL)
+    verify(x)
+    channels_last = x.to(memory_format=torch.channels_last)
+    calls = {"memcpy": (2 * x.nbytes, x.clone)}
+    for block in torch_blocked.native_blocks():
+        calls |= rows(x, channels_last, block)
+    times = time_interleaved({name: call for name, (_, call) in calls.items()}, rounds)
+    found = {name: calls[name][0] / times[name].median_ms / 1e6 for name in calls}
+    return [
+        [str(channels), name, f"{speed:.1f}", f"{speed / found['memcpy']:.2f}"]
+        for name, speed in found.items()
+    ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=float, default=100)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def main(argv=None):
+    parser = harness.parser(__doc__, rounds=15)
+    parser.add_argument("--megabytes", type=float, default=100, help="default: 100")
+    args = parser.parse_args(argv)
     keep_freed_memory()
-    env = torch_blocked.env()
-    print(f"{env['cpu']}, {env['isa']}, {env['threads']} threads, oneDNN {env['onednn']}; float32")
-    print("| C | reorder | GB/s read + written | of memcpy |")
-    print("|---|---|---|---|")
-    for channels in CHANNELS:
-        batch = max(1, round(arguments.megabytes * 1e6 / (4 * channels * SPATIAL[0] * SPATIAL[1])))
-        x = torch.randn(batch, channels, *SPATIAL)
-        verify(x)
-        channels_last = x.to(memory_format=torch.channels_last)
-        calls = {"memcpy": (2 * x.nbytes, x.clone)}
-        for block in torch_blocked.native_blocks():
-            calls |= rows(x, channels_last, block)
-        times = {name: [] for name in calls}
-        for _ in range(arguments.rounds):
-            for name, (_, call) in calls.items():
-                times[name].append(seconds(call))
-        speeds = {name: calls[name][0] / statistics.median(times[name]) / 1e9 for name in calls}
-        for name, speed in speeds.items():
-            print(f"| {channels} | {name} | {speed:.1f} | {speed / speeds['memcpy']:.2f} |")
+    with on_threads(args.threads):
+        cells = [row for each in CHANNELS for row in speeds(each, args.megabytes, args.rounds)]
+    header = ("C", "reorder", "GB/s read + written", "of memcpy")
+    table = harness.Table("", header, cells, text_columns=2)
+    harness.finish(args, [table], dtype="float32", megabytes=args.megabytes, rounds=args.rounds)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(harness.run(main))

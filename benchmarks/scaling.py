@@ -12,25 +12,24 @@ another has written, as it must where the next step is cut in another way; waiti
 where threads go on to the next step together, MEET_US log2(p) where all of them meet before and
 after, as in oneDNN's and ATen's. The prediction for the threads of this machine stands beside its
 measurement. Assumed: cores of this kind and clock, one NUMA node, bandwidth that all cores share,
-and that each activation is read by one core, not by several. See README.md."""
+and that each activation is read by one core, not by several."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import harness
 import torch
 
 import torch_blocked
 from torch_blocked._C import StepReport
 from torch_blocked.bench import models
-from torch_blocked.bench.arguments import numbers, positive
+from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.text_table import markdown
 
 # Of 16 threads of a Xeon: 2 us from loop to loop, 4 us to start threads and to wait for them.
 SYNC_US, MEET_US = 0.5, 2.0
@@ -118,39 +117,38 @@ def measured(model: models.Model, threads: int) -> tuple[float, torch.nn.Module]
     return timing.min_ms, optimized
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="as of bench models")
-    parser.add_argument("--cores", type=numbers, default=[16, 32, 96])
+def row_of(name: str, here: int, cores: Sequence[int], machine: Machine) -> list[str]:
+    model = models.load(name)
+    alone, optimized = measured(model, 1)
+    together, _ = measured(model, here)
+    steps = steps_of(model, optimized, [here, *cores])
+
+    def predicted(count: int) -> float:
+        return sum(each.on(count, machine) for each in steps) / 1e3
+
+    cells = [f"{ms:.2f}" for ms in (alone, together, predicted(here))]
+    return [name, *cells, *(f"{predicted(p):.2f} ({alone / predicted(p):.1f}x)" for p in cores)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, models="as of bench models")
+    parser.add_argument("--cores", type=harness.numbers, default=[16, 32, 96])
     parser.add_argument("--bandwidth", type=float, default=300.0, help="of the machine, GB/s")
     parser.add_argument("--others", type=float, default=8.0, help="of a core, GB/s")
     parser.add_argument("--cache", type=positive, default=32, help="MiB that L3 holds of a step")
-    args = parser.parse_args()
-    here = torch.get_num_threads()
+    args = parser.parse_args(argv)
     machine = Machine(args.bandwidth * 1e3, args.others * 1e3, args.cache * 2**20)
-    rows = []
-    for name in args.models:
-        model = models.load(name)
-        alone, optimized = measured(model, 1)
-        together, _ = measured(model, here)
-        steps = steps_of(model, optimized, [here, *args.cores])
-
-        def predicted(cores: int, steps: list[Step] = steps) -> float:
-            return sum(each.on(cores, machine) for each in steps) / 1e3
-
-        rows.append(
-            [
-                name,
-                f"{alone:.2f}",
-                f"{together:.2f}",
-                f"{predicted(here):.2f}",
-                *(f"{predicted(p):.2f} ({alone / predicted(p):.1f}x)" for p in args.cores),
-            ]
-        )
-    header = ["model, ms", "1 thread", f"{here} threads", "predicted", *map(str, args.cores)]
-    print(markdown(header, rows))
+    rows = [row_of(name, args.threads, args.cores, machine) for name in args.models]
+    header = [
+        "model, ms",
+        "1 thread",
+        f"{args.threads} threads",
+        "predicted",
+        *map(str, args.cores),
+    ]
+    harness.finish(args, [harness.Table("", header, rows)], bandwidth=args.bandwidth)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

@@ -6,29 +6,23 @@ Packages are imported and the model's files read before the clock starts, where 
 be. `cold`: torch_blocked without a file of measured times, `warm`: with the one that cold has left.
 Each figure is the median of processes of its own, which take turns. A virtual machine gives memory
 that nobody uses back to its host and waits for it when it is wanted, which takes up to 2 ms a MiB:
-before each process others have used as much, so that no engine waits. See README.md."""
+before each process others have used as much, so that no engine waits."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import harness
 import numpy
 from engines import Job, add_cache_option, resident_mib, torch_input, torch_model
-from exports import folder_of
-from peers import export
-
-from torch_blocked.bench.arguments import positive
-from torch_blocked.text_table import markdown
+from peers import exported
 
 
 def torch_blocked(job: Job) -> Callable[[], Any]:
@@ -78,15 +72,18 @@ def onnxruntime(job: Job) -> Callable[[], Any]:
     return run
 
 
-def once(engine: str, job: Job) -> None:
-    """Prints the seconds to the first result, and the MiB that are resident then, while all that it
-    takes to run again is kept, beyond those before."""
-    run = {"openvino": openvino, "onnxruntime": onnxruntime}.get(engine, torch_blocked)(job)
+def case(engine: str, fields: dict[str, Any]) -> list[float]:
+    """The seconds to the first result, and the MiB that are resident then, while all that it takes
+    to run again is kept, beyond those before."""
+    run = {"openvino": openvino, "onnxruntime": onnxruntime}.get(engine, torch_blocked)(
+        Job(**fields)
+    )
     before, start = resident_mib(), time.perf_counter()
     result = run()
     seconds = time.perf_counter() - start
-    print(json.dumps([seconds, resident_mib() - before]))
+    found = [seconds, resident_mib() - before]
     del result
+    return found
 
 
 TOUCHED_BYTES = 1 << 30
@@ -107,45 +104,30 @@ def measure(job: Job, rounds: int) -> dict[str, list[list[float]]]:
     results: dict[str, list[list[float]]] = {name: [] for name in ENGINES}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
+            env = harness.on_cores(job.threads) | {"XDG_CACHE_HOME": cache}
             for name in ENGINES:
                 touch_memory()
-                command = [sys.executable, __file__, "--once", name, json.dumps(asdict(job))]
-                done = subprocess.run(
-                    command,
-                    env=os.environ | {"OMP_NUM_THREADS": str(job.threads), "XDG_CACHE_HOME": cache},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    check=True,
-                )
-                results[name].append(json.loads(done.stdout.splitlines()[-1]))
+                results[name].append(harness.in_process(__file__, name, asdict(job), env=env))
     return results
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--once"]:
-        once(sys.argv[2], Job(**json.loads(sys.argv[3])))
-        return 0
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="as of peers.py")
-    parser.add_argument("--threads", type=positive, default=2)
-    parser.add_argument("--rounds", type=positive, default=3)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, threads=2, rounds=3, models="as of peers.py")
     add_cache_option(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     rows = []
     for model in args.models:
-        folder = folder_of(args.cache, model)
-        export(model, 1, folder, ["onnxruntime"])
+        folder, _ = exported(model, 1, args.cache, ["onnxruntime"])
         results = measure(Job(model, 1, args.threads, str(folder)), args.rounds)
         medians = [
             [statistics.median(each[i] for each in results[name]) for name in ENGINES]
             for i in (0, 1)
         ]
         rows.append([model, *(f"{s:.2f}" for s in medians[0]), *(f"{m:.0f}" for m in medians[1])])
-        print(*rows[-1], file=sys.stderr, flush=True)
-    print(markdown(HEADER, rows))
+        harness.progress(*rows[-1])
+    harness.finish(args, [harness.Table("", HEADER, rows)], rounds=args.rounds)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main, case))

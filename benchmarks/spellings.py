@@ -5,19 +5,19 @@
 A network is drawn: blocks, widths, odd sizes, activations, norms before or after convolutions. Each
 of its spellings computes the same with other words: activations and gates by module, function or
 formula, norms as modules or written out, padding apart, sums in place, and so on. All spellings are
-optimized, compared with each other and timed in interleaved rounds. See README.md."""
+optimized, compared with each other and timed in interleaved rounds."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import harness
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 import torch_blocked
 from torch_blocked.bench.arguments import positive
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.text_table import markdown
 
 TOLERANCE = 1e-4  # between two spellings, relative to the largest value
 
@@ -320,23 +319,22 @@ def time_spellings(network: Network, count: int, rounds: int) -> list[str]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, rounds=9)
     parser.add_argument("--networks", type=positive, default=5)
     parser.add_argument("--first", type=int, default=0, help="seed of the first network")
     parser.add_argument("--spellings", type=positive, default=20, help="of each network")
-    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=positive, default=9)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     header = ["network", "fastest ms", "median", "slowest", "spread", "torch, ms"]
     rows = []
     with on_threads(args.threads):
         for seed in range(args.first, args.first + args.networks):
             rows.append(time_spellings(draw_network(seed), args.spellings, args.rounds))
-            print(*rows[-1], file=sys.stderr, flush=True)
-    print(markdown(header, rows))
+            harness.progress(*rows[-1])
+    tables = [harness.Table("", header, rows)]
+    harness.finish(args, tables, spellings=args.spellings, rounds=args.rounds)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.run(main))

@@ -6,7 +6,7 @@
 --no-deps: the packages must never bring another torch. Prints a line per model and form: ok with
 the largest error, wrong and by how much, the first line of an error, or a signal. A refusal that
 torch_blocked words itself counts as neither right nor wrong. Exits with 1 if anything is wrong, is
-another error, takes too long or ends its process. See README.md."""
+another error, takes too long or ends its process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+import harness
+import torch
+
+from torch_blocked.bench.report import circumstances
+
 NAMES = ("eager", "optimized", "compiled", "loaded")
 OK, REFUSED = "ok", "refused"
 DENSE = "dense"
@@ -167,23 +171,19 @@ def died(name: str, at: dict, code: int, ended: str, errors: str) -> Result:
     return Result(name, at["form"], "error", f"process ended with {code} {place}: {last}")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = harness.parser(__doc__)
     parser.add_argument("--models", default="", help="substrings of names; all models without")
     parser.add_argument("--forms", default=",".join(NAMES), help=", ".join(NAMES))
     parser.add_argument("--list", action="store_true", help="prints the table and runs nothing")
     parser.add_argument("--table", default="zoo:ROWS", help="another table: module:attribute")
-    parser.add_argument("--json", help="writes the results into this file")
     parser.add_argument("--load", nargs="+", help="runs nothing, takes results of such files")
-    parser.add_argument("--markdown", help="writes a table into this file")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a size")
     parser.add_argument(
         "--tune", action="store_true", help="time kernels; a model that is faster dense runs dense"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    return parser.parse_args(argv)
 
 
 def pinned(package: str) -> str:
@@ -193,21 +193,17 @@ def pinned(package: str) -> str:
         return f"{package} (not installed)"
 
 
-def markdown(results: Sequence[Result], forms: Sequence[str]) -> str:
-    """A table with a line per model: its largest error where a form is right, else the status."""
+def table_of(results: Sequence[Result], forms: Sequence[str]) -> harness.Table:
+    """A row per model: its largest error where a form is right, else the status."""
     cells: dict[str, dict[str, str]] = {}
     for each in results:
         error = each.detail.split(", ")[-1]
         cells.setdefault(each.model, {})[each.form] = error if each.status == OK else each.status
-    lines = [
-        "| " + " | ".join(["model", "version", *forms]) + " |",
-        "|---" * (2 + len(forms)) + "|",
-    ]
+    rows = []
     for model, found in cells.items():
         release = pinned(model.split("/")[0]).split(" ", 1)[1]
-        row = [f"`{model}`", release, *(found.get(form, found.get(DENSE, "")) for form in forms)]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([model, release, *(found.get(form, found.get(DENSE, "")) for form in forms)])
+    return harness.Table("", ["model", "version", *forms], rows, text_columns=2 + len(forms))
 
 
 def check(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[str]) -> None:
@@ -227,6 +223,7 @@ def run_all(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[st
 
     def command(name: str, left: Sequence[str]) -> list:
         options = ["--table", chosen.table, "--forms", ",".join(left)]
+        options += ["--threads", str(chosen.threads)]
         options += ["--tune"] if chosen.tune else []
         return [sys.executable, __file__, "--child", name, *options]
 
@@ -243,15 +240,17 @@ def run_all(chosen: argparse.Namespace, names: Sequence[str], forms: Sequence[st
 
 def loaded(paths: Sequence[str]) -> list[Result]:
     """The results in these files; of a model and form in several, the last."""
-    entries = [Result(**each) for path in paths for each in json.loads(Path(path).read_text())]
+    reports = [json.loads(Path(path).read_text()) for path in paths]
+    entries = [Result(**each) for report in reports for each in report["results"]]
     return list({(each.model, each.form): each for each in entries}.values())
 
 
 def write(chosen: argparse.Namespace, found: Sequence[Result], forms: Sequence[str]) -> None:
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps([asdict(each) for each in found], indent=1))
-    if chosen.markdown:
-        Path(chosen.markdown).write_text(markdown(found, forms))
+        context = circumstances(threads=chosen.threads)
+        tables = [table_of(found, forms)]
+        records = [asdict(each) for each in found]
+        harness.write(chosen.json, chosen.title, context, tables, results=records)
 
 
 def summary(found: Sequence[Result]) -> str:
@@ -259,11 +258,12 @@ def summary(found: Sequence[Result]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
-    chosen = parse(arguments)
+    chosen = parse(argv)
     forms = chosen.forms.split(",")
     if chosen.child:
+        torch.set_num_threads(chosen.threads)
         child(chosen.table, chosen.child, forms, chosen.tune)
         return 0
     wanted = chosen.models.split(",")
@@ -286,5 +286,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, whatever a package may try
-    sys.path.insert(0, str(ROOT))
-    sys.exit(main())
+    sys.exit(harness.run(main))

@@ -3,7 +3,7 @@
     python benchmarks/throughput.py resnet50 mobilenet_v2 --callers 1,2,4 --threads 1,2
 
 Callers are threads of one process that share one loaded model; each has `threads` threads to
-compute with. Each engine has a process of its own, and they take turns. See README.md."""
+compute with. Each engine has a process of its own, and they take turns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import harness
 import numpy
 from engines import Job, add_cache_option, load_blocked, load_torch, torch_input
-from exports import folder_of
-from peers import Dead, Worker, export
-
-from torch_blocked.bench.arguments import numbers
-from torch_blocked.text_table import markdown
+from peers import Dead, Worker, exported
 
 # What makes the function that one caller calls for an image; each caller calls it for its own.
 Caller = Callable[[], Callable[[], object]]
@@ -128,7 +125,7 @@ def measure(job: Job, callers: int, engines: Sequence[str], seconds: float) -> d
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(job.threads)},
+            env=os.environ | harness.on_cores(job.threads),
         )
         workers[name] = Worker(name, job, process, open(os.devnull))
         workers[name].facts = workers[name].answer()  # one after the other: ours measures
@@ -166,29 +163,25 @@ def rows_of(model: str, folder: Path, args: argparse.Namespace) -> list[list[str
     return rows
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     if sys.argv[1:2] == ["--serve"]:
         engine, callers, job = sys.argv[2:]
         serve(engine, int(callers), Job(**json.loads(job)))
         return 0
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="as of peers.py")
-    parser.add_argument("--callers", type=numbers, default=[1, 2, 4])
-    parser.add_argument("--threads", type=numbers, default=[1, 2], help="of each caller")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each of the five rounds")
+    parser = harness.parser(__doc__, threads=[1, 2], seconds=1.0, models="as of peers.py")
+    parser.add_argument("--callers", type=harness.numbers, default=[1, 2, 4])
     add_cache_option(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     rows = []
     for model in args.models:
-        folder = folder_of(args.cache, model)
-        export(model, 1, folder, ["onnxruntime"])
-        rows += rows_of(model, folder, args)
-    print(markdown(["images a second", *ENGINES, "vs best peer"], rows))
+        rows += rows_of(model, exported(model, 1, args.cache, ["onnxruntime"])[0], args)
+    header = ["images a second", *ENGINES, "vs best peer"]
+    harness.finish(args, [harness.Table("", header, rows)], seconds=args.seconds)
     return 0
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(harness.run(main))
     except Dead as error:
         sys.exit(f"throughput: {error}")

@@ -8,17 +8,17 @@ convolution."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
+from collections.abc import Sequence
 
+import harness
 import torch
 from torch import Tensor, nn
 
 import torch_blocked as tb
 from torch_blocked import _C
 from torch_blocked.bench.measure import on_threads, time_interleaved
-from torch_blocked.bench.report import circumstances, describe
-from torch_blocked.text_table import markdown
 
 # Channels in and out, map and kernel.
 LAYERS = {
@@ -52,18 +52,16 @@ def row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
     return name, by, str(batch), f"{ms:.3f}", f"{packing:.3f}", f"{packing / ms:.0%}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batches", default="1,16")
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    batches = [int(batch) for batch in arguments.batches.split(",")]
-    with on_threads(arguments.threads):
-        table = [row(name, batch, arguments.rounds) for name in LAYERS for batch in batches]
-        print(describe(circumstances(), "float32"))
-        print(markdown(HEADER, table, text_columns=2))
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__, threads=1, rounds=15)
+    parser.add_argument("--batches", type=harness.numbers, default=[1, 16], help="default: 1,16")
+    args = parser.parse_args(argv)
+    with on_threads(args.threads):
+        rows = [row(name, batch, args.rounds) for name in LAYERS for batch in args.batches]
+    table = harness.Table("", HEADER, rows, text_columns=2)
+    harness.finish(args, [table], dtype="float32", rounds=args.rounds)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(harness.run(main))

@@ -1,5 +1,8 @@
-"""The table of third-party models and what benchmarks/third_party.py does with a row of it."""
+"""Models of other packages, as data: models.txt for third_party.py, timed.txt for peers.py, and
+families.py's lists of names."""
 
-from zoo import convnets, diffusion, hugging, medical, others, vision
+from pathlib import Path
 
-ROWS = (*medical.ROWS, *diffusion.ROWS, *hugging.ROWS, *convnets.ROWS, *others.ROWS, *vision.ROWS)
+from zoo.row import rows
+
+ROWS = tuple(rows(Path(__file__).with_name("models.txt")))

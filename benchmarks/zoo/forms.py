@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_blocked
-from zoo.row import Inputs, Row, Size
+from zoo.inputs import Inputs, converted
+from zoo.row import Row, Size
 
 # A result may be this many times as far from the reference as the dense model in float32 is ...
 ERROR_FACTOR = 20.0
@@ -29,17 +30,6 @@ def call(model: Callable[..., Any], inputs: Inputs) -> Any:
     torch.manual_seed(1)
     with torch.no_grad():
         return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-
-
-def converted(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """With `change` applied to each tensor of floating point."""
-
-    def apply(value: Any) -> Any:
-        return change(value) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    if isinstance(inputs, dict):
-        return {name: apply(value) for name, value in inputs.items()}
-    return tuple(map(apply, inputs))
 
 
 def eager(model: nn.Module, example: Inputs, tune: bool) -> Call:

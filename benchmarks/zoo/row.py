@@ -1,10 +1,11 @@
-"""A row of the table of third-party models, and the words that rows are written in."""
+"""Rows of the tables of models of other packages, and how a table's text is read."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Positional arguments, or keyword arguments.
-Inputs = tuple | dict[str, Any]
+from zoo import inputs
+from zoo.inputs import Inputs
+
 Size = tuple[int, ...]
+# Their forwards draw random numbers, which differ between types.
+DRAWING = ("snac/snac_noise",)
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,7 @@ class Row:
 
     build: the model with random weights, after a fixed seed. inputs: arguments of a size, after a
     fixed seed. sizes: the example's, then others; the dense model takes all of them. reference:
-    what the dense model computes in; float32 where a forward draws random numbers, which differ
-    between types."""
+    what the dense model computes in."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -38,38 +41,62 @@ class Row:
         return self.name.split("/")[0]
 
 
-def make(path: str, *args, **keywords) -> Callable[[], nn.Module]:
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of a table: name | inputs | sizes | what makes it."""
+    for name, words, sizes, text in cells(path):
+        word, *numbers = words.split()
+        made = getattr(inputs, word)(*map(int, numbers))
+        reference = torch.float32 if name in DRAWING else torch.float64
+        yield Row(name, call(text), made, sizes_of(sizes), reference)
+
+
+def cells(path: Path) -> Iterator[list[str]]:
+    """Those of each row of a text. Indented lines continue the row above."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    joined = "\n".join(lines).replace("\n    ", " ")
+    for line in joined.splitlines():
+        yield [cell.strip() for cell in line.split("|")]
+
+
+def call(text: str) -> Callable[[], nn.Module]:
+    """What runs "module:name(arguments)"; the arguments are literals."""
+    path, _, arguments = text.partition("(")
+    parsed = ast.parse(f"f({arguments}", mode="eval").body
+    assert isinstance(parsed, ast.Call), text
+    named = {each.arg: ast.literal_eval(each.value) for each in parsed.keywords if each.arg}
+    return make(path, *map(ast.literal_eval, parsed.args), **named)
+
+
+def make(path: str, *args: Any, **keywords: Any) -> Callable[[], nn.Module]:
     """A factory that imports "module:name" and calls it when it is called."""
-    module, name = path.split(":")
+    module, names = path.split(":")
 
     def build() -> nn.Module:
-        return getattr(importlib.import_module(module), name)(*args, **keywords)
+        found = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+        return found(*args, **keywords)
 
     return build
 
 
-def images(channels: int) -> Callable[..., Inputs]:
-    """One image tensor [N, channels, *spatial] for a size (N, *spatial)."""
-    return lambda batch, *spatial: (torch.randn(batch, channels, *spatial),)
+def dims(text: str) -> Size:
+    """`3x224x224`"""
+    return tuple(map(int, text.split("x")))
 
 
-def pixels(**more: Callable[..., Tensor]) -> Callable[..., Inputs]:
-    """The same by keyword, RGB, as transformers calls it."""
-    return lambda batch, *spatial: {"pixel_values": torch.randn(batch, 3, *spatial)}
-
-
-def squares(example: int, *others: int) -> tuple[Size, ...]:
-    """Images of `example` squared: one, then two, and then one and two of the other sizes."""
-    return (
-        (1, example, example),
-        (2, example, example),
-        *((1 + i % 2, size, size) for i, size in enumerate(others)),
-    )
-
-
-def batches(*size: int) -> tuple[Size, ...]:
-    """For models that take one size only: other batches."""
-    return tuple((batch, *size) for batch in (1, 2, 3, 5))
+def sizes_of(text: str) -> tuple[Size, ...]:
+    first, *others = text.split()
+    if first == "squares":
+        example, *sides = map(int, others)
+        return (
+            (1, example, example),
+            (2, example, example),
+            *((1 + i % 2, side, side) for i, side in enumerate(sides)),
+        )
+    if first == "batches":
+        return tuple((batch, *dims(others[0])) for batch in (1, 2, 3, 5))
+    return tuple(map(dims, text.split()))
 
 
 @functools.cache

@@ -12,17 +12,15 @@ from typing import NoReturn
 import torch_blocked
 
 from . import explain_command, selftest
-from .bench import by_layer, compare, convolution, dispatch, inference, memory, pictures, train
+from .bench import by_layer, compare, inference, memory, pictures, train
 from .bench.packages import NoModel
 from .bench.report import WrongResult, progress
 from .text_table import columns
 
 BENCHMARKS = {
     "models": (inference, "whole models in each format, and optimized"),
-    "conv": (convolution, "the convolutions of models, each in several implementations"),
     "layers": (by_layer, "the layers of models in each format, and what reorders take of them"),
     "train": (train, "training steps"),
-    "dispatch": (dispatch, "what an op costs on its way to its kernel"),
     "memory": (memory, "what a process holds that runs a model"),
     "compare": (compare, "two JSON files of one of these"),
     "plot": (pictures, "a JSON file of one of these as a picture"),
@@ -51,7 +49,7 @@ def parser() -> Parser:
     )
     made.set_defaults(run=lambda args: made.print_help())
     commands = made.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    bench = commands.add_parser("bench", help="time models, layers, training steps and ops")
+    bench = commands.add_parser("bench", help="time models, layers and training steps")
     bench.description = "Times blocked tensors beside dense ones. MODEL... alone is models MODEL..."
     bench.set_defaults(run=lambda args: bench.print_help())
     benchmarks = bench.add_subparsers(metavar="BENCHMARK", parser_class=Parser)
@@ -82,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
-        sys.stdout = open(os.devnull, "w")  # Python closes the other at its end, and says so
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        sys.stdout = open(os.devnull, "w")  # or Python's own flush at exit would complain
         return 0
     except (WrongResult, NoModel) as error:
         progress()
@@ -97,7 +95,7 @@ def print_env(args: argparse.Namespace) -> None:
 
 
 def text(value: object) -> str:
-    """A list or dict as words; what is empty or None as "none"."""
+    """A list or dict as words; "none" for an empty value or None."""
     if isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):

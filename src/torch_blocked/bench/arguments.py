@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from . import models, packages
@@ -14,10 +14,6 @@ def positive(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
-
-
-def numbers(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
 
 
 def input_dims(text: str) -> tuple[int, ...]:
@@ -46,18 +42,6 @@ def input_path(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"expected a file, got {text!r}")
 
 
-def names(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Parses `a,b,c` of known names."""
-
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                raise argparse.ArgumentTypeError(unknown("name", name, known))
-        return list(dict.fromkeys(text.split(",")))
-
-    return parse
-
-
 def unknown(kind: str, name: str, known: Collection[str], others: str = "") -> str:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}{others}"
@@ -67,7 +51,7 @@ def unknown(kind: str, name: str, known: Collection[str], others: str = "") -> s
 def model_names(text: str) -> list[str]:
     """Parses `a,b,c` of models: the package's own, those of other packages, and module:factory."""
     for name in text.split(","):
-        if ":" in name:
+        if ":" in name or name in packages.SHORT:
             try:
                 models.factory(name)
             except models.NoModel as error:

@@ -88,7 +88,9 @@ def main(args: argparse.Namespace) -> int:
         rows = [
             row
             for name in args.models
-            for row in bench_model(name, args.batch, args.rounds, args.size, args.input)
+            for row in bench_model(
+                *models.prepared(name, args.batch, args.size, args.input), args.rounds
+            )
         ]
     print(describe(context, "float32", f"batch {args.batch}", f"{args.rounds} rounds"))
     print("\n" + markdown(("model", "format", "ms", "in reorders", "layers"), totals(rows), 2))
@@ -100,17 +102,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 @torch.no_grad()
-def bench_model(
-    name: str,
-    batch: int = 1,
-    rounds: int = 9,
-    size: int | None = None,
-    input_dims: Any = None,
-) -> list[Row]:
+def bench_model(model: models.Model, inputs: tuple[Tensor, ...], rounds: int) -> list[Row]:
     """The layers of a model in each format, batch norms folded in all of them. Raises NoModel."""
-    progress(f"{name}: is built")
-    model = models.load(name, input_dims)
-    inputs = model.checked_inputs(batch, size)
+    name = model.name
     module, _ = folded_module(name, model.module)
     ndim = inputs[0].dim()
     if ndim not in CONTIGUOUS:

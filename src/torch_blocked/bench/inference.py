@@ -78,9 +78,7 @@ class Result:
             "input_dims": list(self.input_dims),
             "folded_batch_norms": self.folded_batch_norms,
             "format": self.format,
-            "median_ms": self.timing.median_ms,
-            "iqr_ms": self.timing.iqr_ms,
-            "min_ms": self.timing.min_ms,
+            **self.timing.record(),
             "speed_to_nchw": self.speed_to_nchw,
             "relative_error": self.relative_error,
             **profile,
@@ -144,15 +142,13 @@ def main(args: argparse.Namespace) -> int:
             dtype=args.dtype, batch=args.batch, rounds=args.rounds, batch_norm=folds
         )
         for name in args.models:
+            progress(f"{name}: is built")
             results += bench_model(
-                name,
-                args.batch,
+                *models.prepared(name, args.batch, args.size, args.input),
                 args.rounds,
                 args.fold,
-                args.size,
                 getattr(torch, args.dtype),
                 args.format,
-                args.input,
             )
     print(render(context, results))
     write(args, context, [result.record() for result in results])
@@ -163,22 +159,19 @@ def main(args: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def bench_model(
-    name: str,
-    batch: int = 1,
-    rounds: int = 15,
+    model: models.Model,
+    images: tuple[Tensor, ...],
+    rounds: int,
     fold: bool = True,
-    size: int | None = None,
     dtype: torch.dtype = torch.float32,
     formats: Sequence[str] | None = None,
-    input_dims: Any = None,
 ) -> list[Result]:
     """Verifies, profiles and times one model; one result for each format, the contiguous one first.
 
     Raises WrongResult before timing if a format's result is further than its tolerance from the
     float64 result of the model as it was built (not folded), or from its own if it mixes dtypes."""
+    name = model.name
     progress(f"{name}: float64")
-    model = models.load(name, input_dims)
-    images = model.checked_inputs(batch, size)
     inputs = tuple(each.to(dtype) for each in images)
     module, folded = model.converted(dtype), 0
     if models.is_mixed(module):

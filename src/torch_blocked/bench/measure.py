@@ -38,6 +38,10 @@ class Timing:
     def min_ms(self) -> float:
         return min(self.rounds_ms)
 
+    def record(self) -> dict[str, float]:
+        """The statistics as a row of JSON or CSV has them."""
+        return {"median_ms": self.median_ms, "iqr_ms": self.iqr_ms, "min_ms": self.min_ms}
+
 
 def quartiles(rounds_ms: Sequence[float]) -> list[float]:
     """First, median and third; of one round, that round."""

@@ -1,5 +1,5 @@
-"""What is timed: the package's own models (networks/), those of other packages, as timm:resnet50,
-and the user's, named module:factory."""
+"""What is timed: the few models that the package ships (networks/), those of other packages, as
+timm:resnet50, and the user's, named module:factory."""
 
 from __future__ import annotations
 
@@ -77,12 +77,14 @@ def is_mixed(module: nn.Module) -> bool:
 
 
 def known() -> dict[str, str]:
-    """Names of the package's own models, with a note on each."""
-    return {name: spec.note for name, spec in networks.MODELS.items()}
+    """The names without a colon, with a note on each."""
+    shipped = {name: spec.note for name, spec in networks.MODELS.items()}
+    return shipped | {name: f"is {full}" for name, full in packages.SHORT.items()}
 
 
 def factory(name: str) -> Callable[[], nn.Module]:
-    """What makes the model of a name with a colon. Raises NoModel."""
+    """What makes the model of a name that is none of networks/. Raises NoModel."""
+    name = packages.SHORT.get(name, name)
     if packages.names_a_package(name):
         return packages.factory(name)
     module_name, _, attribute = name.partition(":")
@@ -106,7 +108,7 @@ def load(name: str, input_dims: Dims | tuple[Dims, ...] | None = None) -> Model:
     One of the user's has the weights that its factory gives it, which are random ones with a fixed
     seed unless it says otherwise. One of a package has such ones always."""
     given = _several(input_dims)
-    if ":" not in name:
+    if name in networks.MODELS:
         module, weights = networks.build_model(name)
         given = given or (networks.MODELS[name].input_dims,)
         return _checked(Model(name, module, weights, given[0], given[1:]))
@@ -118,10 +120,22 @@ def load(name: str, input_dims: Dims | tuple[Dims, ...] | None = None) -> Model:
     module.eval()
     if not is_mixed(module):
         module.float()
-    of_package = packages.names_a_package(name)
-    given = given or (of_package and packages.input_dims(name, module) or IMAGE,)
+    full = packages.SHORT.get(name, name)
+    of_package = packages.names_a_package(full)
+    given = given or (of_package and packages.input_dims(full, module) or IMAGE,)
     weights = "random" if of_package else "its own"
     return _checked(Model(name, module, weights, given[0], given[1:]))
+
+
+def prepared(
+    name: str,
+    batch: int = 1,
+    size: int | None = None,
+    input_dims: Dims | tuple[Dims, ...] | None = None,
+) -> tuple[Model, tuple[Tensor, ...]]:
+    """The model of that name, and inputs that it takes. Raises NoModel."""
+    model = load(name, input_dims)
+    return model, model.checked_inputs(batch, size)
 
 
 def _several(dims: Dims | tuple[Dims, ...] | None) -> tuple[Dims, ...]:

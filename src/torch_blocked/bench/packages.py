@@ -81,6 +81,17 @@ PACKAGES = {
 FORMS = " or ".join([", ".join(f"{word}:NAME" for word in PACKAGES), "module:factory"])
 
 
+# Public models by a short name, and who has them.
+SHORT = {
+    "vgg16": "torchvision:vgg16",
+    "mobilenet_v3_large": "torchvision:mobilenet_v3_large",
+    "efficientnet_b0": "torchvision:efficientnet_b0",
+    "densenet121": "torchvision:densenet121",
+    "shufflenet_v2": "torchvision:shufflenet_v2_x1_0",
+    "convnext_tiny": "torchvision:convnext_tiny",
+}
+
+
 def names_a_package(name: str) -> bool:
     """Whether it is one of package:model, not module:factory."""
     return name.partition(":")[0] in PACKAGES

@@ -1,18 +1,13 @@
-"""Speeds and times as SVG, readable on light and dark pages and at the width of a text column:
-marks, one for each rival in a row for each model, on an axis of relative speed; bars of
+"""Times as SVG, readable on light and dark pages and at the width of a text column: bars of
 milliseconds, of several parts or with their spread."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from .measure import quartiles
-
-WIDTH, LABEL, RIGHT = 830, 150, 30  # of the picture, of a row's name, and what is free on the right
-ROW, TOP, AXIS = 24, 44, 26  # heights of a row, of the title with the legend, and of the axis
+WIDTH = 830  # of a picture
 LEGEND = 30  # width of a mark in the legend and of the space around a name
 LETTER = 6.6  # width of a letter, on average
 
@@ -42,36 +37,6 @@ STYLE = """
     .line { stroke: #3d444d; } .one { stroke: #9198a1; } .spread { stroke: #f0f6fc; }
   }
 """  # noqa: E501
-
-
-def marks(title: str, rows: Mapping[str, Mapping[str, float]], ours: Collection[str]) -> str:
-    """rows: by name, the speed of each rival; 1 has a line of its own. ours: in bold colours.
-
-    The axis is logarithmic: twice as fast is as far to the right as half as fast is to the left."""
-    rivals = list(dict.fromkeys(rival for row in rows.values() for rival in row))
-    looks = {rival: look for rival, look in zip(rivals, _looks(rivals, ours), strict=True)}
-    speeds = [speed for row in rows.values() for speed in row.values()]
-    low, high = _powers(speeds)
-    parts = [f'<text class="title" x="8" y="17">{escape(title)}</text>', *_legend(looks)]
-    bottom = TOP + ROW * len(rows)
-
-    def x_of(speed: float) -> float:
-        share = (math.log2(speed) - low) / (high - low)
-        return LABEL + share * (WIDTH - LABEL - RIGHT)
-
-    for power in range(low, high + 1):
-        x, kind = x_of(2**power), "one" if power == 0 else "line"
-        parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 17}">{2**power:g}x</text>')
-    for index, (name, row) in enumerate(rows.items()):
-        y = TOP + ROW * index + ROW / 2
-        parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4}">{escape(name)}</text>')
-        parts.append(f'<line class="line" x1="{LABEL}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        # Ours last, so that nothing lies over it.
-        for rival in sorted(row, key=lambda rival: rival in ours):
-            text = f"{name}, {rival}: {row[rival]:.2f}"
-            parts.append(_mark(looks[rival], x_of(row[rival]), y, text))
-    return _picture(title, parts, bottom + AXIS)
 
 
 @dataclass(frozen=True)
@@ -110,7 +75,7 @@ def bars(title: str, sections: Sequence[Section], colours: Mapping[str, str]) ->
     width = WIDTH - label - NOTE
     looks = {kind: (SHAPES[0], colour) for kind, colour in colours.items()}
     parts = [f'<text class="title" x="8" y="17">{escape(title)}</text>']
-    parts += _legend(looks) if len(looks) > 1 else []
+    parts += legend(looks) if len(looks) > 1 else []
     y = 17.0 + 18 * (len(looks) > 1)
     for section in sections:
         y += HEADING
@@ -118,12 +83,12 @@ def bars(title: str, sections: Sequence[Section], colours: Mapping[str, str]) ->
         for bar in section.bars:
             parts += _bar(bar, label, y, width / (section.full or 1), colours)
             y += BAR
-    return _picture(title, parts, round(y) + 12)
+    return picture(title, parts, round(y) + 12)
 
 
-def time_bar(name: str, rounds_ms: Sequence[float]) -> Bar:
+def time_bar(name: str, quartiles_ms: Sequence[float]) -> Bar:
     """A median with its quartiles."""
-    low, median, high = quartiles(rounds_ms)
+    low, median, high = quartiles_ms
     note = f"{median:.2f} ms ({low:.2f} to {high:.2f})"
     return Bar(name, {"time": median}, (low, high), note)
 
@@ -149,7 +114,7 @@ def _bar(bar: Bar, left: float, y: float, scale: float, colours: Mapping[str, st
     return drawn
 
 
-def _picture(title: str, parts: Sequence[str], height: int) -> str:
+def picture(title: str, parts: Sequence[str], height: int) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
@@ -163,34 +128,16 @@ def _picture(title: str, parts: Sequence[str], height: int) -> str:
     )
 
 
-def _looks(rivals: list[str], ours: Collection[str]) -> list[tuple[str, str]]:
-    """(shape, colour) of each rival."""
-    looks, counts = [], [0, 0]
-    for rival in rivals:
-        mine = rival in ours
-        colours = OURS_COLOURS if mine else COLOURS
-        shape = SHAPES[(counts[mine] + 3 * mine) % len(SHAPES)]
-        looks.append((shape, colours[counts[mine] % len(colours)]))
-        counts[mine] += 1
-    return looks
-
-
-def _powers(speeds: list[float]) -> tuple[int, int]:
-    """The powers of 2 between which all speeds lie, 1 among them."""
-    low = min([0, *(math.floor(math.log2(speed)) for speed in speeds)])
-    return low, max([low + 1, *(math.ceil(math.log2(speed)) for speed in speeds)])
-
-
-def _legend(looks: Mapping[str, tuple[str, str]]) -> list[str]:
+def legend(looks: Mapping[str, tuple[str, str]]) -> list[str]:
     parts, x = [], 14.0
     for rival, look in looks.items():
-        parts.append(_mark(look, x, 31, rival))
+        parts.append(mark(look, x, 31, rival))
         parts.append(f'<text x="{x + 10:.1f}" y="35">{escape(rival)}</text>')
         x += LEGEND + LETTER * len(rival)
     return parts
 
 
-def _mark(look: tuple[str, str], x: float, y: float, text: str) -> str:
+def mark(look: tuple[str, str], x: float, y: float, text: str) -> str:
     shape, colour = look
     return (
         f'<path d="{shape}" fill="{colour}" transform="translate({x:.1f},{y:g})">'

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import plot
+from .measure import quartiles
 from .report import WrongResult
 
 # What a section of the picture is about, and what tells its bars apart.
@@ -15,12 +16,14 @@ BAR = ("engine", "op", "format", "mode", "implementation")
 
 def draw(records: Iterable[dict[str, Any]]) -> str:
     """A section for each model (layer, batch, threads), a bar for each format or engine in it. The
-    slowest of a section takes its whole width."""
+    slowest of a section takes its whole width. Records have the times of their rounds, or just
+    quartiles."""
     found: dict[str, list[plot.Bar]] = {}
     for record in records:
-        if record.get("rounds_ms"):
+        if record.get("rounds_ms") or "quartiles_ms" in record:
             heading, name = (words(record, keys) for keys in (SECTION, BAR))
-            found.setdefault(heading, []).append(plot.time_bar(name, record["rounds_ms"]))
+            times = record.get("quartiles_ms") or quartiles(record["rounds_ms"])
+            found.setdefault(heading, []).append(plot.time_bar(name, times))
     if not found:
         raise WrongResult("expected a file with timed rounds, got one without")
     sections = [

@@ -73,9 +73,7 @@ class Result:
             "model": self.model,
             "input_dims": list(self.input_dims),
             "mode": self.mode,
-            "median_ms": self.timing.median_ms,
-            "iqr_ms": self.timing.iqr_ms,
-            "min_ms": self.timing.min_ms,
+            **self.timing.record(),
             "speed_to_best_torch": min(self.speed_to.values()),
             "loss": self.loss,
             "loss_error": self.loss_error,
@@ -132,15 +130,15 @@ def main(args: argparse.Namespace) -> int:
         words = ("float32", f"batch {args.batch}", f"{args.rounds} rounds", "SGD with momentum")
         print(describe(context, *words), end="\n\n", flush=True)
         for name in args.models:
+            loaded = models.load(name, args.input)
+            loaded.random_input(1)  # refuses several
             rows = bench_model(
-                name,
-                args.batch,
+                loaded,
+                loaded.checked_inputs(args.batch, args.size),
                 args.rounds,
-                args.size,
                 args.compile,
                 args.steps,
                 args.learning_rate,
-                args.input,
             )
             print(render(rows), end="\n\n", flush=True)
             results += rows
@@ -150,36 +148,23 @@ def main(args: argparse.Namespace) -> int:
 
 
 def bench_model(
-    name: str,
-    batch: int = 8,
-    rounds: int = 7,
-    size: int | None = None,
+    loaded: models.Model,
+    inputs: tuple[Tensor, ...],
+    rounds: int,
     compiles: bool = True,
     steps: int = 1,
     learning_rate: float = LEARNING_RATE,
-    input_dims: Any = None,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
     Raises WrongResult before timing if a first loss or gradients are not those in float64 or
     NCHW's, or the losses of the first `steps` steps leave NCHW's."""
-    loaded = models.load(name, input_dims)
-    input = loaded.random_input(batch, size)
-    loaded.checked_inputs(batch, size)
-    model = loaded.module
+    name, model, (input,) = loaded.name, loaded.module, inputs
     without_dropout(model.train())
     progress(f"{name}: float64")
-    errors = exact_errors(name, model, input[:EXACT_IMAGES])
+    exact = exact_errors(name, model, input[:EXACT_IMAGES])
     modes = trainings(model, input, compiles, learning_rate)
-    firsts = {}
-    for mode, training in modes.items():
-        progress(f"{name}: {mode}, first step")
-        firsts[mode] = first_step(mode, training)
-    losses = {mode: first.loss for mode, first in firsts.items()}
-    for mode, first in firsts.items():
-        to_nchw = verify(name, first, firsts[CONTIGUOUS[input.dim()]])
-        errors[mode] = tuple(map(max, errors.get(mode, to_nchw), to_nchw))
-    del firsts
+    losses, errors = first_losses(name, modes, exact)
     progress(f"{name}: more steps, profiled")
     histories = {
         mode: [losses[mode], *(training.step() for _ in range(steps - 1))]
@@ -207,6 +192,26 @@ def bench_model(
         )
         for mode, timing in timings.items()
     ]
+
+
+Errors = dict[str, tuple[float, float]]  # of loss and gradients, by mode
+
+
+def first_losses(
+    name: str, modes: dict[str, Training], exact: Errors
+) -> tuple[dict[str, float], Errors]:
+    """The loss of each mode's first step, and its errors, relative to float64 or to NCHW, the first
+    mode: the larger. Raises WrongResult."""
+    firsts = {}
+    for mode, training in modes.items():
+        progress(f"{name}: {mode}, first step")
+        firsts[mode] = first_step(mode, training)
+    contiguous, *_ = firsts.values()
+    errors = {}
+    for mode, first in firsts.items():
+        to_nchw = verify(name, first, contiguous)
+        errors[mode] = tuple(map(max, exact.get(mode, to_nchw), to_nchw))
+    return {mode: first.loss for mode, first in firsts.items()}, errors
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -309,7 +314,7 @@ def first_step(mode: str, training: Training) -> FirstStep:
     return FirstStep(mode, loss, [parameter.grad for parameter in training.model.parameters()])
 
 
-def exact_errors(name: str, model: nn.Module, input: Tensor) -> dict[str, tuple[float, float]]:
+def exact_errors(name: str, model: nn.Module, input: Tensor) -> Errors:
     """`verify` of every mode but the compiled one, which would be compiled once more for these
     dims, against float64."""
     exact = first_step("float64", exact_training(model, input))

@@ -1,4 +1,5 @@
-"""The models that the benchmark times, in plain torch: one table, one file for each family."""
+"""The few models that the package ships, in plain torch, for where only torch is installed: one
+table, one file for each family."""
 
 from __future__ import annotations
 
@@ -7,18 +8,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from .convnext import convnext_tiny
-from .densenet import densenet121
 from .efficientnet import efficientnet_lite0, imagenet_weights
 from .hifigan import hifigan
 from .mobilenet import mobilenet_v2
 from .resnet import resnet18, resnet50, resnext50_32x4d
-from .segformer import segformer_b0
-from .shufflenet import shufflenet_v2
-from .squeeze_excite import efficientnet_b0, mobilenet_v3_large
 from .unet import unet
 from .unet3d import unet3d
-from .vgg import vgg16
 from .weights import random_model
 
 SEED = 0
@@ -47,7 +42,6 @@ SMALL = (2, 3, 128, 128)
 MODELS: dict[str, ModelSpec] = {
     "resnet18": ModelSpec(resnet18, IMAGE, SMALL, "3x3 convolutions with shortcuts"),
     "resnet50": ModelSpec(resnet50, IMAGE, SMALL, "v1.5: bottlenecks, 1x1 and 3x3"),
-    "vgg16": ModelSpec(vgg16, IMAGE, SMALL, "large 3x3 convolutions, no batch norm"),
     "mobilenet_v2": ModelSpec(mobilenet_v2, IMAGE, SMALL, "depthwise 3x3, ReLU6"),
     "efficientnet_lite0": ModelSpec(
         efficientnet_lite0,
@@ -56,16 +50,8 @@ MODELS: dict[str, ModelSpec] = {
         "depthwise 3x3 and 5x5, uneven padding",
         imagenet_weights,
     ),
-    "mobilenet_v3_large": ModelSpec(
-        mobilenet_v3_large, IMAGE, SMALL, "squeeze and excitation, hard swish"
-    ),
-    "efficientnet_b0": ModelSpec(efficientnet_b0, IMAGE, SMALL, "squeeze and excitation, SiLU"),
-    "densenet121": ModelSpec(densenet121, IMAGE, SMALL, "concatenations, norm before convolution"),
     "unet": ModelSpec(unet, (3, 256, 256), SMALL, "32 channels, transposed convolutions, skips"),
     "resnext50_32x4d": ModelSpec(resnext50_32x4d, IMAGE, SMALL, "3x3 in 32 groups of 4 and more"),
-    "shufflenet_v2": ModelSpec(shufflenet_v2, IMAGE, SMALL, "splits and shuffles of channels"),
-    "convnext_tiny": ModelSpec(convnext_tiny, IMAGE, SMALL, "depthwise 7x7, layer norm, linear"),
-    "segformer_b0": ModelSpec(segformer_b0, (3, 512, 512), SMALL, "attention and convolutions"),
     "hifigan": ModelSpec(hifigan, (80, 64), (2, 80, 32), "1-D: speech from a spectrogram"),
     "unet3d": ModelSpec(unet3d, (1, 32, 48, 48), (2, 1, 16, 32, 32), "3-D: volumes, 16 channels"),
 }
@@ -74,9 +60,13 @@ MODELS: dict[str, ModelSpec] = {
 def build_model(name: str) -> tuple[nn.Module, str]:
     """The model of that name in evaluation mode, float32, and a word on its weights.
 
-    Public weights are used where an installed package ships them, else random ones with a fixed
-    seed. Raises KeyError for a name that is not in MODELS."""
-    spec = MODELS[name]
+    Raises KeyError for a name that is not in MODELS."""
+    return build(MODELS[name])
+
+
+def build(spec: ModelSpec) -> tuple[nn.Module, str]:
+    """The same of any such table's row: public weights where an installed package ships them, else
+    random ones with a fixed seed."""
     weights = spec.load_weights()
     if weights is None:
         return random_model(spec.constructor, spec.calibration_dims, SEED), "random"
