@@ -51,7 +51,7 @@ from torch_blocked.wanted_formats import WantedFormats, wanted_formats  # noqa: 
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torchao, which nothing else does, is imported when it is asked for."""
+    """Imports the names that need torchao when they are first asked for; nothing else needs it."""
     if name not in ("TorchBlockedQuantizer", "quantize"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""What users give functions instead of what these take, and the sentence that says so."""
+"""Checks of arguments that users give, and the sentences that refuse the wrong ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_flag(op: str, name: str, value: object) -> None:
 
 
 def check_model(op: str, model: object) -> None:
-    """Raises TypeError for what is no module."""
+    """Raises TypeError if `model` is no module."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"torch_blocked::{op}: expected a torch.nn.Module, got {name_of(model)}; "
@@ -70,8 +70,8 @@ def check_model(op: str, model: object) -> None:
 def checked_example(
     op: str, model: nn.Module, inputs: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as arguments and arguments by name. Raises TypeError for what are none: other
-    types, none where the model takes some, the shape of a tensor."""
+    """Example inputs as positional and named arguments. Raises TypeError for other types, for a
+    shape instead of a tensor, and for no inputs where the model takes some."""
     if not isinstance(inputs, Tensor | tuple) or isinstance(inputs, torch.Size):
         raise TypeError(
             f"torch_blocked::{op}: expected example_inputs as a tensor or a tuple of arguments, "
@@ -101,14 +101,14 @@ def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # nobody knows
+    except ValueError:  # the signature is unknown
         pass
     return True
 
 
 def checked_calibration(calibration: Any) -> list[tuple[Any, ...]]:
-    """The arguments of each call. Raises TypeError for what are no several inputs, ValueError for
-    none."""
+    """The arguments of each call. Raises TypeError if `calibration` is no list of inputs, and
+    ValueError if it is empty."""
     several = "expected calibration as several inputs, each a tensor or a tuple of arguments"
     if isinstance(calibration, Tensor | dict | str) or not isinstance(calibration, Iterable):
         raise TypeError(
@@ -133,13 +133,13 @@ def checked_calibration(calibration: Any) -> list[tuple[Any, ...]]:
 
 
 def checked_paths(op: str, keep: Any) -> tuple[str, ...]:
-    """`keep` as paths of modules. Raises TypeError for what are none."""
+    """`keep` as paths of modules. Raises TypeError for anything else."""
     is_list = isinstance(keep, Iterable) and not isinstance(keep, str)
     paths = tuple(keep) if is_list else ()
     if not is_list or not all(isinstance(each, str) for each in paths):
         raise TypeError(
             f"torch_blocked::{op}: expected keep as paths of modules, got {name_of(keep)}; put "
-            "those of named_modules() into a list"
+            "names from named_modules() into a list"
         )
     return paths
 

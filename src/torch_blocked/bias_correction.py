@@ -1,4 +1,4 @@
-"""Biases that take back what rounding adds to the mean of each output channel of a layer."""
+"""Corrects biases for the error that rounding adds to the mean of each output channel."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def correct(
     cases: Sequence[tuple[Any, ...]],
     is_layer: Callable[[fx.Node], bool],
 ) -> None:
-    """Gives layers of the quantized graph that have a bias another one, so that their results have
-    the means of the float graph's where their inputs are bytes of the float graph's. Nodes have the
-    same names in both."""
+    """Replaces the biases of the quantized graph's layers. With the float graph's values as inputs,
+    rounded to bytes, each layer's result then has the mean that it has in the float graph. Nodes
+    have the same names in both graphs."""
     every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
     layers = [n for n in quantized.graph.nodes if is_layer(n) and n.name in every and _bias(n)]
     names = {node.name for node in layers}

@@ -1,4 +1,4 @@
-"""The arguments of a call of an optimized model: what a capture holds for, and what is refused."""
+"""The arguments of a call of an optimized model: which capture serves them, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch_blocked.watched import WatchedTensor
 
 @dataclass
 class Call:
-    """The arguments of a call. A capture holds for their structure and for what is no tensor."""
+    """The arguments of a call. A capture serves one structure, and one value of each argument that
+    is no tensor."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -48,8 +49,8 @@ def dense(value: Any) -> Any:
 
 
 def run_if_lazy(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Gives lazy modules their weights by a run of the model, as its first call would. Raises what
-    the model raises."""
+    """Runs the model once if it has lazy modules, which get their weights by that. Raises what the
+    model raises."""
     tensors = (each for of in (model.parameters, model.buffers) for each in of())
     if not any(map(is_lazy, tensors)):
         return
@@ -58,8 +59,9 @@ def run_if_lazy(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def checked_inputs(leaves: list[Any], dtype: torch.dtype | None = None) -> _C.Inputs:
-    """The tensors among the arguments of a call, their floating-point numbers in `dtype`. Raises
-    TypeError for one without memory of its own: meta, fake, sparse, nested, of torch.func."""
+    """The tensors among the arguments of a call, with floating-point values in `dtype`. Raises
+    TypeError for a tensor without memory of its own: meta, fake, sparse, nested, or of
+    torch.func."""
     return _C.Inputs(leaves, dtype, BlockedTensor, DenseView, WatchedTensor)
 
 
@@ -95,7 +97,7 @@ def hashable(constants: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _content(value: Any) -> Any:
-    """What tells one value from another; the text of a large array leaves most of it out."""
+    """The whole content of a value, to compare by: the text of a large array leaves most out."""
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return str(value.dtype), value.shape, value.tobytes()
     return repr(value)

@@ -1,14 +1,13 @@
 """How a model's forward becomes plain data (captured.py).
 
-The forward runs once, and csrc/graph/capture/record.cpp notes the ops that it calls, in-place ones in their
-functional form. That says all unless Python looks at a tensor's values, or memory is written that
-others see; torch.export then traces the model (exported.py), which takes 0.6 s and 100 MiB of
-modules on a ResNet-50 against 0.05 s.
+The forward runs once, and csrc/graph/capture/record.cpp records the ops that it calls, in-place ops
+in their functional form. This is the whole forward, unless Python looks at a tensor's values or
+writes memory that other tensors share. Then torch.export traces the model (exported.py). For a
+ResNet-50 that takes 0.6 s and 100 MiB of modules, and a recorded run takes 0.05 s.
 
-What Python asks of sizes during the run is noted with the answers (watched.py). The capture holds
-for all inputs that give the same answers, and for no others: those are captured anew. Symbolic
-sizes are not used: they cost 2.7 s on a ResNet-50, and minutes where a model works out its own
-padding.
+The questions that Python asks about sizes are recorded with their answers (watched.py). The capture
+serves all inputs that give the same answers; others are captured when they come. Symbolic sizes are
+not used: they cost 2.7 s on a ResNet-50, and minutes for a model that computes its own padding.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
 from torch_blocked.watched import FreeQuestions, Watch, WatchedTensor
 
-# Ops that see how memory lies, which is not the same in a plan.
+# Ops whose results depend on strides, which differ in a plan.
 _SEE_MEMORY = {"aten::as_strided", "aten::set_", "aten::resize_"}
 
 
 def capture(
     model: nn.Module, args: tuple, kwargs: dict | None = None, *, dynamic: bool = True
 ) -> Capture:
-    """The forward of `model`, which is in evaluation mode, for arguments like these; what it
-    changes of the model and of its inputs is put back.
+    """The forward of `model`, which is in evaluation mode, for arguments like these. Its changes to
+    the model and to the inputs are put back.
 
-    Blocked arguments count as dense. Raises CaptureError if neither a run nor torch.export tells
-    the forward, or if it changes what it computes from."""
+    Blocked arguments count as dense. Raises CaptureError if neither a run nor torch.export can
+    capture the forward, or if the forward changes what it computes from."""
     args, kwargs = pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, (args, kwargs or {}))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -55,7 +54,7 @@ def capture(
             raise CaptureError(f"torch.export cannot trace it: {reason[0]}") from error
     for node in captured.nodes:
         if node.name in _SEE_MEMORY:
-            raise CaptureError(f"{node.name} sees how memory lies")
+            raise CaptureError(f"{node.name} depends on strides")
     captured.fixed_sizes |= not dynamic
     return captured
 
@@ -63,9 +62,9 @@ def capture(
 def capture_part(
     module: nn.Module, args: tuple, kwargs: dict, path: str, *, dynamic: bool = True
 ) -> Capture:
-    """The forward of a module among others, at `path` in their model. Raises CaptureError unless a
-    run tells all of it, and nobody could tell that it did not run: it sets nothing, its results are
-    memory of its own, and it reads no tensors but its arguments and weights."""
+    """The forward of one module, at `path` in its model. Raises CaptureError unless a run records
+    all of it, and the rest of the model cannot tell whether it ran: it sets nothing, its results
+    have memory of their own, and it reads only its arguments and weights."""
     state = State(module)
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -83,7 +82,7 @@ def capture_part(
     if captured is None or changes or captured.lifted:
         raise CaptureError("its results are not all that it does, or depend on more than arguments")
     if any(node.name in _SEE_MEMORY for node in captured.nodes):
-        raise CaptureError("it sees how memory lies")
+        raise CaptureError("it depends on strides")
     for node in captured.nodes:
         node.module = f"{path}.{node.module}".strip(".")
     captured.fixed_sizes |= not dynamic
@@ -94,8 +93,9 @@ def capture_sizes(
     model: nn.Module, args: tuple, kwargs: dict | None = None, *, dynamic: bool = True
 ) -> Capture | None:
     """What capture() gives if the forward asks for no values, by a run that computes hardly any
-    (csrc/graph/capture/sizes_only.cpp): it must be compared with a capture that was checked. None where
-    values may matter: an error, a look at them, a change of the model, a constant of the run."""
+    (csrc/graph/capture/sizes_only.cpp): it must be compared with a capture that was checked. None
+    where values may matter: an error, a look at them, a change of the model, a constant of the
+    run."""
     args, kwargs = pytree.tree_map_only(BlockedTensor, BlockedTensor.to_dense, (args, kwargs or {}))
     if not _are_plain(args, kwargs):
         return None
@@ -104,7 +104,7 @@ def capture_sizes(
         with warnings.catch_warnings(), torch.no_grad(), _C.SizesOnly():
             warnings.simplefilter("ignore")
             captured = _record(model, args, kwargs)
-    except Exception:  # of a model that checks values, too
+    except Exception:  # a model may check values, which are zeros here
         return None
     finally:
         changes = state.changes()
@@ -123,8 +123,8 @@ def _calls_unknown(captured: Capture) -> bool:
 
 
 def _refuse_untold_writes(model: nn.Module, args: tuple, kwargs: dict) -> None:
-    """Raises CaptureError if an op writes what its schema does not say, by another run: neither the
-    recorder nor torch.export would know."""
+    """Raises CaptureError if an op writes to arguments that its schema does not mark as written.
+    That takes another run, because neither the recorder nor torch.export notices."""
     args, kwargs = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
     state, untold = State(model), Untold()
     try:
@@ -132,12 +132,12 @@ def _refuse_untold_writes(model: nn.Module, args: tuple, kwargs: dict) -> None:
             model(*args, **kwargs)
     except Exception:
         if not untold.op:
-            return  # an error of the model's, or of the mode: others say it
+            return  # an error of the model, or of the mode, which a later run reports
     finally:
         untold.put_back()
         state.restore()
     if untold.op:
-        raise CaptureError(f"{untold.op} writes what its schema does not say")
+        raise CaptureError(f"{untold.op} writes arguments, which its schema does not say")
 
 
 def _are_plain(args: tuple, kwargs: dict) -> bool:
@@ -148,11 +148,12 @@ def _are_plain(args: tuple, kwargs: dict) -> bool:
 
 
 def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
-    """What a run of the model calls; None if these ops are not all that it does.
+    """The ops that a run of the model calls; None if these are not all that it does.
 
-    A second run must call the same, with what the first has left in the model and elsewhere: it may
-    count calls. It is on other values, too, where tensors are of unknown origin, as these may come
-    from the inputs' values. Raises CaptureError for a model that computes from earlier calls."""
+    A second run, after the changes of the first, must call the same ops, because the model may
+    count its calls. If tensors of unknown origin appear, the second run has other input values,
+    because these tensors may depend on them. Raises CaptureError for a model that computes from
+    earlier calls."""
     if not _are_plain(args, kwargs):
         return None
     state = State(model)
@@ -184,7 +185,7 @@ def _recorded(model: nn.Module, args: tuple, kwargs: dict) -> Capture | None:
         is_script = isinstance(model, torch.jit.ScriptModule)
         if (changes and not is_script) or not _repeats(model, (args, kwargs), others):
             raise CaptureError(_COMPUTES_FROM.format(_named(changes)))
-        # TorchScript writes a graph anew after its first runs: it calls other ops for the same.
+        # TorchScript rewrites its graph after the first runs, and then calls other ops.
         return first if is_script else None
     finally:
         state.restore()
@@ -198,18 +199,18 @@ def _named(changes: Changes) -> str:
 
 
 def _calls_the_same(model: nn.Module, args: tuple, kwargs: dict, first: Capture) -> bool:
-    """Whether another call does as the first did, by a run for its sizes only."""
+    """Whether another call does the same as the first, by a run for sizes only."""
     try:
         with _C.SizesOnly():
             again = _record(model, args, kwargs)
-    except Exception:  # of a model that checks values, too
+    except Exception:  # a model may check values, which are zeros here
         return False
     return again is not None and again.same_as(first)
 
 
 def _repeats(model: nn.Module, example: tuple, others: tuple) -> bool:
-    """Whether two calls on the same inputs, with another between, have the same results: nothing is
-    computed from earlier calls. Random numbers of torch's are the same for each."""
+    """Whether two calls on the same inputs, with another call between, have the same results. Then
+    nothing is computed from earlier calls. Each call draws the same random numbers from torch."""
     results = []
     for args, kwargs in (example, others, example):
         args, kwargs = pytree.tree_map_only(Tensor, _copied, (args, kwargs))
@@ -221,17 +222,18 @@ def _repeats(model: nn.Module, example: tuple, others: tuple) -> bool:
     return results[0] is None or not difference(results[0], results[2], _SETTLED)
 
 
-# What is kept is what the first call computed, and nothing is rounded differently.
+# Kept values are those that the first call computed, so nothing is rounded differently.
 _SETTLED = 1e-6
 
 
 def _settled(
     model: nn.Module, state: State, example: tuple, others: tuple, again: Capture
 ) -> Capture | None:
-    """The second call of a model that keeps at its first what follows from its parameters and from
-    sizes, as biases of attention; None if later calls change it, too, or if it keeps values.
+    """The second call of a model whose first call keeps something that depends only on parameters
+    and sizes, such as biases of attention. None if later calls change it too, or if it depends on
+    the inputs' values.
 
-    again: a second call on `others`, the first having been on `example`; state: before both."""
+    again: a second call, on `others`; the first was on `example`. state: before both."""
     kept = State(model)
     second = _record(model, *example)
     if second is None or not second.same_as(again) or kept.changes():
@@ -267,7 +269,7 @@ def _record(
         ran = Ran(structure.with_tensors(_copied, results), recorder.seconds_in_ops())
     finally:
         try:
-            recorder.stop(WatchedTensor)  # raises what the forward was to end with
+            recorder.stop(WatchedTensor)  # raises an interrupt that came while the forward ran
         finally:
             recorder.restore()
     if not _are_same(given, structure.flatten((args, kwargs))):
@@ -279,13 +281,13 @@ def _record(
         raise CaptureError("the forward takes .data of a tensor, through which it may write unseen")
     if recorder.refusal() and recorder.wrote_state():
         raise CaptureError("the model writes into its buffers or inputs")
-    # What a model makes blocked has no values of its own here; torch.export sees inside.
+    # The recorder cannot see into blocked tensors that the model makes; torch.export can.
     blocked = [*results, *recorder.constants().values()]
     if any(isinstance(each, BlockedTensor) for each in blocked):
         return None
     if watch.reads_values or recorder.refusal():
         return None
-    # Before the calls and constants are asked for: a result may be one more of them.
+    # First the outputs, then calls and constants: a result may add a constant.
     outputs = [_output(each, recorder) for each in results]
     if recorder.refusal():
         return None
@@ -339,7 +341,7 @@ def _output(result, recorder):
 
 
 def _other_values(value: Tensor) -> Tensor:
-    """Others that the model can take, too: of the same range."""
+    """Other values of the same range, which the model should take too."""
     if value.is_floating_point():
         return 0.75 * value.flip(list(range(value.dim())))
     return value.flatten()[:1].expand(value.numel()).view(value.shape)

@@ -1,4 +1,4 @@
-"""A model's forward as plain data: what csrc/graph builds its graph from, and what a file keeps."""
+"""A model's forward as plain data. csrc/graph builds its graph from it, and files hold it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What a list of arguments holds in place of a value of the graph.
+# Marks a value of the graph in a list of arguments.
 VALUE = "value"
 # What a forward may return beside tensors: the same for all inputs that give the same answers.
 CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -34,8 +34,8 @@ class Node:
 
 @dataclass
 class Ran:
-    """What a recorded run returned, and what its ops took: less than the forward, which Python is
-    part of, but for what only a first run does."""
+    """The results of a recorded run, and the time of its ops. That is less than the time of the
+    forward, which includes Python, except for what only a first run does."""
 
     results: Any
     seconds: float
@@ -55,7 +55,7 @@ class Capture:
     input_metas: list[tuple[list[int], torch.dtype]] = field(default_factory=list)
     # Those of other inputs, for which a run recorded the same.
     also: list[list[tuple[list[int], torch.dtype]]] = field(default_factory=list)
-    # Those of results, where nothing else gives them (infer.cpp); they hold for these inputs.
+    # Sizes and types of results that no rule gives (infer.cpp), for the inputs of the run.
     metas: dict[int, tuple[list[int], torch.dtype]] = field(default_factory=dict)
     # What was asked of sizes: value, what (a dim, or as in watched.py), answer.
     questions: list[tuple[int, int, list[int]]] = field(default_factory=list)
@@ -64,9 +64,9 @@ class Capture:
     # Which outputs are blocked tensors, by place: their channels. The value is the physical tensor.
     blocked: dict[int, int] = field(default_factory=dict)
     out_spec: Any = None  # a TreeSpec
-    # What a user should know of it; empty: nothing.
+    # A notice to the user, or empty.
     notice: str = ""
-    # Whether the forward sets attributes of the model, which who runs it may want to put back.
+    # Whether the forward sets attributes of the model, which a caller may want to put back.
     sets_attributes: bool = False
     # The run that was recorded, for whoever compares with it; no file keeps it.
     ran: Ran | None = field(default=None, compare=False, repr=False)
@@ -91,9 +91,9 @@ class Capture:
         return [(len(dims), dtype) for dims, dtype in self.input_metas]
 
     def same_as(self, other: Capture) -> bool:
-        """Whether it calls the same ops with the same numbers, for inputs of the same kinds:
-        parameters and buffers must be the same tensors, constants that the forward makes have the
-        same values."""
+        """Whether it calls the same ops with the same numbers, for inputs of the same kinds.
+        Parameters and buffers must be the same tensors, and constants that the forward makes must
+        have the same values."""
         return (
             self._kinds() == other._kinds()
             and self.nodes == other.nodes
@@ -123,7 +123,7 @@ def overload_of(node: Node) -> Any:
 
 
 def _drops_nothing(node: Node) -> bool:
-    """Whether an op that may draw numbers does not, because it is told to drop nothing."""
+    """Whether an op that may draw random numbers draws none, because nothing is dropped."""
     names = [each.name for each in overload_of(node)._schema.arguments]
     given = dict(zip(names, node.arguments, strict=False))
     off = given.get("train", given.get("training")) is False
@@ -131,6 +131,6 @@ def _drops_nothing(node: Node) -> bool:
 
 
 def lifted(model: nn.Module, constants: dict[int, Tensor]) -> list[int]:
-    """Those that are neither parameters nor buffers of the model."""
+    """The constants that are neither parameters nor buffers of the model."""
     own = {each.data_ptr() for each in (*model.parameters(), *model.buffers())}
     return [value for value, each in constants.items() if each.data_ptr() not in own]

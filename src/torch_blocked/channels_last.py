@@ -1,4 +1,4 @@
-"""Where a channels-last model loses its format: nothing says so by itself, it only gets slower."""
+"""Finds where a channels-last model loses its format. torch does not say; the model gets slower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class Loss:
-    """An op that reads channels-last and whose result is not."""
+    """An op that reads channels-last and returns another format."""
 
     module: str  # its path; "" is the model itself
     op: str  # "aten.cat.default"
@@ -30,12 +30,12 @@ class Loss:
 
 
 def channels_last_losses(model: nn.Module, *inputs: Any) -> list[Loss]:
-    """The ops of a run at which a channels-last model loses its format, each once for every place;
-    empty: it keeps it from its input to its end.
+    """The ops at which a channels-last model loses its format, each once for every place in the
+    code. An empty list means that the model keeps the format from its input to its result.
 
-    inputs: the model's arguments, at least one of them in torch.channels_last or channels_last_3d;
-        only tensors of 4 or 5 dims count. What has one channel or one pixel is in both formats.
-    Raises ValueError if no input is channels-last, and what the model raises."""
+    inputs: the model's arguments, at least one of them in torch.channels_last or channels_last_3d.
+        Only tensors of 4 or 5 dims count. A tensor of one channel or one pixel is in both formats.
+    Raises ValueError if no input is channels-last, and whatever the model raises."""
     if not any(_is_channels_last(each) for each in pytree.tree_leaves(inputs)):
         raise ValueError(
             "torch_blocked::channels_last_losses: expected an input in channels-last, got none; "
@@ -66,7 +66,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_channels_last(value: Any) -> bool:
-    """And not contiguous, too."""
+    """Whether it is channels-last and not contiguous as well."""
     return (
         isinstance(value, Tensor)
         and value.dim() in _FORMATS

@@ -3,8 +3,8 @@
 A tensor [N, C, W] with the strides of [N, W, C] is, with a dim of 1 put in, PyTorch's own
 channels_last [N, C, 1, W]. So the 1-D layers run as their 2-D counterparts, without a copy.
 
-Source: Intel Extension for PyTorch, "Channels Last", whose torch.xpu.to_channels_last_1d and
-torch.xpu.is_contiguous_channels_last_1d these functions stand for."""
+Source: Intel Extension for PyTorch, "Channels Last". The functions replace its
+torch.xpu.to_channels_last_1d and torch.xpu.is_contiguous_channels_last_1d."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _Value = TypeVar("_Value", Tensor, nn.Module)
 
 
 def to_channels_last_1d(value: _Value) -> _Value:
-    """A tensor in nwc, or a module whose weights are.
+    """Converts a tensor, or the weights of a module, to nwc.
 
-    value: a tensor [N, C, W], any dtype, or a module. The tensor comes back with strides
-        [W*C, 1, C], itself if it has them; the layers keep them: conv1d, batch norm, pooling,
-        concatenation, linear and nearest upsampling, and all pointwise ops. The module is changed
-        in place, as `Module.to(memory_format=...)` does, and returned: its parameters stay
-        parameters, and give the same results for any input.
+    value: a tensor [N, C, W] of any dtype, or a module. Returns the tensor with strides
+        [W*C, 1, C], or itself if it has them. These layers keep the strides: conv1d, batch norm,
+        pooling, concatenation, linear and nearest upsampling, and all pointwise ops. A module is
+        changed in place and returned, as by `Module.to(memory_format=...)`. Its parameters stay
+        parameters, and it gives the same results for any input.
     Raises ValueError for a tensor of another rank, TypeError for anything else."""
     if isinstance(value, nn.Module):
         for tensor in [*value.parameters(), *value.buffers()]:
@@ -66,7 +66,7 @@ def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
 
 
 class ChannelsLast1d(Tensor):
-    """An ordinary strided tensor in nwc, whose class makes the 1-D layers keep it so."""
+    """An ordinary strided tensor in nwc. Its class makes the 1-D layers keep the format."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None) -> Any:
@@ -94,12 +94,12 @@ class ChannelsLast1d(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
-        """Saved as an ordinary tensor, whose strides are loaded again."""
+        """Saves it as an ordinary tensor with its strides."""
         return self._plain().__reduce_ex__(protocol)
 
 
 def _marked(tensor: Tensor) -> Tensor:
-    """An ordinary tensor that is nwc as a ChannelsLast1d; anything else stays as it is."""
+    """A plain nwc tensor becomes a ChannelsLast1d; anything else stays as it is."""
     if type(tensor) is Tensor and is_contiguous_channels_last_1d(tensor):
         return tensor.as_subclass(ChannelsLast1d)
     return tensor

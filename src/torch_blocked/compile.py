@@ -1,6 +1,6 @@
 """`torch.compile(model, backend="torch_blocked")`: each graph that Dynamo finds, optimized.
 
-Parameters that Dynamo passes in are constants of the graph for as long as nobody writes them.
+Parameters that Dynamo passes in are constants of the graph until somebody writes to them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from torch_blocked.submodules import Submodules
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a graph of Dynamo's is from: the path of the module whose forward it is of, and the
-    modules in that."""
+    """Where a graph of Dynamo comes from: the path of the module whose forward it is, and the
+    modules inside that."""
 
     within: str
     parts: dict[str, str]
@@ -74,7 +74,7 @@ class _WithParameters(nn.Module):
 
 
 class _Located(fx.Interpreter):
-    """Runs a graph of Dynamo's, which calls no modules, and tells of which module each node is."""
+    """Runs a graph of Dynamo, which calls no modules, and says which module each node is from."""
 
     def __init__(self, graph: fx.GraphModule, place: _Place) -> None:
         super().__init__(graph)
@@ -89,8 +89,8 @@ class _Located(fx.Interpreter):
 
 
 class OptimizedParts(nn.Module):
-    """A model that no single graph describes: Python decides on values, say. Where some of its
-    modules hold most of it and can be captured, these are optimized (submodules.py). Else
+    """A model that no single graph describes, because Python decides on values, say. If modules
+    that can be captured hold most of its layers, these are optimized (submodules.py). Otherwise
     torch.compile cuts the model, and each part is optimized when it first runs."""
 
     _model: nn.Module
@@ -108,7 +108,7 @@ class OptimizedParts(nn.Module):
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._reason, self._compiles = reason, True
-        if isinstance(model, torch.jit.ScriptModule):  # torch.compile takes none
+        if isinstance(model, torch.jit.ScriptModule):  # torch.compile does not take these
             self._run_itself()
         self._parts: list[OptimizedModule] = []
         self._paths: list[str] = []
@@ -126,7 +126,7 @@ class OptimizedParts(nn.Module):
             refuse_tracing()
             leaves = structure.flatten((args, kwargs))[0]
             checked_inputs(leaves)
-            # torch.compile takes an array of numpy for a tensor; what the model says counts.
+            # torch.compile takes a NumPy array for a tensor. The model itself may refuse it.
             compiles = not any(type(each).__module__ == "numpy" for each in leaves)
         with torch.no_grad():
             if not compiles:
@@ -137,8 +137,8 @@ class OptimizedParts(nn.Module):
             return self._by_dynamo(*args, **kwargs)
 
     def settle(self, *args: Any, **kwargs: Any) -> None:
-        """Decides, the first time, which way the model is taken apart, by a run of it for these
-        arguments that leaves it as it was. Raises what the model raises."""
+        """The first time, decides how the model is taken apart, by a run for these arguments that
+        leaves the model as it was. Raises what the model raises."""
         with self._lock:
             if self._is_settled or self._submodules is None:
                 return
@@ -160,7 +160,7 @@ class OptimizedParts(nn.Module):
         try:
             return self._compiled(*args, **kwargs)
         except Exception as error:
-            result = self._model(*args, **kwargs)  # what it refuses, it says best
+            result = self._model(*args, **kwargs)  # its own error is the best one
             self._give_up(error)
             return result
 
@@ -183,12 +183,12 @@ class OptimizedParts(nn.Module):
 
     @property
     def choice(self) -> str:
-        """What runs: "parts", or "model" where torch.compile cannot trace it either."""
+        """What runs: "parts", or "model" if torch.compile cannot trace the model either."""
         return "parts" if self._compiles else "model"
 
     @property
     def reason(self) -> str:
-        """Why it is not captured whole."""
+        """Why the model is not captured whole."""
         return self._reason
 
     def steps(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -204,20 +204,21 @@ class OptimizedParts(nn.Module):
         refuse_state_dict()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError, as state_dict()."""
+        """Raises NotImplementedError, as state_dict() does."""
         refuse_state_dict()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedParts:
-        """Only what changes nothing. Raises NotImplementedError for other types and devices."""
+        """Allows only calls that change nothing. Raises NotImplementedError for other types and
+        devices."""
         refuse_conversion(fn)
         return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raises NotImplementedError, as save()."""
+        """Raises NotImplementedError, as save() does."""
         refuse_in_parts(self._reason, "copy the model", NotImplementedError)
 
     def plan(self) -> str:
-        """The reason, and the plans of the parts that have run, in the order they first did."""
+        """The reason, and the plans of the parts that have run, in the order of their first run."""
         if not self._compiles:
             return f"runs: the model itself, because {self._reason}"
         title = f"runs in {len(self._parts)} parts, because {self._reason}"
@@ -232,8 +233,8 @@ class OptimizedParts(nn.Module):
 
 
 def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
-    """Makes the graph ask a tensor for .data, so that a blocked one takes note: through that it may
-    be written unseen. Returns whether the graph takes .data at all."""
+    """Makes the graph read .data from the tensor itself, so that a blocked tensor notices it and
+    may expect uncounted writes. Returns whether the graph takes .data at all."""
     taken = [n for n in graph.graph.nodes if n.target is torch._C._autograd._get_data_attr]  # type: ignore[attr-defined]
     for node in taken:
         node.target, node.args = getattr, (node.args[0], "data")
@@ -261,9 +262,9 @@ def backend(
     options: dict[str, Any] | None = None,
     parts: list[OptimizedModule] | None = None,
 ) -> object:
-    """The compiler that torch.compile calls. Where gradients are asked for, or a graph cannot be
-    captured, the graph runs as Dynamo wrote it. options: `tune` and `dtype`, as optimize() takes
-    them. parts: collects what is optimized. Raises ValueError for other options."""
+    """The compiler that torch.compile calls. A graph that needs gradients, or that cannot be
+    captured, runs as Dynamo wrote it. options: `tune` and `dtype`, as for optimize(). parts:
+    collects the optimized modules. Raises ValueError for other options."""
     tune, dtype = _checked(options or {})
     place = _Place.here()
     bound = {

@@ -1,4 +1,4 @@
-"""Where C++ that uses torch_blocked finds it."""
+"""Where C++ projects find torch_blocked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 def cmake_prefix() -> str:
-    """What CMake's find_package(torch_blocked CONFIG) needs as CMAKE_PREFIX_PATH: the folders of
-    this package and of torch, with a semicolon between them.
+    """The CMAKE_PREFIX_PATH for CMake's find_package(torch_blocked CONFIG): the folders of this
+    package and of torch, with a semicolon between them.
 
     $ prefix=$(python -c "import torch_blocked; print(torch_blocked.cmake_prefix())")
     $ cmake -DCMAKE_PREFIX_PATH="$prefix" ...

@@ -62,7 +62,7 @@ def _ints(what: str, values: Sequence[int]) -> list[int]:
 
 
 def checked_tag(tag: str) -> str:
-    """`tag`; raises TypeError if it is no string."""
+    """`tag`. Raises TypeError if it is no string."""
     if not isinstance(tag, str):
         raise TypeError(
             "torch_blocked::format_tag: expected a string such as 'nChw16c', got "
@@ -97,8 +97,8 @@ def blocks_of(channels: int, block: int) -> int:
 
 
 def blocked_dims(dims: Sequence[int], block: int) -> list[int]:
-    """[N, C, *spatial] -> the physical [N, ceil(C/b), *spatial, b]; symbols too, which is what
-    `physical_shape` does not take."""
+    """[N, C, *spatial] -> the physical [N, ceil(C/b), *spatial, b]. Unlike `physical_shape` it
+    takes symbols."""
     n, channels, *spatial = dims
     return [n, blocks_of(channels, block), *spatial, block]
 
@@ -114,7 +114,7 @@ class Descriptor:
     Descriptor(dims, dtype, strides=, inner_blks=, inner_idxs=, padded_dims=, inner_strides=)
                                        strides between blocks, and blocks, filled in by hand
     Descriptor()                       the zero descriptor, which stands for an absent argument
-    Descriptor.of(tensor)              that of a tensor's memory
+    Descriptor.of(tensor)              the descriptor of a tensor's memory
 
     dtype is a torch.dtype (float16, bfloat16, float32, int32, int8, uint8, float64) or oneDNN's
     name ("f32"). `tag` may be "any" (format left open) or "undef" (gives the zero descriptor).
@@ -129,7 +129,7 @@ class Descriptor:
     `get_strides`, ...) are accepted as well.
 
     Raises ValueError for impossible memory, TypeError for arguments of the wrong kind,
-    NotImplementedError for what oneDNN cannot describe.
+    NotImplementedError for memory that oneDNN cannot describe.
     Source: oneAPI specification, "Memory", struct desc."""
 
     __slots__ = ("_desc",)
@@ -167,9 +167,9 @@ class Descriptor:
     def of(cls, tensor: Tensor) -> Descriptor:
         """The descriptor of a strided or blocked tensor's memory, from its first element on.
 
-        Raises TypeError for other layouts and for a dtype that oneDNN lacks, ValueError for a
-        scalar, more than 12 dims, and elements that overlap by oneDNN's rule, which counts whole
-        strides: those of `x[:, ::2]` do where C is odd."""
+        Raises TypeError for other layouts and for a dtype that oneDNN lacks. Raises ValueError for
+        a scalar, for more than 12 dims, and for elements that overlap by oneDNN's rule. That rule
+        counts whole strides, so the elements of `x[:, ::2]` overlap if C is odd."""
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             got = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(
@@ -185,7 +185,7 @@ class Descriptor:
         physical: Tensor | None = getattr(tensor, "_physical", None)  # of a BlockedTensor
         if physical is None:
             return cls(tensor.shape, tensor.dtype, strides=tensor.stride())
-        if physical.is_contiguous():  # whatever the stride of an only block may say
+        if physical.is_contiguous():  # the stride of a single block means nothing
             return cls(tensor.shape, tensor.dtype, blocked.format)
         *strides, lane = physical.stride()
         if lane != 1:

@@ -1,11 +1,10 @@
-"""From a torch op on blocked tensors to what runs it.
+"""From a torch op on blocked tensors to the handler that runs it.
 
-The tables are filled by torch_blocked.ops. The class that all is about, BlockedTensor, stands above
-this file, uses it, and comes as an argument.
+torch_blocked.ops fills the tables. BlockedTensor uses this file and comes as an argument.
 
 A handler takes the op and its arguments and returns blocked tensors. It declines by raising
-Declined, or by letting an error of the C++ op through (every one starts with "torch_blocked::"): a
-last resort then runs the op, at the end on dense copies. ATen so computes what we cannot, and
+Declined, or by letting an error of the C++ op through (each starts with "torch_blocked::"). Then
+the last resorts run the op, the last of them on dense copies. So ATen computes what we cannot, and
 refuses what it would refuse anyway, in its own words."""
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ OPS_TABLE: dict[OpOverload, Handler] = {}
 # Rules that may give a handler to an op that is not in the table; the table then keeps it.
 RULES: list[Callable[[OpOverload], Handler | None]] = []
 
-# What runs an op that has no handler or whose handler declines: called in turn with the reason,
-# until one does not return NotImplemented.
+# These run an op that has no handler, or whose handler declines. They are called in turn with the
+# reason, until one does not return NotImplemented.
 LAST_RESORTS: list[LastResort] = []
 
 # Frequent short ops of one blocked tensor and no other argument: the function for the physical
-# tensor, and whether it keeps zeros. Taken if the tensor is not traced, and is small: large results
-# come from the pool.
+# tensor, and whether it keeps zeros. Used for small tensors outside of traces; large results come
+# from the pool.
 DIRECT: dict[OpOverload, tuple[Callable[[Tensor], Tensor], bool]] = {}
 DIRECT_BYTES = 1 << 20
 
-# Besides ours: the dense tensors, and what stands for them while a program is traced.
+# Classes that may stand beside ours: dense tensors, and their substitutes in a traced program.
 _PLAIN_TYPES = {Tensor, torch.nn.Parameter, Buffer, FakeTensor, FunctionalTensor}
 
 
@@ -105,8 +104,8 @@ def dispatch(
 
 
 def views_counted(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether `func` makes a view of a tensor that counts its writes. The view must count its own,
-    too, so it cannot be made in inference mode."""
+    """Whether `func` makes a view of a tensor that counts its writes. The view must count them too,
+    so it cannot be made in inference mode."""
     return is_view_op(func) and not args[0].is_inference()
 
 
@@ -120,8 +119,8 @@ def _handler_by_rule(func: OpOverload) -> Handler | None:
 
 
 def _recorded(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an op that torch.jit.trace does not record by itself: it would record what we do with
-    physical tensors. It records `_convolution` only, which other ops of the kind call."""
+    """Runs an op that torch.jit.trace takes apart: it would record our ops on physical tensors.
+    `_convolution`, which other convolution ops call, is the only one that we can record."""
     if func is torch.ops.aten.convolution.default and not kwargs:
         with torch._C._SetExcludeDispatchKeyGuard(torch._C._dispatch_key_parse("Tracer"), False):
             return torch.ops.aten._convolution.default(*args, False, False, False, False)

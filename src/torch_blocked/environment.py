@@ -1,4 +1,4 @@
-"""What torch_blocked runs on: checked at import, and told by `env()`."""
+"""The environment of torch_blocked: checked at import, and reported by `env()`."""
 
 import functools
 import hashlib
@@ -49,9 +49,9 @@ def check() -> None:
     """Loads torch and the C++ extension; returns only if they fit together and fit this machine.
 
     Raises ImportError of one sentence (what was expected, what was found, what to do) if torch, the
-    CPU, the extension or oneDNN's libdnnl.so.3 is missing or is another than it was built for."""
+    CPU, the extension or oneDNN's libdnnl.so.3 is missing or is not the one it was built for."""
     try:
-        torch = importlib.import_module("torch")  # first: its libgomp is then the one all bind to
+        torch = importlib.import_module("torch")  # first, so that all bind to its libgomp
     except ModuleNotFoundError:
         _refuse(f"torch {TESTED[0]} or newer", "none", f'pip install "torch=={TESTED[0]}.*"')
     _check_cpu()
@@ -66,11 +66,11 @@ def check() -> None:
 def env() -> dict[str, Any]:
     """Versions, libraries, CPU, settings and memory in use, for bug reports and benchmark tables.
 
-    build: how the C++ extension was compiled. cores: physical ones, logical ones, and those that
-    this process may use. caches: of the first core. settings: variables of the environment that
-    change what runs. tuning_file: where times of kernels are kept, "" without a home, and
-    tuned_problems: of how many problems. packed_weight_bytes: held for the packed copies of
-    weights. idle_pool_bytes: held for the next large results."""
+    build: how the C++ extension was compiled. cores: physical and logical cores, and those that
+    this process may use. caches: sizes for the first core. settings: environment variables that
+    change what runs. tuning_file: the file with times of kernels, "" without a home.
+    tuned_problems: the number of problems in it. packed_weight_bytes: bytes of packed copies of
+    weights. idle_pool_bytes: bytes kept for the next large results."""
     torch = importlib.import_module("torch")
     extension = importlib.import_module("torch_blocked._C")
     onednn = extension.onednn_version()
@@ -107,9 +107,9 @@ def env() -> dict[str, Any]:
     }
 
 
-@functools.cache  # which parses a file, and is part of the name of the tuning file
+@functools.cache  # it parses a file, and is part of the name of the tuning file
 def package_version() -> str:
-    """Of torch_blocked, "not installed" if it is used from a checkout's folder."""
+    """The version of torch_blocked; "not installed" if it is used from a checkout's folder."""
     try:
         return version("torch_blocked")
     except PackageNotFoundError:
@@ -117,22 +117,22 @@ def package_version() -> str:
 
 
 def measured_with() -> str:
-    """Tells one build from another where measured times are concerned: implementations, kernels or
-    oneDNN of another build may be faster or slower than those that were measured."""
+    """Identifies a build for measured times. In another build, implementations, kernels or oneDNN
+    may be faster or slower than those that were measured."""
     fingerprint: str = importlib.import_module("torch_blocked._C").fingerprint()
     return hashlib.sha1(fingerprint.encode()).hexdigest()[:12]
 
 
 def tuning_file() -> Path | None:
-    """Where measurements of kernels are kept, by version, build and CPU; safe to delete. None where
-    nobody has a folder for it: without XDG_CACHE_HOME and a home, each process measures anew."""
+    """The file with measured times of kernels, by version, build and CPU. It is safe to delete.
+    None without XDG_CACHE_HOME and a home: then each process measures anew."""
     root = _cache_home()
     name = "-".join(("tuning", package_version(), measured_with(), cpu_name()))
     return root and root / "torch_blocked" / (re.sub(r"[^\w.-]+", "_", name) + ".tsv")
 
 
 def _cache_home() -> Path | None:
-    """As the XDG specification says: paths that depend on the current folder do not count."""
+    """The cache folder by the XDG specification, which ignores relative paths."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):
         return Path(root)
@@ -141,8 +141,8 @@ def _cache_home() -> Path | None:
 
 
 def make_folder(file: Path | None) -> bool:
-    """Makes the folder of a file that is kept between processes, for this user alone; whether it is
-    there. What others may write to is neither read nor written (csrc/runtime/own_file.h)."""
+    """Makes the folder of a file that is kept between processes, for this user alone, and returns
+    whether it exists. Files that others may write to are not used (csrc/runtime/own_file.h)."""
     try:
         if file:
             file.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -153,26 +153,26 @@ def make_folder(file: Path | None) -> bool:
 
 
 def read_lines(file: Path | None) -> list[str]:
-    """Of a file of this user's own; none where it is another's or not there."""
+    """The lines of a file of this user; none if it is another's or does not exist."""
     read = importlib.import_module("torch_blocked._C").read_own_file
     content: bytes | None = read(str(file)) if file else None
     return content.decode(errors="replace").split("\n")[:-1] if content else []
 
 
 def append_lines(file: Path | None, lines: list[str]) -> None:
-    """To a file of this user's own, which is made; nothing happens where that fails."""
+    """Appends lines to a file of this user, and makes it if needed. Does nothing if that fails."""
     append = importlib.import_module("torch_blocked._C").append_to_own_file
     if lines and make_folder(file):
         append(str(file), "".join(line + "\n" for line in lines))
 
 
 def tuned_problems() -> int:
-    """Of how many problems the tuning file has a time."""
+    """The number of problems that the tuning file has a time for."""
     return len(read_lines(tuning_file()))
 
 
 def cores() -> dict[str, int]:
-    """How many the machine has, and how many of the logical ones this process may use."""
+    """The cores of the machine, and how many logical ones this process may use."""
     ids = [
         re.findall(rf"^{field}\s*: (\d+)$", _CPUINFO.read_text(), re.MULTILINE)
         for field in ("physical id", "core id")
@@ -223,7 +223,7 @@ def _refuse(rule: str, value: str, remedy: str) -> NoReturn:
 
 
 def _first_of(path: str, pattern: str) -> str | None:
-    """What the pattern's group finds first in a file of the system, if there is such a file."""
+    """The first match of the pattern's group in a file of the system, if there is such a file."""
     file = Path(path)
     found = re.search(pattern, file.read_text()) if file.exists() else None
     return found[1] if found else None
@@ -291,7 +291,7 @@ def _load_extension(path: Path) -> ModuleType:
 
 
 def _explain_load_failure(text: str) -> NoReturn:
-    """Puts into our words what the dynamic loader said."""
+    """Explains an error of the dynamic loader in our words."""
     if text.startswith("torch_blocked"):  # the extension's own, such as a bad TORCH_BLOCKED_MAX_ISA
         raise ImportError(text) from None
     absent = re.match(r"(\S+): cannot open shared object file", text)

@@ -1,5 +1,5 @@
-"""What a captured model computes, op by op in float64: beside it one sees how far rounding moves
-the results of the model itself, and how far others are off."""
+"""A captured model op by op in float64. Comparing with it shows how far rounding moves the model's
+own results, and how far other results are off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_blocked.captured import VALUE, Capture, Node, overload_of
 
-# Types of numbers, as ATen counts them, and what takes their place.
+# Types of numbers by ATen's numbering, and the wide type for each.
 _WIDE = {
     **dict.fromkeys((torch.float16, torch.float32, torch.bfloat16), torch.float64),
     torch.complex64: torch.complex128,
@@ -20,17 +20,17 @@ _WIDE_NUMBERS = {5: 7, 6: 7, 15: 7, 9: 10}
 _NUMBERED = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
 # Arguments by these names are types.
 _TYPES = {"dtype", "out_dtype"}
-# What reads the bytes of a number, which are others.
+# Ops that read the bytes of a number, which differ in float64.
 _BITS = {("aten::view", "dtype")}
 
 
 def in_float64(
     captured: Capture, inputs: Sequence[Tensor], *, step: float = 0, shift: bool = False
 ) -> list[Any] | None:
-    """Results as the forward returns them, flat; None if an op does not compute them.
+    """The forward's results as a flat list; None if an op does not run in float64.
 
-    step: what rounding may do to each number, relative to it; one of all that are possible is done
-    to each. shift: and to all numbers of a result together, of the largest."""
+    step: the largest relative change by rounding; each number is changed by a random part of it.
+    shift: all numbers of a result are also shifted together, by a part of the largest."""
     random = torch.Generator().manual_seed(0)
 
     def rounded(value: Any) -> Any:
@@ -52,7 +52,7 @@ def in_float64(
             for value in last:
                 values.pop(value, None)
         return [values[each[1]] if _is_value(each) else each for each in captured.outputs]
-    except Exception:  # an op of its own kinds of numbers, say
+    except Exception:  # an op with number types of its own, say
         return None
 
 
@@ -88,7 +88,7 @@ def _run(node: Node, values: dict[int, Any], rounded: Callable[[Any], Any]) -> N
 
 
 def types_named(node: Node) -> list[torch.dtype]:
-    """Those that its arguments ask for."""
+    """The types that a node's arguments ask for."""
     names = [each.name for each in overload_of(node)._schema.arguments]
     given = [v for name, v in zip(names, node.arguments, strict=False) if name in _TYPES]
     return [
@@ -136,7 +136,7 @@ def _reads(entry: Any) -> list[int]:
 
 
 def _last_reads(captured: Capture) -> list[list[int]]:
-    """The values that nobody needs after a node, for each node."""
+    """For each node, the values that nothing reads after it."""
     needed = {each[1] for each in captured.outputs if _is_value(each)}
     last: list[list[int]] = []
     for node in reversed(captured.nodes):

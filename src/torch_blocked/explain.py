@@ -38,9 +38,9 @@ _TOGETHER = "keep such ops together, so that there are two reorders in all"
 
 @dataclass
 class Explanation:
-    """What `explain` returns: `optimized` and `eager`, each with its layers and reorders.
+    """The result of `explain`: the runs `optimized` and `eager`, with their layers and reorders.
 
-    layers, reorders: those of `optimized`."""
+    `layers` and `reorders` are those of `optimized`."""
 
     name: str
     optimized: Run
@@ -60,8 +60,8 @@ class Explanation:
         return f"optimized\n{self.optimized.table()}\n\neager\n{self.eager.table()}"
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """All of it, also written to a file if a path is given: under "runs" the layers, under
-        "roofs" the machine's GFLOP/s and GB/s."""
+        """Everything as JSON text, also written to a file if a path is given. "runs" has the
+        layers, "roofs" the machine's GFLOP/s and GB/s."""
         runs = {
             name: {"note": run.note, "layers": [each.to_dict() for each in run.layers]}
             for name, run in (("optimized", self.optimized), ("eager", self.eager))
@@ -85,13 +85,15 @@ def explain(
     example_kwargs: dict[str, Any] | None = None,
     tune: Tune = True,
 ) -> Explanation:
-    """Runs `model` in evaluation mode on blocked inputs, and optimized, and says of each layer
-    whether it is blocked, by which implementation, what others would cost, and if not, why.
+    """Explains each layer of a model: whether it is blocked, by which implementation, what other
+    implementations would cost, and if it is not blocked, why.
 
-    model: one to optimize, or what optimize() returned, which is explained alone.
+    Runs `model` in evaluation mode, once op by op on blocked inputs and once optimized.
+
+    model: a model to optimize, or a module that optimize() returned, which alone is explained then.
     example_inputs, example_kwargs: as for optimize().
-    tune: as for optimize(), and measure the implementations that did not run, too; False: only why
-    they cannot.
+    tune: as for optimize(). Unless it is False, implementations that did not run are measured too;
+    if it is False, only their refusals are reported.
     Raises what optimize() raises."""
     check_model("explain", model)
     is_optimized = isinstance(model, OptimizedModule | OptimizedParts)
@@ -188,7 +190,7 @@ def _layers(compiled: _C.Compiled, inputs: _C.Inputs) -> list[Layer]:
 
 
 def _why_plain(layer: Layer, step: _C.StepExplanation) -> tuple[str, str]:
-    """Why a step that could be blocked, or works on plain memory only, is not."""
+    """Why a step is not blocked, and what to do: it could be, or it works on plain memory only."""
     blocked = next((each for each in step.formats if is_blocked_tag(each[0])), None)
     if blocked is None and step.is_fixed:
         return f"{layer.op} works on plain memory", _TOGETHER

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_one(path: Path, name: str, names: list[str]) -> Path:
-    """The file of one model: its name stands in it where there are several."""
+    """The file for one model. With several models its name becomes part of the file's."""
     if len(names) == 1:
         return path
     return path.with_stem(f"{path.stem}_{name.replace(':', '_')}")

@@ -1,4 +1,4 @@
-"""What a model does op by op on blocked tensors."""
+"""Runs a model op by op on blocked tensors, and explains each op."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_blocked.schema import is_view_op
 from torch_blocked.shadow import DenseView
 from torch_blocked.tensor import BlockedTensor, to_blocked, to_dense
 
-# The first packs the weights; disturbances of the others differ.
+# The first run packs the weights; the least time of the others counts.
 _RUNS = 4
 _NO_KERNEL = "no blocked kernel for this op"  # as the dispatch says it
 _REGISTER = "use ops that have one, or give it a blocked form by torch_blocked.register"
@@ -30,7 +30,7 @@ _NO_IMAGE = "nothing to do: it is no image"
 
 
 class _Ops(TorchDispatchMode):
-    """Notes every op that reaches the dispatcher while it is on, with its time and what it read."""
+    """Records every op that reaches the dispatcher while it is on, its time and its inputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,11 +70,11 @@ class _Ops(TorchDispatchMode):
         operands = [each for each in pytree.arg_tree_leaves(*args, **kwargs) if _is_value(each)]
         read = [each for each in operands if id(each) not in self.state]
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        if operands and not read and is_view_op(func):  # the weight turned around, say
+        if operands and not read and is_view_op(func):  # of a transposed weight, say
             self.state |= {id(each) for each in results}
             self.kept.append(results)
             return
-        if not results or (not read and not results[0].numel()):  # what some op returns unused
+        if not results or (not read and not results[0].numel()):  # unused results of some ops
             return
         if read and all(self._is_physical(each) for each in read):  # a part of a blocked op
             self._keep_physical(results)
@@ -139,14 +139,14 @@ class _Ops(TorchDispatchMode):
 
 
 def _state_of(model: nn.Module) -> set[int]:
-    """The ids of what the model holds: parameters, buffers and tensors that are attributes."""
+    """The ids of the model's tensors: parameters, buffers and attributes."""
     held = [vars(each) for each in model.modules()]
     tensors = (each for each in pytree.tree_leaves(held) if isinstance(each, Tensor))
     return {id(each) for each in (*model.parameters(), *model.buffers(), *tensors)}
 
 
 def _why_fallback(detail: str, result: Tensor) -> tuple[str, str]:
-    """Why an op ran on a dense copy, from what its event says, and what to do about it."""
+    """Why an op ran on a dense copy, from the detail of its event, and what to do about it."""
     reason = detail.partition(": ")[2] or detail
     if reason == _NO_KERNEL:
         return _quantized("result", result) or (reason, _REGISTER)
@@ -155,8 +155,8 @@ def _why_fallback(detail: str, result: Tensor) -> tuple[str, str]:
 
 
 def _why_dense(read: list[Tensor], result: Tensor, maker: str) -> tuple[str, str]:
-    """Why an op that met no handler of ours gave a dense result, and what to do about it.
-    maker: the layer whose dense result it reads; "" if there is none."""
+    """Why an op without a handler of ours gave a dense result, and what to do about it. maker: the
+    layer that made the dense tensor that it reads; "" if there is none."""
     if not read:
         return "it reads no activation", "nothing to do: no image goes through it"
     told = _of_no_format("input", read[0]) or _of_no_format("result", result)
@@ -191,7 +191,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of its memory; 0 where there is none."""
+    """The address of its memory; 0 if it has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
@@ -227,7 +227,7 @@ def _flops(func: OpOverload, args: Any, kwargs: Any, result: Any) -> float:
 def _moved(
     ops: _Ops, op: str, source: Tensor, move: Callable[[Tensor], Tensor], why: str
 ) -> Tensor:
-    """`source` in another format, with a reorder of its own in the list."""
+    """`source` in another format; the reorder gets an entry of its own in the list."""
     start = time.perf_counter()
     result = move(source)
     ms = 1e3 * (time.perf_counter() - start)
@@ -253,7 +253,7 @@ def _moved(
 
 
 def _blocked_inputs(value: Any, ops: _Ops, notes: list[str]) -> Any:
-    """`value` as a user would give it to get a blocked run; what cannot be blocked stays."""
+    """`value` as a user would pass it for a blocked run; tensors that cannot be blocked stay."""
 
     def blocked(each: Tensor) -> Tensor:
         if isinstance(each, BlockedTensor):
@@ -281,7 +281,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run
         try:
             with module_paths.known(), module_paths.from_here(), ops:
                 results = model(*blocked_args, **blocked_kwargs)
-        except Exception as error:  # an op that only takes dense tensors, such as one of C++
+        except Exception as error:  # an op that takes dense tensors only, written in C++, say
             notes.append(f"the run ends here: {str(error).splitlines()[0]}")
             results = None
         for each in pytree.tree_leaves(results):

@@ -1,4 +1,4 @@
-"""What explain() says: of each layer, of a run of the model, and of the machine."""
+"""The data of explain(): layers, runs of the model, and the roofs of the machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch_blocked.text_table import columns
 
 @dataclass
 class Alternative:
-    """What could have run in a layer's place. microseconds: measured alone on tensors of the
-    layer's sizes, or, with whole=True, how much longer the whole model would take, by such times
-    and by estimates of reorders; 0 where nothing was measured. refusal: why it cannot."""
+    """An implementation that could have run in place of a layer's. microseconds: measured alone on
+    tensors of the layer's sizes; or, with whole=True, how much longer the whole model would take,
+    by such times and by estimates of reorders; 0 if nothing was measured. refusal: why it cannot
+    run, or empty."""
 
     implementation: str
     format: str
@@ -28,9 +29,9 @@ class Alternative:
 
 @dataclass
 class Layer:
-    """One op of a run. ms: its time in one run. reads: the layers that made what it reads, by
-    index; -1 is an input of the model. flops: of its products; bytes: of what it reads and
-    writes, weights left out."""
+    """One op of a run. ms: milliseconds in one run. reads: the indices of the layers that made its
+    inputs; -1 is an input of the model. flops: number of floating-point operations of its products.
+    bytes: read and written, without weights."""
 
     module: str
     op: str
@@ -47,16 +48,16 @@ class Layer:
     flops: float = 0.0
     bytes: float = 0.0
     blocked: bool = False  # whether it computes on blocked memory
-    reason: str = ""  # why it is not blocked; of a blocked layer, why this implementation
-    advice: str = ""  # what to do about that
+    reason: str = ""  # why it is not blocked, or why a blocked layer has this implementation
+    advice: str = ""  # what to do about the reason
     alternatives: list[Alternative] = field(default_factory=list)
-    reorders: int = 0  # around it: from and into other formats
+    reorders: int = 0  # before and after it, from and into other formats
     reorder_ms: float = 0.0
     inner_reorders: int = 0  # of its operands, within its own time
 
     @property
     def next_best(self) -> str:
-        """The fastest alternative in words, with its cost and where that is from."""
+        """The fastest alternative in words, with its cost and how that was found."""
         own = (self.implementation, self.format_out)
         timed = [
             each
@@ -96,8 +97,8 @@ class Layer:
 
 @dataclass
 class Run:
-    """The layers of a model, in order of execution. note: what runs, where that is not one plan of
-    the whole model, and why."""
+    """The layers of a model, in order of execution. note: what runs, and why, if it is not one plan
+    of the whole model."""
 
     layers: list[Layer]
     note: str = ""
@@ -138,7 +139,7 @@ class Run:
         return "\n".join(filter(None, (self.note, title, table)))
 
     def count_reorders(self) -> None:
-        """Tells each layer how many reorders are next to it, and their time."""
+        """Sets each layer's number of reorders next to it, and their time."""
         for reorder in self.reorders:
             around = {at for at in reorder.reads if at >= 0}
             index = self.layers.index(reorder)
@@ -154,14 +155,14 @@ def is_blocked_tag(tag: str) -> bool:
 
 
 def _where(format_out: str) -> str:
-    """On what memory a layer that is not blocked runs."""
+    """The memory on which a layer that is not blocked runs, in words."""
     if is_blocked_tag(format_out):
         return "runs on a dense copy"
     return f"runs in {format_out}" if format_out else "runs on plain memory"
 
 
 def _costs(each: Alternative) -> bool:
-    """Whether it would take longer, and not forever, as what no kernel does."""
+    """Whether it would take longer, by a finite time: infinity means that no kernel does it."""
     return 0 < each.microseconds < float("inf")
 
 
@@ -170,14 +171,14 @@ def _between(before: str, after: str) -> str:
 
 
 def split_reason(reason: str) -> tuple[str, str]:
-    """What is wrong and what to do, which all sentences of this package part by "; "."""
+    """The problem and the advice, which "; " separates in all messages of this package."""
     what, _, advice = reason.partition("; ")
     return what, advice
 
 
 def roofs() -> dict[str, float]:
-    """What the CPU can do with all its threads, measured now: float32 GFLOP/s, and GB/s of reads
-    and writes of memory."""
+    """The most that the CPU can do with all its threads, measured now: float32 GFLOP/s, and GB/s of
+    reads and writes of memory."""
     source = torch.ones(1 << 24)
     target = torch.empty_like(source)
     seconds = []

@@ -1,5 +1,5 @@
-"""The capture by torch.export, where a run does not tell all that a forward does: it writes into
-memory that others see, or Python looks at values."""
+"""The capture by torch.export, for forwards that a run does not record completely: they write into
+memory that other tensors share, or Python looks at values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torch_blocked.state import State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
 
-# Ops that may return their input itself, beyond those whose schema says so: a view, or a copy where
-# the strides ask for one; and those that do nothing in evaluation mode.
+# Ops that may return their input itself, although their schema does not say so: some return a view,
+# or a copy if strides require it, and others do nothing in evaluation mode.
 _MAY_ALIAS = {
     "aten::contiguous",
     "aten::flatten",
@@ -47,8 +47,9 @@ class _Results:
 
 
 class _WithPhysicalResults(nn.Module):
-    """A model whose blocked results come as their physical tensors, which is what torch.export can
-    return. `told` says what they were; torch.export puts other attributes back."""
+    """A model that returns the physical tensors of blocked results, because torch.export cannot
+    return blocked ones. `told` holds their places and channels; torch.export puts other attributes
+    back."""
 
     def __init__(self, model: nn.Module, told: _Results) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class _WithPhysicalResults(nn.Module):
 
 
 class _NoItemsOfBlocked(TorchFunctionMode):
-    """Refuses `y[...] = value` of a blocked tensor, of which torch.export notes nothing."""
+    """Refuses `y[...] = value` of a blocked tensor, which torch.export does not record."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.__setitem__ and isinstance(args[0], BlockedTensor):
@@ -74,23 +75,23 @@ class _NoItemsOfBlocked(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# Whoever redirects what all threads print to has to be alone.
+# Only one thread at a time may redirect the streams, which all threads share.
 _one_at_a_time = forks.lock()
-_redirected: TextIO | None = None  # where they print else
+_redirected: TextIO | None = None  # the stream in place of which threads print elsewhere
 
 
 @forks.in_children
 def _print_again() -> None:
-    """What another thread redirected when this process was forked."""
+    """Undoes a redirection by another thread that this process was forked from."""
     if _redirected is not None and not _one_at_a_time._is_owned():  # type: ignore[attr-defined]
         sys.stderr = _redirected
 
 
 @contextmanager
 def _without_its_graph() -> Iterator[None]:
-    """Keeps what torch.export has traced before it failed off the terminal, and a warning that no
-    line is known; the caller gets the reason, and passes it on. All else that is printed meanwhile
-    comes out afterwards."""
+    """Keeps two outputs of torch.export off the terminal: the trace before a failure, and a warning
+    that no line is known. The caller gets the reason and passes it on. All other output appears
+    afterwards."""
     global _redirected
     printed, log = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
     graph = ""
@@ -136,7 +137,7 @@ def exported(model: nn.Module, args: tuple, kwargs: dict) -> Capture:
         if writes and difference(as_traced, _run(program, args, kwargs), _SAME):
             raise CaptureError("torch.export loses a write into a view")
     captured = _lower(program)
-    for each in captured.nodes:  # seen from `wrapped`
+    for each in captured.nodes:  # paths begin at `wrapped`
         each.module = each.module.removeprefix("model").removeprefix(".")
     captured.fixed_sizes = True
     captured.blocked, captured.out_spec = told.blocked, told.spec
@@ -165,15 +166,15 @@ def _views(node: fx.Node) -> bool:
     )
 
 
-# The ops that make the copy of a view that cannot share the memory of a blocked tensor (shadow.py).
-# A copy and its base follow each other in eager only: a trace does not see these writes.
+# Ops that copy a view that cannot share the memory of a blocked tensor (shadow.py). Copy and base
+# follow each other in eager only; a trace does not see these writes.
 _COPIES = {"torch_blocked::slice_channels", "torch_blocked::to_dense"}
 
 
 def _breaks_a_tie(graph: fx.Graph) -> bool:
-    """Whether a copy is written, or its base is and the copy is used after that."""
-    memory: dict[fx.Node, fx.Node] = {}  # for each node the first one that shows its memory
-    bases: dict[fx.Node, fx.Node] = {}  # of copies; both as the first nodes of their memory
+    """Whether a copy is written, or is used after its base was written."""
+    memory: dict[fx.Node, fx.Node] = {}  # for each node the first one with the same memory
+    bases: dict[fx.Node, fx.Node] = {}  # for each copy its base; both as first nodes, too
     stale: set[fx.Node] = set()
     for node in graph.nodes:
         if any(memory[each] in stale for each in node.all_input_nodes):
@@ -186,18 +187,18 @@ def _breaks_a_tie(graph: fx.Graph) -> bool:
         written = [memory[each] for each in _written(node)]
         if any(each in bases for each in written):
             return True
-        for copy, base in bases.items():  # from the first on: one may be a copy of another
+        for copy, base in bases.items():  # in order: one may be a copy of another
             if base in written or base in stale:
                 stale.add(copy)
     return False
 
 
-# Both run ATen's ops, of which some sum in another order where memory lies otherwise.
+# Both run ATen's ops, but some of these sum in another order for other strides.
 _SAME = 1e-5
 
 
 def _run(program: torch.export.ExportedProgram, args: tuple, kwargs: dict) -> Any:
-    """What the program returns, as a list. The same random numbers are drawn each time."""
+    """The program's results as a list. Each run draws the same random numbers."""
     interpreter = fx.Interpreter(program.module(check_guards=False))
     return _on_copies(interpreter, args, kwargs)
 
@@ -210,16 +211,16 @@ def _on_copies(interpreter: fx.Interpreter, args: tuple, kwargs: dict) -> Any:
 
 
 class _CheckedViews(fx.Interpreter):
-    """Runs an exported program on real tensors, and raises CaptureError where ATen gives a view and
-    the trace has seen a copy, or the other way: who writes there reaches other values. The strides
-    of torch's fake tensors are not always those of ATen's, as at a batch of one, and the results of
-    unsafe_chunk are called no views."""
+    """Runs an exported program on real tensors. Raises CaptureError where ATen returns a view and
+    the trace has seen a copy, or the other way, because writes there reach other values. The
+    strides of torch's fake tensors sometimes differ from ATen's, at a batch of one for example, and
+    the schema does not call the results of unsafe_chunk views."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__(program.module(check_guards=False))
 
     def run_on(self, args: tuple, kwargs: dict) -> Any:
-        """What the program returns, as a list."""
+        """The program's results as a list."""
         return _on_copies(self, args, kwargs)
 
     def run_node(self, node: fx.Node):
@@ -229,12 +230,12 @@ class _CheckedViews(fx.Interpreter):
             return result
         shares = _share(result, [self.env[each] for each in node.all_input_nodes])
         if shares != (schema.name in _MAY_ALIAS and _share(*_traced(node))):
-            raise CaptureError(f"{schema.name} gives a view or a copy, as strides are")
+            raise CaptureError(f"{schema.name} returns a view or a copy, depending on strides")
         return result
 
 
 def _share(results: Any, sources: Any) -> bool:
-    """Whether a tensor of the one is in memory of the other."""
+    """Whether a tensor among `results` shares memory with one among `sources`."""
     made, given = (
         [each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor)]
         for tree in (results, sources)
@@ -243,12 +244,12 @@ def _share(results: Any, sources: Any) -> bool:
 
 
 def _traced(node: fx.Node) -> tuple[Any, Any]:
-    """The result of an op and its sources, of the strides that the trace has seen."""
+    """The result of an op and its sources, with the strides that the trace has seen."""
     return _on_fakes(node.target, node), [each.meta["val"] for each in node.all_input_nodes]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The values that an op writes, in whatever argument."""
+    """The values that an op writes, in any of its arguments."""
     schema = _schema(node)
     if schema is None or not schema.is_mutable:
         return []
@@ -260,8 +261,8 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _substitutable(graph: fx.Graph) -> bool:
-    """Whether every in-place op can be replaced by its result in what follows: nothing else sees
-    the memory that it writes."""
+    """Whether later nodes can read every in-place op's result instead of the value that it writes.
+    That is so if nothing else shares the memory that it writes."""
     for node in graph.nodes:
         target = _mutated(node)
         if target is None:
@@ -277,16 +278,16 @@ def _substitutable(graph: fx.Graph) -> bool:
 
 
 def _on_fakes(op, node: fx.Node) -> Tensor:
-    """The result of `op` for the arguments of `node`, without values: x.gt(0) is a bool, where
-    x.gt_(0) keeps the type of x."""
+    """The result of `op` for the arguments of `node`, without values. Types may differ: x.gt(0) is
+    a bool, but x.gt_(0) keeps the type of x."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     with node.meta["val"].fake_mode:
         return op(*args, **kwargs)
 
 
 def _functional(node: fx.Node):
-    """The op overload that returns what an in-place one writes, which need not have its name:
-    pow_.Scalar is pow.Tensor_Scalar."""
+    """The overload that returns what an in-place op writes. Its name may differ: pow_.Scalar is
+    pow.Tensor_Scalar."""
     in_place = node.target
     name = in_place.overloadpacket.__name__
     functional = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
@@ -354,7 +355,7 @@ class _Lowering:
         if written is not None:
             target = _functional(node)
         if not schema.returns:
-            return  # asserts what held for these inputs
+            return  # an assertion that held for these inputs
         given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
         given |= node.kwargs
         arguments = [

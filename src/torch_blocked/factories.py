@@ -19,7 +19,7 @@ from torch_blocked.tensor import (
     wrapper_class,
 )
 
-# Their values: torch's factory, which gives a dense tensor. `empty` is zeros, as its tail must be.
+# torch's factory for the dense values of each. `empty` gives zeros, because its tail must be zero.
 _VALUES: dict[str, Callable[..., Tensor]] = {
     "empty": torch.zeros,
     "zeros": torch.zeros,
@@ -243,7 +243,7 @@ def _is_dim(value: Any) -> bool:
 
 
 def _checked_size(name: str, size: Any) -> tuple[int, ...]:
-    """`size` as dims. Raises TypeError for what is none."""
+    """`size` as dims. Raises TypeError if it is no size."""
     is_size = isinstance(size, Sequence) and not isinstance(size, str)
     if not is_size or not all(map(_is_dim, size)):
         got = f"a {type(size).__name__}" if not is_size or len(size) > 6 else repr(tuple(size))

@@ -1,9 +1,9 @@
-"""Ops of other packages: their schemas need not say what they write.
+"""Ops of other packages, whose schemas need not say which arguments they write.
 
-PyTorch's own collectives (`c10d`) are of this kind, and so is any op that somebody registers. What
-such an op gets in the place of a blocked tensor is compared with what it held before, and what was
-written is brought back. A collective may write after it has returned: then that is done when its
-result is waited for (collectives.py)."""
+PyTorch's own collectives (`c10d`) are of this kind, and any op that somebody registers may be. Such
+an op gets a dense stand-in for a blocked tensor. Afterwards the stand-in is compared with its
+former values, and writes are copied back. A collective may write after it has returned; then this
+happens when its result is waited for (collectives.py)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_blocked.schema import written_arguments
 
-# Namespaces of ops whose schemas tell all: PyTorch tests its own, and a test of ours does ours.
+# Namespaces of ops whose schemas are complete: PyTorch tests its own, and our tests check ours.
 _TOLD = {"aten", "prims", "torch_blocked"}
 
-# Ops whose results, and writes, are there only after `wait_tensor`.
+# Ops whose results and writes are complete only after `wait_tensor`.
 _ARRIVING = {"_c10d_functional"}
 
-# Those of PyTorch's own packages that write nothing, and are frequent in models.
+# Ops of PyTorch's own packages that write nothing and are frequent in models.
 _KNOWN = {
     "torchvision",
     "quantized_decomposed",
@@ -45,13 +45,13 @@ def is_foreign(func: OpOverload) -> bool:
 
 
 def may_write_untold(name: str) -> bool:
-    """Whether nobody has looked what the op of this name ("my_package::op") writes."""
+    """Whether the op of this name ("my_package::op") may write without its schema saying so."""
     return name.partition("::")[0] not in _TOLD | _KNOWN
 
 
 class Untold(TorchDispatchMode):
-    """Notes the first foreign op, in `op`, that writes what its schema does not say. What it wrote
-    is put back when the mode ends."""
+    """Finds the first foreign op, as `op`, that writes an argument without its schema saying so.
+    Its writes are undone when the mode ends."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -83,7 +83,8 @@ class Untold(TorchDispatchMode):
 
 
 class StandIn(NamedTuple):
-    """A dense tensor that an op gets in the place of an argument, and what takes its values."""
+    """A dense tensor that an op gets in place of an argument, and the argument, which takes the
+    values that are written."""
 
     argument: Tensor
     dense: Tensor
@@ -91,7 +92,7 @@ class StandIn(NamedTuple):
 
 
 class Writes:
-    """What a foreign op writes into stand-ins. finish(), once it is there, brings it back."""
+    """The writes of a foreign op to its stand-ins. finish() copies them back once they are made."""
 
     def __init__(self, stand_ins: Sequence[StandIn]) -> None:
         self.stand_ins = stand_ins
@@ -99,7 +100,8 @@ class Writes:
         self._is_finished = False
 
     def finish(self) -> None:
-        """All are compared before any is taken: arguments may share memory."""
+        """Copies the writes back. All stand-ins are compared first, because arguments may share
+        memory."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -116,17 +118,17 @@ class Writes:
                     torch.autograd.graph.increment_version(argument)
 
     def restored(self, value: Any) -> Any:
-        """`value` with the arguments in the place of their stand-ins."""
+        """`value` with the arguments in place of their stand-ins."""
         arguments = {id(each.dense): each.argument for each in self.stand_ins}
         return pytree.tree_map_only(Tensor, lambda t: arguments.get(id(t), t), value)
 
 
-# Filled by collectives.py: what takes care of a result whose op may write after it has returned.
+# Set by collectives.py: handles the result of an op that may write after it has returned.
 WAITING: list[Callable[[Any, Writes], Any]] = []
 
 
 def run(func: OpOverload, args: Any, kwargs: Any, stand_ins: Sequence[StandIn]) -> Any:
-    """What a foreign op returns for arguments in which the stand-ins are already in place."""
+    """The result of a foreign op, whose arguments already hold the stand-ins."""
     if func.namespace in _ARRIVING and func.name().endswith("::wait_tensor"):
         return _arrived(func, stand_ins)
     writes = Writes(stand_ins)
@@ -143,7 +145,7 @@ def run(func: OpOverload, args: Any, kwargs: Any, stand_ins: Sequence[StandIn]) 
 
 
 def _arrived(func: OpOverload, stand_ins: Sequence[StandIn]) -> Any:
-    """`wait_tensor` of an argument: what it waits for was written to its earlier stand-in."""
+    """`wait_tensor` of an argument. The op it waits for wrote to an earlier stand-in."""
     argument = stand_ins[0].argument
     writes: Writes | None = vars(argument).pop("_arriving", None)
     if writes is not None:
@@ -154,7 +156,7 @@ def _arrived(func: OpOverload, stand_ins: Sequence[StandIn]) -> Any:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether their memory holds the same: 0.0 is not -0.0, and a NaN is itself."""
+    """Whether both hold the same bits: 0.0 is not -0.0, and a NaN equals itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_quantized:

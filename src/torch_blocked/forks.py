@@ -1,6 +1,7 @@
-"""What a child of fork() finds in Python (in C++: csrc/runtime/fork.h).
+"""Python's state in a child of fork() (in C++: csrc/runtime/fork.h).
 
-It has one thread, the one that forked. A lock that another held would be held for ever there."""
+The child has one thread, the one that forked. A lock that another thread held would stay held for
+ever."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _then: list[Callable[[], None]] = []
 
 
 def lock() -> threading.RLock:
-    """A lock that is free in a child of fork(), unless the thread that forked holds it. What it
-    guards is to be whole between any two lines."""
+    """A lock that is free in a child of fork(), unless the forking thread holds it. The data that
+    it guards must be consistent between any two lines, because a fork may come there."""
     made = threading.RLock()
     _locks.add(made)
     return made

@@ -22,12 +22,12 @@ def is_blocked(tensor: object) -> bool:
 def format_of(tensor: Tensor) -> str:
     """The tag of a tensor's memory format: "nChw16c", "nchw", "nhwc", ...; "strided" if none fits.
 
-    tensor: strided of any dtype and rank, or blocked. Where several tags fit, as where C = 1 or
-        there is no spatial extent, the contiguous one is given, or else channels-last."""
+    tensor: strided, of any dtype and rank, or blocked. If several tags fit, for C = 1 or a single
+        pixel say, the contiguous one is returned, or else channels-last."""
     if isinstance(tensor, BlockedTensor):
         return tensor.format
     ndim = checked_tensor("format_of", tensor).dim()
-    if ndim in CONTIGUOUS:  # what may be asked of symbols, in a program that is traced
+    if ndim in CONTIGUOUS:  # these questions may be asked of symbols in a traced program
         if tensor.is_contiguous():
             return CONTIGUOUS[ndim]
         if tensor.movedim(1, -1).is_contiguous():

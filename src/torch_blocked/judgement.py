@@ -1,4 +1,4 @@
-"""Whether an optimized model computes what the model does, but for rounding."""
+"""Judges whether an optimized model and the model agree up to rounding."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from torch_blocked.verify import (
 
 
 def judgement_of(optimized: OptimizedModule, call: Call, expected: Any, result: Any) -> Judgement:
-    """Of what it made of a call, beside what the model returned for that.
+    """Judges an optimized model's `result` of a call; the model returned `expected`.
 
-    What differs by more than rounding does at sight, and all results of few digits, are compared
-    with the same ops in float64, and with what rounding makes of these."""
+    float32 results are compared directly first. If they differ by more than rounding explains, and
+    for types of few digits, both are compared with the same ops in float64, and with these ops
+    after random rounding."""
     captured = optimized._forms[0].captured
-    if what := difference(expected, result, float("inf")):  # another type, say
+    if what := difference(expected, result, float("inf")):  # another type or size, say
         return Judgement(what, TOLERANCE, 0.0, False)
     if optimized._dtype is not None:
         run = optimized._forms[0].compiled
@@ -51,8 +52,8 @@ def judgement_of(optimized: OptimizedModule, call: Call, expected: Any, result: 
     by_ops = _by_ops(optimized, call)
 
     def verdict(exact: Any, others: list[Any]) -> Judgement:
-        """Of the model's own results, too: what differs there is not of rounding, but of a capture
-        that is not what the model does."""
+        """Judges the model's own results first. If these differ, the reason is not rounding but a
+        capture that does not do what the model does."""
         of_model = judged(exact, others, own, least)
         return of_model if of_model.what else judged(exact, others, results, least)
 
@@ -80,21 +81,21 @@ def _exactly(captured: Capture, inputs: list[Tensor], **rounding: Any) -> list[A
 
 
 def _by_ops(optimized: OptimizedModule, call: Call) -> list[Any]:
-    """What the captured ops give by ATen."""
+    """The results of the captured ops in ATen."""
     form = optimized._forms[0]
     results = optimized._results(form.captured, form.compiled.by_ops(call.inputs))
     return structure.flatten(results)[0]
 
 
 def _by_nudge(optimized: OptimizedModule, call: Call) -> list[Any]:
-    """The same on inputs that rounding could have made of these."""
+    """The same on inputs that are changed as little as rounding could change them."""
     captured, leaves = optimized._forms[0].captured, structure.flatten((call.args, call.kwargs))[0]
     nudge = max(NUDGE_IN_STEPS if captured.rounds() else NUDGE, _step(captured, leaves))
     return _by_ops(optimized, optimized._call(*nudged((call.args, call.kwargs), nudge)))
 
 
 def _types(captured: Capture, results: list[Any]) -> set[torch.dtype]:
-    """Those of the floating-point numbers that it computes with."""
+    """The types of the floating-point numbers that the capture computes with."""
     tensors = [
         each for each in (*captured.constants.values(), *results) if isinstance(each, Tensor)
     ]
@@ -104,12 +105,12 @@ def _types(captured: Capture, results: list[Any]) -> set[torch.dtype]:
 
 
 def _step(captured: Capture, results: list[Any]) -> float:
-    """How far one rounding moves a number of the coarsest type, relative to it."""
+    """The largest relative change by one rounding in the coarsest type."""
     return max(
         (torch.finfo(each).eps / 2 for each in _types(captured, results)), default=_COARSE / 1e3
     )
 
 
-# A step from which on the results' few digits hide what else rounding does: that all numbers of a
-# result are off by the same.
+# From this step on, all numbers of a result may be off by the same amount, which rounding of single
+# numbers would not show.
 _COARSE = 1e-4

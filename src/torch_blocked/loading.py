@@ -18,14 +18,15 @@ from torch_blocked.refusals import is_asked_for
 
 
 def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ()) -> OptimizedModule:
-    """What `OptimizedModule.save` wrote, planned for this CPU. Nothing that the file brings is
-    executed, and of the ops that it names only those run that do nothing but compute their results.
+    """Loads a file that `OptimizedModule.save` wrote, and plans the model for this CPU. No code
+    from the file is executed. It may call only ops that compute their results and do nothing else.
 
-    path: a file's name, or an open binary file. ops: names of others that it may call, as
-    "mylib::op"; whoever wrote the file decides on their arguments.
-    Raises OSError if it cannot be read, ValueError if it is none of ours, broken, of another
-    version or calls other ops, TypeError for what names no file, NotImplementedError for bfloat16
-    on a CPU without it."""
+    path: a file's name, or an open binary file.
+    ops: names of other ops that the file may call, such as "mylib::op"; whoever wrote the file
+    decides on their arguments.
+    Raises OSError if the file cannot be read. Raises ValueError if save() did not write it, if it
+    is broken or of another version, or if it calls other ops. Raises TypeError for another kind of
+    `path` or `ops`, and NotImplementedError for bfloat16 on a CPU without it."""
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
         raise TypeError(
             f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "
@@ -40,7 +41,7 @@ def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ())
 
 
 def _load(path: str | os.PathLike[str] | IO[bytes], ops: set[str] | None) -> OptimizedModule:
-    """ops: beside those of the list; None: all."""
+    """ops: allowed in addition to the list of loadable ops; None allows all."""
     try:
         data = saved.read(path)
         forms = [saved.of_data(each) for each in data["forms"]]
@@ -97,7 +98,7 @@ def _planned(
 
 
 def of_bytes(content: bytes) -> OptimizedModule:
-    return _load(io.BytesIO(content), None)  # a pickle may call anything in the first place
+    return _load(io.BytesIO(content), None)  # all ops: a pickle may call anything anyway
 
 
 OptimizedModule._of_bytes = staticmethod(of_bytes)

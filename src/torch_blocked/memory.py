@@ -22,14 +22,13 @@ class Memory:
     Memory.from_handle(descriptor, handle) takes memory that somebody else owns
     Memory.of(tensor)                      the memory of a strided or blocked tensor, shared
 
-    A handle is an address; a buffer that can be written (bytearray, NumPy array) or a dense CPU
-    tensor, which is kept alive; or None, which is oneDNN's DNNL_MEMORY_NONE: no memory yet. At an
-    address there must be `descriptor.get_size()` bytes for as long as they are used: nothing can
-    check that.
+    A handle is one of: an address; a writable buffer (bytearray, NumPy array) or dense CPU tensor,
+    which is kept alive; None, for no memory yet (oneDNN's DNNL_MEMORY_NONE). At an address there
+    must be `descriptor.get_size()` bytes for as long as they are used. Nothing can check that.
 
-    Raises TypeError for what is no descriptor or no handle, ValueError for a descriptor whose
-    format is open (tag `any`), for too few bytes, an address that is not a multiple of an
-    element's size, and memory that is read-only or has gaps.
+    Raises TypeError for another kind of descriptor or handle. Raises ValueError for a descriptor of
+    an open format (tag `any`), for too few bytes, for an address that is not a multiple of an
+    element's size, and for memory that is read-only or has gaps.
     Source: oneAPI specification, "Memory", struct memory."""
 
     __slots__ = ("_bytes", "_desc")
@@ -43,7 +42,7 @@ class Memory:
 
     @classmethod
     def from_handle(cls, descriptor: Descriptor, handle: Any) -> Memory:
-        """The memory at `handle`, as `descriptor` describes it; padding is left as it is."""
+        """A Memory at `handle`, described by `descriptor`. Padding is left as it is."""
         memory = cls.__new__(cls)
         memory._desc = _checked(descriptor)
         memory.set_data_handle(handle)
@@ -51,9 +50,9 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory:
-        """The memory of a tensor, without its graph; writes to one are seen by the other.
+        """A tensor's memory, shared, without its autograd graph.
 
-        Raises what `Descriptor.of` does."""
+        Raises what `Descriptor.of` raises."""
         memory = cls.__new__(cls)
         memory._desc = Descriptor.of(tensor)
         memory._bytes = _bytes_of(tensor)
@@ -61,28 +60,28 @@ class Memory:
 
     @property
     def descriptor(self) -> Descriptor:
-        """What describes this memory."""
+        """The descriptor of this memory."""
         return self._desc
 
     @property
     def data_handle(self) -> int | None:
-        """The address of the first element; None where there is no memory yet."""
+        """The address of the first element; None if there is no memory yet."""
         return None if self._bytes is None else self._bytes.data_ptr()
 
     def set_data_handle(self, handle: Any) -> None:
-        """From now on this is the memory at `handle`. Nothing is written, as in oneDNN since 2.1.
+        """Uses the memory at `handle` from now on. Nothing is written, as in oneDNN since 2.1.
 
-        Raises what the class says, and leaves the handle as it was."""
+        Raises the errors of the class, and then keeps the handle that it had."""
         self._bytes = None if handle is None else _bytes_at(handle, self._desc)
 
     def tensor(self) -> Tensor:
         """A tensor of the descriptor's dims on this memory.
 
-        Strided where the format is given by strides; a BlockedTensor where channels are in blocks
-        of 4, 8, 16 or 32.
-        Raises ValueError where there is no memory, or the tail of blocks is not zero, as it is in
-        every BlockedTensor; NotImplementedError for formats that tensors do not have, among them
-        those of weights in blocks."""
+        It is strided if strides give the format, and a BlockedTensor if channels are in blocks of
+        4, 8, 16 or 32.
+        Raises ValueError if there is no memory, or if the tail of blocks is not zero, which every
+        BlockedTensor requires. Raises NotImplementedError for formats that tensors do not have,
+        such as weights in blocks."""
         desc, memory = self._desc, self._bytes
         if memory is None or desc.is_zero():
             got = "no memory" if memory is None else "the zero descriptor"
@@ -94,7 +93,7 @@ class Memory:
         assert dtype is not None
         elements = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         start = elements.storage_offset() + desc.submemory_offset()
-        strides = [max(stride, 0) for stride in desc.strides()]  # those of size 1 may be any
+        strides = [max(stride, 0) for stride in desc.strides()]  # of dims of size 1 they may be < 0
         if not desc.inner_blks() and desc.padded_dims() == desc.dims():
             return elements.as_strided(desc.dims(), strides, start)
         sizes = _physical_sizes(desc)
@@ -110,17 +109,17 @@ class Memory:
     def reorder_to(self, descriptor: Descriptor) -> Memory:
         """A new memory with the same values in the format and dtype of `descriptor`.
 
-        Any two formats of the same dims, those of weights included. Values are converted as
-        oneDNN does: to integers they are rounded to the nearest, to even between two, and cut at
-        the ends of the range. Padding becomes zero.
-        Raises ValueError for other dims, and where there is no memory."""
+        Any two formats of the same dims will do, formats of weights included. Values are converted
+        as in oneDNN: to integers they are rounded to the nearest, ties to even, and cut at the ends
+        of the range. Padding becomes zero.
+        Raises ValueError for other dims, and if there is no memory."""
         return self.reorder_into(Memory(descriptor))
 
     def reorder_into(self, other: Memory) -> Memory:
-        """`other`, after this memory's values were written there in its format and dtype.
+        """Writes the values to `other` in its format and dtype, and returns it.
 
-        Raises what `reorder_to` does, and ValueError for an `other` in which elements share
-        memory (stride 0)."""
+        Raises what `reorder_to` raises, and ValueError if elements of `other` share memory
+        (stride 0)."""
         if not isinstance(other, Memory):
             raise TypeError(
                 "torch_blocked::reorder: expected a Memory to write to, got "
@@ -202,7 +201,7 @@ def _bytes_at(handle: Any, descriptor: Descriptor) -> Tensor:
 
 
 def _bytes_at_address(address: int, size: int) -> Tensor:
-    if size == 0:  # of zero volume the handle is never touched
+    if size == 0:  # memory of zero volume is never touched
         return torch.empty(0, dtype=torch.uint8)
     if not 0 < address < 2**64 - size:
         raise ValueError(
@@ -247,7 +246,7 @@ def _bytes_of_buffer(buffer: Any) -> Tensor:
 
 
 def _physical_sizes(descriptor: Descriptor) -> list[int]:
-    """Those of a BlockedTensor in this format."""
+    """The physical sizes of a BlockedTensor in this format."""
     dims, blocks = descriptor.dims(), descriptor.inner_blks()
     if 3 <= len(dims) <= 5 and len(blocks) == 1 and blocks[0] in _C.Format.BLOCKS:
         sizes = blocked_dims(dims, blocks[0])

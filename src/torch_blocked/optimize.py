@@ -45,24 +45,26 @@ def optimize(
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """A module that computes what `model` does, faster.
+    """Makes a module that computes what `model` does, faster.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments; example_kwargs: those
-    by name. Tensors may be dense or blocked; for what is no tensor, each value has a capture.
-    dynamic: sizes may change from call to call without another capture, where the model does not
-    ask for them.
-    tune: time the kernels that may be the fastest of each layer, and the result against the model,
-    whose ops run on if they are faster; "full": time all that fit, in each format, which takes up
-    to four times as long and seldom makes a model faster (benchmarks/tuning.py); False: take
-    kernels by estimates.
-    dtype: torch.bfloat16 computes in it; results are float32 still.
-    verify: compare the results with the model's on the example and at other sizes. Where they
-    differ, the model itself runs on, and a warning says which step differs first.
-    Lazy modules (nn.LazyConv2d) get their weights by a run of the model on the example.
-    A model that cannot be captured as one graph runs in parts (compile.py); its plan() says why.
-    Raises ValueError if the model is in training mode, TypeError for what is no module and for
-    other example inputs, NotImplementedError for a dtype that the CPU lacks, RuntimeError within
-    torch.autocast, and what the model raises for the example."""
+    example_inputs: a tensor or a tuple of the model's positional arguments. Tensors may be dense or
+    blocked. Other arguments may have any value, but each value has a capture of its own.
+    example_kwargs: the named arguments.
+    dynamic: one capture serves all sizes for which the model runs the same ops. If False, each size
+    is captured.
+    tune: if True, time the kernels that may be the fastest of each layer, and the plan against the
+    model's own ops, which run if they are faster. "full" times all kernels that fit, in each
+    format; it takes up to four times as long and seldom makes a model faster. False chooses by
+    estimates.
+    dtype: torch.bfloat16 computes in bfloat16; results stay float32.
+    verify: compare the results with the model's, on the example and at other sizes. If they differ,
+    the model itself runs, and a warning names the first step that differs.
+
+    Lazy modules (nn.LazyConv2d) get their weights by a run of the model on the example. A model
+    that cannot be captured as one graph runs in parts (compile.py), and its plan() says why.
+    Raises ValueError if the model is in training mode, TypeError for another kind of model or
+    example inputs, NotImplementedError for a dtype that the CPU lacks, RuntimeError within
+    torch.autocast, and whatever the model raises for the example."""
     check_model("optimize", model)
     if getattr(model, "training", False) and not _is_exported(model):  # a frozen script has none
         raise ValueError(
@@ -98,12 +100,12 @@ def _optimized(
         optimized._prepare(args, kwargs)
     except CaptureError as error:
         in_parts = parts(model, str(error))
-        in_parts.settle(*args, **kwargs)  # what the model itself refuses, it says best
+        in_parts.settle(*args, **kwargs)  # raises the model's own error if it refuses the example
         return in_parts
     try:
         if optimized.choice == "blocked":
             _check(optimized, args, kwargs, tune, verify)
-    except Warning:  # where the program makes errors of them
+    except Warning:  # if the program turns warnings into errors
         raise
     except Exception as error:
         optimized._give_up(error)
@@ -133,12 +135,13 @@ def _check(
         optimized.note_compared(keys)
 
 
-# Two rounds in which one takes so many times as long as the other tell as much as seven.
+# If one takes this many times as long as the other, two rounds tell as much as seven.
 _CLEARLY = 1.5
-# And so does one round of this: two runs of a slow model are a tenth of what optimize takes.
+# And at this factor one round is enough: two runs of a slow model are a tenth of optimize's time.
 _BEYOND_NOISE = 2.0
-# Or the first run of each: that of the model takes up to twice the time, ours up to 1.5 times (with
-# plans of small steps, four times). Or the model's first and another of ours.
+# At these factors the first runs are enough, or the model's first run and a second one of ours. A
+# first run takes longer: up to twice the time for the model, up to 1.5 times for ours (for plans of
+# small steps four times).
 _BEYOND_FIRST_RUNS, _BEYOND_FIRST_RUN = 3.0, 2.3
 
 
@@ -148,10 +151,11 @@ class _Warm:
 
     own: float
     model: float
-    is_first_run: bool  # of the model; its ops, watched by the recorder
+    is_first_run: bool  # `model` is the time of its ops in their first run, under the recorder
 
     def is_clear(self, run_own: Callable[[], float]) -> bool:
-        """Whether these tell that ours is faster; run_own: runs it once more, for its seconds."""
+        """Whether these times show that ours is faster. run_own: runs ours again, returns
+        seconds."""
         if not self.is_first_run:
             return False
         if self.model > _BEYOND_FIRST_RUNS * self.own:
@@ -160,7 +164,7 @@ class _Warm:
 
 
 def _is_exported(model: nn.Module) -> bool:
-    """Whether torch.export made it: its training flag means nothing, and eval() raises."""
+    """Whether torch.export made it. Then its training flag means nothing, and eval() raises."""
     return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
@@ -172,7 +176,7 @@ def _warn_of_hooks(model: nn.Module) -> None:
         if any(not _is_known(hook) for hook in hooks):
             warnings.warn(
                 f"torch_blocked::optimize: the forward hooks of {name or 'the model'} run in the "
-                "capture; their ops are part of the optimized model, what else they do is not",
+                "capture; their ops are part of the optimized model, their other effects are not",
                 stacklevel=3,
             )
             return
@@ -197,7 +201,7 @@ def _verify(optimized: OptimizedModule) -> _Warm | None:
         warm = _Warm(_compare(optimized, example, form.compiled, ran), ran.seconds, recorded)
     for case in others_like(example) if optimized.choice == "blocked" else ():
         if not form.compiled.covers(optimized._call(*case).inputs):
-            continue  # captured when it comes
+            continue  # these sizes are captured when they come
         if ran := _run(optimized, case):
             _compare(optimized, case, form.compiled.by_estimates, ran)
             break
@@ -205,7 +209,7 @@ def _verify(optimized: OptimizedModule) -> _Warm | None:
 
 
 def _run(optimized: OptimizedModule, case: tuple[tuple[Any, ...], dict[str, Any]]) -> Ran | None:
-    """What the model returns for these arguments, and the time; None if it raises an error."""
+    """The model's results for these arguments, and the time; None if it raises an error."""
     model = optimized._model
     args, kwargs = dense(case)
     keep = (
@@ -228,8 +232,8 @@ def _compare(
     run: Callable[[_C.Inputs], list[Tensor]],
     ran: Ran,
 ) -> float:
-    """Compares `run` with what the model returned for one case; where they differ, the model runs
-    from now on. Returns the seconds that `run` took."""
+    """Compares `run` with the model's results for one case. If they differ, the model runs from now
+    on. Returns the seconds that `run` took."""
     form = optimized._forms[0]
     call = optimized._call(*case)
     start = time.perf_counter()
@@ -265,14 +269,14 @@ def _is_slower(
     *,
     warm: _Warm | None = None,
 ) -> bool:
-    """Whether the rival wins most of seven rounds, or of fewer where it is clear. They run in turn,
-    so that noise meets both. warm: what both took for the same just now."""
+    """Whether the rival wins most of seven rounds, or of fewer if the result is clear. They run in
+    turn, so that noise affects both. warm: the times of both for the same arguments just before."""
     is_round = warm is not None and not warm.is_first_run
     own, others = ([warm.own], [warm.model]) if warm and is_round else ([], [])
     kwargs = kwargs or {}
     with torch.no_grad():
         for each in () if warm else (model, rival):
-            each(*args, **kwargs)  # the first run is not like the others
+            each(*args, **kwargs)  # the first run takes longer and does not count
         while (verdict := _verdict(own, others)) is None:
             others.append(_seconds(rival, args, kwargs))
             own.append(_seconds(model, args, kwargs))
@@ -280,7 +284,7 @@ def _is_slower(
 
 
 def _verdict(own: list[float], others: list[float]) -> bool | None:
-    """Whether the rival is faster by these seconds; None while that is open."""
+    """Whether the rival is faster by these seconds; None if that is still open."""
     losses = sum(a < b for a, b in zip(others, own, strict=True))
     if max(losses, len(own) - losses) == 4:
         return losses == 4

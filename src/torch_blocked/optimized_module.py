@@ -1,4 +1,4 @@
-"""The module that `torch_blocked.optimize` returns: which capture serves a call, files, copies."""
+"""The module that `torch_blocked.optimize` returns. It finds the capture for a call, and saves."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from torch_blocked.state import check_devices
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.text_table import columns
 
-# How many captures are kept, and of how many inputs it is known which capture serves them.
+# How many captures are kept, and for how many kinds of inputs the serving capture is remembered.
 _FORMS, _SERVED = 8, 4096
 
-# What is timed: what estimates leave open, nothing, or all that could run.
+# What is timed: kernels that estimates leave open, nothing, or all kernels that could run.
 Tune = bool | Literal["full"]
 
 
 @dataclass
 class _Form:
-    """A capture and what runs it, for calls with this signature."""
+    """A capture and its compiled plans, for calls with this signature."""
 
     signature: tuple[Any, Any]
     captured: Capture
@@ -51,7 +51,7 @@ class _Form:
 
 @dataclass
 class _Instead:
-    """In place of a form where there is none: the model runs in parts, or itself, for `reason`."""
+    """Stands in for a form: the model runs in parts, or itself, for `reason`."""
 
     reason: str
     in_parts: bool = True
@@ -67,13 +67,14 @@ def first_line(error: Exception) -> str:
 class OptimizedModule(nn.Module):
     """The forward of a model in evaluation mode, for inference: results need no gradients.
 
-    It takes and returns what the model does, blocked tensors too; inputs of other sizes are planned
-    when they first come. `choice` says what runs: "blocked"; "dense" if the model's own ops were
-    measured to be faster; "model" if the two did not agree, which is a defect to report. The
-    weights are those the model had; calls from several threads run side by side."""
+    It takes and returns what the model does, blocked tensors too. Inputs of other sizes are planned
+    when they first come. `choice` says what runs: "blocked" for the plan; "dense" if the model's
+    own ops were measured to be faster; "model" if the model itself runs, because its results differ
+    or cannot be compared, or because the plan failed. `reason` says why. Weights are those that the
+    model had. Calls from several threads run side by side."""
 
     _model: Any  # the model; None if a file was loaded, or after release()
-    _of_bytes: Callable[[bytes], OptimizedModule]  # what a copy is made by (loading.py)
+    _of_bytes: Callable[[bytes], OptimizedModule]  # makes copies (loading.py)
 
     def __init__(
         self,
@@ -86,9 +87,9 @@ class OptimizedModule(nn.Module):
         times: dict[str, tuple[str, float]] | None = None,
         path: str | None = None,
     ) -> None:
-        """in_parts: called with the model and a reason, makes what runs where there can be no
-        capture; None: the model itself. path: of a module that is optimized as a part of a larger
-        model, in that."""
+        """in_parts: called with the model and a reason if there can be no capture, makes the module
+        that runs then; None runs the model itself. path: the path in a larger model, of which this
+        module is a part."""
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._in_parts, self._path = in_parts, path
@@ -98,12 +99,12 @@ class OptimizedModule(nn.Module):
         self._converted: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _Instead] = OrderedDict()
-        self._direct = _C.DirectCalls()  # those of _served that need nothing of what follows
+        self._direct = _C.DirectCalls()  # the calls in _served that C++ can run on its own
         self._lock = forks.lock()
         self._released, self._plan_at_release = False, ""
         self._parts: nn.Module | None = None
-        self._told = False  # that the model runs in parts or itself for some inputs
-        self._ran: Ran | None = None  # by the model for the example, when it was captured
+        self._told = False  # whether a warning said that the model runs in parts, or itself
+        self._ran: Ran | None = None  # the model's run on the example, from its capture
         self._example: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._known: remembered.Compared | None = None
         self._example_key = ""  # made before its capture, which leaves the model as it was
@@ -111,13 +112,14 @@ class OptimizedModule(nn.Module):
         super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's. Raises what the model raises for arguments that it does not take, and
-        TypeError for tensors without memory of their own (meta, fake, sparse, ...)."""
+        """Takes and returns what the model's forward does. Raises what the model raises for wrong
+        arguments, and TypeError for tensors without memory of their own (meta, fake, sparse,
+        ...)."""
         if self.choice == "blocked" and not kwargs:
             try:
                 if (result := self._direct(args)) is not None:
                     return result
-            except Exception:  # it will fail again below, where something else runs then
+            except Exception:  # it will fail again below, where the model takes over
                 self._direct.clear()
         if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
@@ -145,21 +147,21 @@ class OptimizedModule(nn.Module):
         return self._results(form.captured, results)
 
     def _runs(self) -> str:
-        """The choice, unless times made it and must not decide."""
+        """The choice; but a choice by times does not count under deterministic algorithms."""
         by_times = self.choice == "dense" and torch.are_deterministic_algorithms_enabled()
         return "blocked" if by_times else self.choice
 
     def _without_plan(self, call: Call, error: Exception) -> _Instead:
-        """What runs for a call for which nothing of ours did: the model itself, unless the error is
-        one that was promised: of inputs without a model, of weights that have changed, or of what
-        the user has forbidden."""
+        """The model itself, for a call that our plan failed to run. Raises the error instead if it
+        is a documented one: for inputs without a model, for weights that have changed, or for
+        something that the user has forbidden."""
         if self._model is None or is_asked_for(error):
             raise error
         self._check_weights()
         return _Instead(f"{type(error).__name__}: {first_line(error)}", in_parts=False)
 
     def _check_weights(self) -> None:
-        """Raises ValueError if the model has others than when it was captured."""
+        """Raises ValueError if the model's weights are not those of the capture."""
         self._weights.check_unchanged(
             [each for form in self._forms for each in form.captured.constants.values()]
         )
@@ -190,7 +192,7 @@ class OptimizedModule(nn.Module):
         return structure.unflatten(outputs, captured.out_spec)
 
     def _find(self, call: Call) -> _Form | _Instead:
-        """The form for a call like none before: one that was shown to hold for it, or a new one."""
+        """The form for a new kind of call: a known one that was shown to serve it, or a new one."""
         with self._lock:
             for form in self._forms:
                 if form.signature == call.signature and form.compiled.covers(call.inputs):
@@ -199,7 +201,7 @@ class OptimizedModule(nn.Module):
             return self._serve(call, found) if isinstance(found, _Form) else found
 
     def _serve(self, call: Call, form: _Form | _Instead) -> _Form | _Instead:
-        """Notes what serves calls like this one."""
+        """Remembers which form serves calls like this one."""
         with self._lock:
             self._served[call.signature, call.inputs.key] = form
             if len(self._served) > _SERVED:
@@ -211,7 +213,7 @@ class OptimizedModule(nn.Module):
         if self._model is None:
             self._refuse_new(call)
         check_devices("optimize", self._model)
-        # The numbers that it draws are the call's, and the types the model's.
+        # Random numbers belong to the call, and types to the model.
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
             try:
                 captured = self._remembered(call) or self._capture(call)
@@ -225,7 +227,7 @@ class OptimizedModule(nn.Module):
         return form
 
     def _refuse_new(self, call: Call) -> NoReturn:
-        """There is no model to capture more, and after release() no weights to plan with."""
+        """Raises ValueError: there is no model to capture, or after release() no dense weights."""
         known = [named(form.captured.input_metas, form.signature) for form in self._forms]
         got = named(call.inputs.metas, call.signature)
         remedy = "optimize the model for them"
@@ -239,7 +241,7 @@ class OptimizedModule(nn.Module):
             )
             remedy = "run them once in this setting before release(), or set it as it was"
         raise ValueError(
-            f"torch_blocked::optimize: expected inputs like those of before ({'; '.join(known)}), "
+            f"torch_blocked::optimize: expected inputs like earlier ones ({'; '.join(known)}), "
             f"got {got}; {remedy}"
         )
 
@@ -250,7 +252,7 @@ class OptimizedModule(nn.Module):
         return capture(model, args, kwargs, dynamic=self._dynamic)
 
     def _form_of(self, captured: Capture, call: Call) -> _Form:
-        """One that was there, if the run has recorded the same, or a new one."""
+        """A known form, if the run has recorded the same capture, or a new one."""
         for form in self._forms:
             same = form.signature == call.signature and captured.same_as(form.captured)
             if same and form.compiled.add_covered(call.inputs):
@@ -266,7 +268,7 @@ class OptimizedModule(nn.Module):
         return self._known
 
     def _remembered(self, call: Call) -> Capture | None:
-        """The capture for a call, if a run without values tells that it was compared before."""
+        """The capture for a call, from a run for sizes only, if it was compared before."""
         if self._path is not None:
             return None
         key = self._key_of(call)
@@ -281,13 +283,13 @@ class OptimizedModule(nn.Module):
 
     def _key_of(self, call: Call) -> str:
         settings: tuple[Any, ...] = self._dtype, self._tune, self._dynamic
-        if torch.are_deterministic_algorithms_enabled():  # nobody times it against the model
+        if torch.are_deterministic_algorithms_enabled():  # it is not timed against the model
             settings += ("deterministic",)
         return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
 
     def keys(self) -> list[str]:
-        """Of the example call, its capture and its plan, in this order, each "" if it has none: of
-        random results."""
+        """The keys of the example call, its capture and its plan, in this order. A key is "" if
+        there is none, as for random results."""
         call, form = self._call(*self._example), self._forms[0]
         key = "" if form.captured.is_random() else self._example_key
         captured = remembered.key_of_capture(self._model, key, form.captured)
@@ -302,8 +304,8 @@ class OptimizedModule(nn.Module):
         self._compared.note(*keys)
 
     def _parts_for(self, instead: _Instead) -> Any:
-        """The model in parts, for inputs for which it cannot be captured whole; None if it runs
-        itself."""
+        """The model in parts, for inputs for which it cannot be captured whole; None if the model
+        itself runs."""
         if not instead.in_parts:
             return None
         with self._lock:
@@ -313,7 +315,7 @@ class OptimizedModule(nn.Module):
 
     def _add(self, signature: tuple[Any, Any], captured: Capture) -> _Form:
         file = tuning_file()
-        path = str(file) if make_folder(file) else ""  # without one each process measures anew
+        path = str(file) if make_folder(file) else ""  # without a file each process measures anew
         times = dict(self._times)
         for form in self._forms:
             times |= form.compiled.times()
@@ -338,7 +340,7 @@ class OptimizedModule(nn.Module):
         return form
 
     def _converted_from(self, captured: Capture) -> Capture:
-        """`captured`, with floating-point numbers in the dtype to compute in. Each constant is
+        """`captured` with its floating-point numbers in the dtype of the plan. Each constant is
         converted once, for all captures."""
         self._weights.check_unchanged(list(captured.constants.values()))
 
@@ -367,7 +369,7 @@ class OptimizedModule(nn.Module):
         self._example = example
         call = self._call(args, kwargs)
         form = self._find(call)
-        if not isinstance(form, _Form):  # the first call either has one or raises CaptureError
+        if not isinstance(form, _Form):  # the first call either has a form or raises CaptureError
             return
         try:
             form.compiled.prepare(call.inputs)
@@ -377,8 +379,8 @@ class OptimizedModule(nn.Module):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """The model itself runs from now on, because something of ours failed. Raises errors that
-        the user has asked for."""
+        """Lets the model itself run from now on, because something of ours failed. Raises errors
+        that the user's settings ask for."""
         if is_asked_for(error):
             raise error
         self._choose("model", f"ours failed: {type(error).__name__}: {first_line(error)}")
@@ -395,13 +397,14 @@ class OptimizedModule(nn.Module):
                 form.compiled.forget_plans()
 
     def train(self, mode: bool = True) -> OptimizedModule:
-        """Only train(False), which does nothing. Raises NotImplementedError otherwise."""
+        """train(False) does nothing. train(True) raises NotImplementedError."""
         if mode:
             refuse_training()
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedModule:
-        """Only what changes nothing. Raises NotImplementedError for other types and devices."""
+        """Allows only calls that change nothing. Raises NotImplementedError for other types and
+        devices."""
         refuse_conversion(fn)
         return self
 
@@ -410,12 +413,12 @@ class OptimizedModule(nn.Module):
         refuse_state_dict()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError, as state_dict()."""
+        """Raises NotImplementedError, as state_dict() does."""
         refuse_state_dict()
 
     def steps(self, *args: Any, **kwargs: Any) -> list[_C.StepReport]:
-        """What runs for inputs like these (none: the example), timed in one run. Raises ValueError
-        where the model runs in parts."""
+        """The steps for inputs like these (without arguments: the example), timed in one run.
+        Raises ValueError if the model runs in parts."""
         form, call = self._form_for(args, kwargs)
         if isinstance(form, _Instead):
             refuse_in_parts(form.reason, "plan() shows these", ValueError)
@@ -430,9 +433,9 @@ class OptimizedModule(nn.Module):
         return self._served.get((call.signature, call.inputs.key)) or self._find(call), call
 
     def plan(self, *args: Any, **kwargs: Any) -> str:
-        """A table of what runs for inputs like these (none: the example): each step with its
-        output, format, implementation, time in microseconds and why. After release() it is that of
-        then where the example has no plan any more."""
+        """A table of the steps for inputs like these (without arguments: the example), each with
+        its output, format, implementation, time in microseconds and reason. After release(), if the
+        example has no plan any more, it is the table from before."""
         try:
             form, call = self._form_for(args, kwargs)
         except ValueError:
@@ -456,17 +459,17 @@ class OptimizedModule(nn.Module):
         return f"runs: {self._runs()}{why}; {memory}\n{table}"
 
     def release(self) -> None:
-        """Lets go of the dense weights and of the model; packed weights stay. From now on only
-        inputs of sizes that ran before are taken, others raise ValueError, as does save().
+        """Drops the dense weights and the model; packed weights stay. From now on only inputs of
+        sizes that ran before are taken. Others, and save(), raise ValueError.
 
-        Raises ValueError if it is the model or its own ops that run."""
+        Raises ValueError if the model or its own ops run, because then there is nothing to drop."""
         if self.choice != "blocked":
             raise ValueError(
                 f"torch_blocked::optimize: expected choice 'blocked', got '{self.choice}'; there "
                 "is nothing to release, the model's own weights run"
             )
         if not self._released:
-            with contextlib.suppress(ValueError):  # of a size without a plan, whose weights changed
+            with contextlib.suppress(ValueError):  # a size without a plan, and weights have changed
                 self._plan_at_release = self.plan()
         object.__setattr__(self, "_model", None)
         self._released, self._parts = True, None
@@ -480,12 +483,13 @@ class OptimizedModule(nn.Module):
             form.compiled.release()
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Writes the graphs, their dense weights and what was measured; load() reads them, on any
-        CPU. Sizes that ran before will run then, and all others that the captures hold for. Warns
-        of ops that load() must be told to allow, such as those of other libraries.
+        """Writes the graphs, their dense weights and the measured times. load() reads them, on any
+        CPU. The loaded module runs every size that the captures serve. Warns of ops that load()
+        must be told to allow, such as ops of other libraries.
 
-        Raises ValueError after release(), NotImplementedError where the model itself or a part of
-        it runs, for any sizes so far, or arguments and results have types of their own."""
+        path: a file's name, or an open binary file.
+        Raises ValueError after release(). Raises NotImplementedError if the model itself or a part
+        of it ran for any sizes so far, and for arguments or results of the program's own types."""
         if self._released:
             raise ValueError(
                 "torch_blocked::optimize: expected dense weights to save, got a module after "
@@ -508,7 +512,7 @@ class OptimizedModule(nn.Module):
         times: dict[str, tuple[str, float]] = {}
         for form in self._forms:
             times |= form.compiled.times()
-        # Only its sizes count; memory that nobody has written may hold what is no one else's.
+        # Only the example's sizes count. Fresh memory could hold private data, so write zeros.
         example = pytree.tree_map_only(Tensor, torch.zeros_like, dense(self._example))
         leaves, spec = structure.flatten(example)
         saved.save(
@@ -531,13 +535,13 @@ class OptimizedModule(nn.Module):
         more = sorted({n.name for n in nodes if not _C.is_loadable(n.name, n.overload)})
         if more:
             warnings.warn(
-                f"torch_blocked::save: the model calls ops that load() takes from no file unasked: "
-                f"load it by load(file, ops={more})",
+                f"torch_blocked::save: the model calls ops that load() must be told to allow: load "
+                f"it by load(file, ops={more})",
                 stacklevel=3,
             )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copied and pickled as save() and load() do it."""
+        """Copies and pickles by save() and load()."""
         file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of_bytes() allows all ops
@@ -565,7 +569,7 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def has_bfloat16() -> bool:
-    """True if the CPU, within its limits (TORCH_BLOCKED_MAX_ISA), multiplies bfloat16."""
+    """Whether the CPU multiplies bfloat16, within the limit of TORCH_BLOCKED_MAX_ISA."""
     return _C.isa() in ("avx512", "amx") and torch.cpu._is_avx512_bf16_supported()
 
 

@@ -13,16 +13,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def known_when_traced(function: _Function) -> _Function:
-    """Tells torch.compile to take the result, which depends on constants only, as a constant.
+    """Tells torch.compile that the result is a constant, because it depends on constants only.
 
-    It is torch.compiler.assume_constant_result without the second that importing Dynamo takes."""
+    torch.compiler.assume_constant_result does the same, but imports Dynamo, which takes a
+    second."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @known_when_traced
 def memory_order(tag: str, ndim: int) -> tuple[int, ...] | None:
-    """The dims from outer-most to inner-most in memory; None for blocks of channels."""
+    """The dims from the outermost to the innermost in memory; None for blocks of channels."""
     order = _C.memory_order(tag)
     if order is not None and len(order) == ndim:
         return tuple(order)
@@ -36,7 +37,7 @@ def memory_order(tag: str, ndim: int) -> tuple[int, ...] | None:
 
 
 def in_order(input: Tensor, order: tuple[int, ...]) -> Tensor:
-    """`input`, with its dims in memory in this order."""
+    """`input` with its dims in this order in memory."""
     ordered = input.permute(order)
     if ordered.is_contiguous():
         return input

@@ -16,17 +16,18 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def prepack(model: _Module, example_input: Tensor | tuple[Any, ...]) -> _Module:
-    """`model`, whose weights are packed now, so that the first call on a blocked input need not.
+    """Packs the weights of `model` now, so that its first call on a blocked input need not, and
+    returns the model.
 
     In eager mode a convolution reorders its weights at its first call, into the format of the
-    kernel that is chosen for the sizes, and keeps them while they do not change. This runs the
-    model once, in eval mode and without a graph; parameters, buffers, modes and the random state
-    stay as they were. `optimize` packs by itself.
+    kernel that is chosen for the sizes, and keeps them while they do not change. `prepack` runs the
+    model once, in eval mode and without an autograd graph. Parameters, buffers, modes and the
+    random state stay as they were. `optimize` packs by itself.
 
     example_input: blocked, or a tuple of positional arguments with a blocked tensor among them, of
-        the sizes, dtype and format that calls will have; other sizes may take another kernel.
-    Raises ValueError where no tensor is blocked: dense inputs have no use for packed weights; and
-    what the model raises."""
+        the sizes, dtype and format that calls will have. Other sizes may take another kernel.
+    Raises ValueError if no tensor is blocked, since dense inputs have no use for packed weights,
+    and whatever the model raises."""
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
     if not any(isinstance(argument, BlockedTensor) for argument in arguments):
         raise ValueError(

@@ -1,5 +1,5 @@
-"""What a model's time goes to: ops, reorders, weight packs, dense fallbacks, and Python between
-them, each by the module that caused it."""
+"""Where a model's time goes: ops, reorders, weight packs, dense fallbacks, and Python between them,
+each by the module that caused it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class profile:
     >>> p.reorders, p.fallbacks, p.packs, p.refs
     >>> print(p.table())
 
-    torch_reorders: also those that torch's own oneDNN does inside of dense convolutions. It tells
-        of them on standard output only, which is held up and filtered meanwhile.
+    torch_reorders: whether to record the reorders of torch's own oneDNN inside dense convolutions
+        too. oneDNN reports them on standard output only, which is delayed and filtered meanwhile.
 
-    reorders: activations that this package copied from one format into another, `to_blocked` and
+    reorders: copies of activations from one format into another by this package, `to_blocked` and
         `to_dense` included.
-    torch_reorders: those of torch's oneDNN inside of dense convolutions, of weights, too; they are
-        not among `reorders`. `summary()` says both.
-    packs: weights copied into a kernel's format; none once the cache has them.
+    torch_reorders: reorders by torch's oneDNN inside dense convolutions, of weights too. `reorders`
+        does not count them, `summary()` gives both.
+    packs: copies of weights into a kernel's format; none once the cache has them.
     fallbacks: ops that ran on a dense copy, because no blocked kernel takes them.
-    refs: `ref` kernels that oneDNN offered and that were refused; never run.
-    `events` has each of these but torch's with its op, detail, module, bytes and time_ns; `rows`
-    all that took time, which sums to `wall_ms` for the thread of the block."""
+    refs: `ref` kernels that oneDNN offered and that were refused; they never run.
+    `events` has each of these except torch's, with op, detail, module, bytes and time_ns. `rows`
+    has everything that took time. For the thread of the block the rows sum to `wall_ms`."""
 
     def __init__(self, *, torch_reorders: bool = True) -> None:
         self._recorded = Recorded()
@@ -47,7 +47,7 @@ class profile:
 
     def __enter__(self) -> profile:
         self._stack.enter_context(module_paths.known())
-        _C.start_observing(self._catches)  # times itself, which is not to be recorded
+        _C.start_observing(self._catches)  # measures its own cost first, which is not recorded
         self._position = _C.trace_start()
         if self._catches:
             _set_verbose(1)
@@ -98,26 +98,26 @@ class profile:
 
     @property
     def reorder_ms(self) -> float:
-        """Time spent in reorders of activations."""
+        """Milliseconds in reorders of activations."""
         return sum(event.time_ns for event in self._of(_C.Kind.reorder)) / 1e6
 
     @property
     def wall_ms(self) -> float:
-        """The time of the whole block."""
+        """Milliseconds of the whole block."""
         return self._recorded.wall_ms
 
     @property
     def recording_ms(self) -> float:
-        """What of `wall_ms` the profile itself took, as far as it can time that."""
+        """The part of `wall_ms` that the profile itself took, as far as it can time that."""
         return sum(row.ms for row in self.rows if row.kind == "recording")
 
     def summary(self) -> str:
-        """The counts in a line: reorders, those of torch's oneDNN, packs, fallbacks."""
+        """The counts in one line: reorders, reorders of torch's oneDNN, packs, fallbacks."""
         return profile_report.summary(self._recorded)
 
     def table(self) -> str:
-        """What took time, as aligned text: a row for each module, op, dims, formats and
-        implementation, in the order in which they first ran; the summary; then the fallbacks."""
+        """Everything that took time, as aligned text: a row for each module, op, dims, formats and
+        implementation, in the order in which they first ran; then the summary and the fallbacks."""
         return profile_report.table(self._recorded)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -125,16 +125,18 @@ class profile:
         return written(profile_report.json_text(self._recorded), path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Each call in the Trace Event format, as Perfetto and chrome://tracing open it."""
+        """Each call in the Trace Event format, for Perfetto and chrome://tracing. Also written to a
+        file if a path is given."""
         return written(profile_report.chrome_trace(self._recorded), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One page that needs no other file and no network."""
+        """One page that needs no other file and no network, also written to a file if a path is
+        given."""
         return written(profile_page.page(self._recorded), path)
 
 
 def _prints_itself() -> bool:
-    """Whether the user asked for oneDNN's lines, which then are not ours to catch."""
+    """Whether the user asked for oneDNN's lines. Then the profile must not take them."""
     return any(
         os.environ.get(name, "0") not in ("", "0", "none")
         for name in ("ONEDNN_VERBOSE", "DNNL_VERBOSE")
@@ -142,7 +144,7 @@ def _prints_itself() -> bool:
 
 
 def _set_verbose(change: int) -> None:
-    """Torch's oneDNN tells of what it runs while somebody wants to know."""
+    """Switches the verbose mode of torch's oneDNN on while any profile needs it."""
     global _verbose_users
     verbose: Any = torch._C._verbose
     with _verbose_lock:

@@ -59,7 +59,7 @@ def page(profile: Recorded) -> str:
         f"Roofs: {roofs.gflops:.0f} GFLOP/s by FMAs, {roofs.gbs:.1f} GB/s by copies.</p>\n"
         f'<div class="stack">{stack}</div><p>{keys}</p>\n'
         f"{_fallbacks(profile)}"
-        f"<h2>By module</h2>\n<p>A module's time is that of all in it.</p>\n"
+        f"<h2>By module</h2>\n<p>A module's time includes everything in it.</p>\n"
         f"{_modules(profile.rows, wall)}\n"
         f"<h2>By kind of op</h2>\n{_kinds(profile.rows, wall)}\n"
         f"<h2>By op, in the order of the run</h2>\n{_rows(profile.rows, wall)}\n"
@@ -74,7 +74,7 @@ def _cell(text: str, numeric: bool = False) -> str:
     return f"<td>{_BREAKS.sub(_breakable, escape(text))}</td>"
 
 
-# Where a long name may go on in the next line.
+# Where a long name may break into the next line.
 _BREAKS = re.compile(r"::|[._]")
 
 
@@ -83,7 +83,7 @@ def _breakable(found: re.Match[str]) -> str:
 
 
 def _table(name: str, header: Iterable[tuple[str, float, bool]], body: Iterable[str]) -> str:
-    """header: a title, the width in percent and whether numbers are below it, of each column."""
+    """header: for each column a title, the width in percent and whether it holds numbers."""
     head = "".join(
         f'<th style="width:{width}%"{" class=n" if numeric else ""}>{escape(title)}</th>'
         for title, width, numeric in header
@@ -118,7 +118,7 @@ def _path(module: str) -> tuple[str, ...]:
 
 @dataclass
 class _Module:
-    """A row of the tree: milliseconds by kind, of all that is in the module and of its own."""
+    """A row of the tree: milliseconds by kind, for the module with its parts and for itself."""
 
     all: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     own: float = 0.0
@@ -139,7 +139,7 @@ def _tree(rows: list[Row]) -> _Module:
 
 
 def _modules(rows: list[Row], wall: float) -> str:
-    """The tree of modules, of which the first two levels are open."""
+    """The tree of modules, with the first two levels open."""
     top = _tree(rows)
     longest = max((sum(each.all.values()) for each in top.children.values()), default=1.0) or 1.0
     header = (("module", 34, False), ("ms", 9, True), ("own ms", 9, True), ("share", 8, True))
@@ -189,7 +189,7 @@ def _rows(rows: list[Row], wall: float) -> str:
     body = []
     for row in rows:
         if row.op == BETWEEN:
-            continue  # they are in the table above
+            continue  # these rows are in the table above
         texts = profile_report.cells(row, wall)
         colour = f'style="box-shadow: inset 3px 0 {_COLOURS[row.kind]}"'
         line = "".join(_cell(text, i >= 5) for i, text in enumerate(texts))

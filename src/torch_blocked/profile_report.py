@@ -17,7 +17,7 @@ from torch_blocked.text_table import columns
 
 @dataclass(frozen=True)
 class Roofs:
-    """What this machine could do at most."""
+    """The most that this machine can do."""
 
     gflops: float  # float32 FMAs of as many cores as torch has threads
     gbs: float  # read and written by copies beyond the caches
@@ -29,13 +29,13 @@ def _roofs(threads: int) -> Roofs:
 
 
 def roofs() -> Roofs:
-    """Measured when first asked for, which takes some tenths of a second."""
+    """The roofs, measured when first asked for, which takes some tenths of a second."""
     return _roofs(torch.get_num_threads())
 
 
 def of_roof(row: Row) -> str:
-    """The share of the roof that binds a row: "83 % FMA". What the caches hold can be read faster
-    than the memory gives it, so that a share of the bandwidth may be above 100 %."""
+    """The share of the roof that limits a row: "83 % FMA". Caches are faster than memory, so a
+    share of the bandwidth may be above 100 %."""
     if not row.ms or not row.bytes:
         return ""
     compute, memory = row.gflops / roofs().gflops, row.gbs / roofs().gbs
@@ -66,12 +66,12 @@ def cells(row: Row, wall_ms: float) -> tuple[str, ...]:
 def way_out(event: _C.Event) -> str:
     """What to do about a fallback or a refused kernel."""
     if event.kind == _C.Kind.ref:
-        return "nothing, if another kernel ran; else take x.to_blocked(), whose block has the most"
+        return "nothing, if another kernel ran; else x.to_blocked(), whose block has most kernels"
     return f"x.to_dense() before {event.op} and .to_blocked() after it, or leave that part dense"
 
 
 def _from_here(line: str) -> str:
-    """A line of code with its file as it is called from the current folder, if it is below that."""
+    """A line of code with its file, relative to the current folder if it lies below that."""
     return line.removeprefix(os.path.join(os.getcwd(), ""))
 
 
@@ -89,7 +89,7 @@ def fallbacks(profile: Recorded) -> list[tuple[str, ...]]:
 
 
 def summary(profile: Recorded) -> str:
-    """The counts, those of torch's reorders beside ours."""
+    """The counts, with torch's reorders beside ours."""
 
     def counted(kind: _C.Kind, word: str) -> str:
         number = sum(each.kind == kind for each in profile.events)
@@ -138,7 +138,7 @@ def chrome_trace(profile: Recorded) -> str:
     events: list[dict[str, Any]] = []
     for each in profile.all:
         if each.kind == _C.Kind.onednn:
-            continue  # it says how long, but not when
+            continue  # it has a duration, but no start
         name = f"{each.module} {each.op}".strip()
         if each.is_backward:
             name = f"backward of {name}"

@@ -1,9 +1,9 @@
 """From the events of a profile to rows that sum to its time.
 
-Each event lies in the one that was open when it happened: an op in its module, a reorder in its op.
-A row has the time of its events less that of what lies in them, so that the rows of a thread sum to
-what it took. What is left of a module when its ops are taken out is Python and dispatch; what the
-profile's own work took of any of them is a row, too."""
+Each event lies in the event that was open when it happened: an op in its module, a reorder in its
+op. A row has the time of its events without the events in them, so the rows of a thread sum to its
+time. The time of a module without its ops is Python and dispatch. The profile's own work is a row
+too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_blocked import _C
 
-# A row of what no op accounts for.
+# The name of a row for time that no op accounts for.
 BETWEEN = "(Python, dispatch)"
 OUTSIDE = "(outside of modules)"
 RECORDING = "(the profile itself)"
@@ -28,8 +28,8 @@ _SIDE = re.compile(r"(src|dst)[:_](\w+):\w*:\w*:(\w*)")
 
 @dataclass
 class Row:
-    """What is the same in all calls, and their sums. kind: "op", "reorder", "torch reorder",
-    "pack", "between" or "recording"."""
+    """The properties that calls share, and sums over these calls. kind: "op", "reorder",
+    "torch reorder", "pack", "between" or "recording"."""
 
     kind: str
     module: str
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def gflops(self) -> float:
-        """Per second."""
+        """GFLOP/s."""
         return self.flops / self.ms / 1e6 if self.ms else 0.0
 
     @property
@@ -67,15 +67,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a profile has seen."""
+    """The events that a profile has recorded."""
 
     all: list[_C.Event] = field(default_factory=list)
     span: Span = Span()
-    catches: bool = True  # reorders of torch's oneDNN, too
+    catches: bool = True  # whether reorders of torch's oneDNN are recorded too
 
     @property
     def events(self) -> list[_C.Event]:
-        """Of what is always counted."""
+        """The events of the kinds that are always counted."""
         return self._once("events", lambda: [e for e in self.all if e.kind in _COUNTED])
 
     @property
@@ -86,8 +86,8 @@ class Recorded:
         return rows_of(self.all, self.span) if self.span != Span() else []
 
     def _once(self, name: str, make: Callable[[], list[Any]]) -> list[Any]:
-        """What make() gave first. functools.cached_property has a lock for all objects, which a
-        fork may leave held."""
+        """The first result of make(). functools.cached_property has one lock for all objects, and a
+        fork may leave that held."""
         made: dict[str, list[Any]] = self.__dict__.setdefault("_made", {})
         if name not in made:
             made[name] = make()
@@ -114,7 +114,7 @@ class TorchReorder:
 
 
 def torch_reorder(line: str) -> TorchReorder | None:
-    """What a line of oneDNN's verbose mode says; None if it is of no reorder."""
+    """The reorder that a line of oneDNN's verbose mode reports; None for other lines."""
     fields = line.split(",")
     if "exec" not in fields or "reorder" not in fields:
         return None
@@ -130,7 +130,7 @@ def torch_reorder(line: str) -> TorchReorder | None:
 
 
 def rows_of(events: Iterable[_C.Event], span: Span) -> list[Row]:
-    """All that took time, in the order in which it first ran."""
+    """Everything that took time, in the order in which it first ran."""
     timed = [each for each in events if each.kind in _TIMED]
     own = _own_times(timed)
     rows: dict[tuple[object, ...], Row] = {}
@@ -160,7 +160,7 @@ def rows_of(events: Iterable[_C.Event], span: Span) -> list[Row]:
 
 
 def _own_times(events: list[_C.Event]) -> dict[int, float]:
-    """Milliseconds of each event less those of what lies in it, and of recording that."""
+    """Milliseconds of each event, without the events inside it and the recording of these."""
     own = {}
     for event in events:
         reorder = torch_reorder(event.detail) if event.kind == _C.Kind.onednn else None
@@ -174,7 +174,7 @@ def _own_times(events: list[_C.Event]) -> dict[int, float]:
 
 
 def module_of(event: _C.Event) -> str:
-    """The path of the module that caused it, and whether in the backward of that."""
+    """The path of the module that caused the event; "backward of PATH" for its gradient."""
     return f"backward of {event.module or 'the model'}" if event.is_backward else event.module
 
 

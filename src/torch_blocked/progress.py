@@ -1,4 +1,4 @@
-"""Bars on the terminal for what takes longer than two seconds; nothing in pipes and logs."""
+"""Progress bars on a terminal for work of more than two seconds; nothing in pipes and logs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from tqdm import tqdm
 
 _Thing = TypeVar("_Thing")
 
-DELAY_SECONDS = 2.0  # what is done before is not worth a line
+DELAY_SECONDS = 2.0  # shorter work shows no bar
 
 
 class Bar(tqdm):  # type: ignore[misc]  # without stubs
-    """A line on a terminal that goes away when all is done: `update()` when one of `total` is."""
+    """A line on a terminal that goes away at the end. Call `update()` when one of `total` is
+    done."""
 
-    monitor_interval = 0  # no thread that watches the bars
+    monitor_interval = 0  # tqdm starts no monitor thread
 
     def __init__(self, what: str, total: int | None = None) -> None:
         super().__init__(
             desc=what,
             total=total,
             delay=DELAY_SECONDS,
-            disable=None,  # where there is no terminal
+            disable=None,  # off without a terminal
             leave=False,
             dynamic_ncols=True,
         )
 
 
 def each(what: str, things: Sequence[_Thing]) -> Iterator[_Thing]:
-    """One of `things` after the other; a bar counts those that are done."""
+    """Yields `things` one by one; a bar counts those that are done."""
     with Bar(what, len(things)) as bar:
         for thing in things:
             yield thing

@@ -1,4 +1,4 @@
-"""What a model loses as it becomes one of bytes: all of it, and each layer."""
+"""The accuracy that a model loses by quantization: in all, and layer by layer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHOWN = 10  # layers in the table
 class LayerLoss:
     """Relative errors of a layer's result, |bytes - float32| / |float32| in the Euclidean norm."""
 
-    path: str  # of its module; an op that is in none of its own has that of the module around it
+    path: str  # of its module, or of the module around an op that has none of its own
     op: str  # "conv2d"
-    own: float  # where its inputs are bytes of the float model's
-    in_all: float  # where all that runs before it is on bytes, too
+    own: float  # with inputs that are the float model's values, rounded to bytes
+    in_all: float  # with all layers before it on bytes too
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class QuantizationAccuracy:
     """A quantized model beside its float model, on `cases` inputs. Its text is a table."""
 
     cases: int
-    error: float  # of the results, relative, as those of layers
-    agreement: float | None  # share of rows whose greatest entry is the same; None: no such rows
-    layers: list[LayerLoss]  # those that lose most on their own first
+    error: float  # relative error of the results, measured as for layers
+    agreement: float | None  # share of rows with the same largest entry; None if there are no rows
+    layers: list[LayerLoss]  # sorted by `own`, largest first
 
     def __str__(self) -> str:
         percent = "" if self.agreement is None else f", first class equal: {self.agreement:.1%}"
@@ -48,7 +48,7 @@ class QuantizationAccuracy:
 
 
 class Recorded(fx.Interpreter):
-    """A graph that keeps copies of what these nodes make: ops in place may write over it."""
+    """A graph that keeps copies of these nodes' results, which in-place ops may overwrite."""
 
     def __init__(self, module: fx.GraphModule, names: set[str]) -> None:
         super().__init__(module)
@@ -63,7 +63,7 @@ class Recorded(fx.Interpreter):
 
 
 class OnInputsOf(Recorded):
-    """A graph whose nodes read what nodes of the same names have made in another."""
+    """A graph whose nodes read the results of nodes with the same names in another graph."""
 
     def __init__(self, module: fx.GraphModule, names: set[str], others: dict[str, Tensor]) -> None:
         super().__init__(module, names)
@@ -94,7 +94,7 @@ def compare(
     cases: Sequence[tuple[Any, ...]],
     is_layer: Callable[[fx.Node], bool],
 ) -> QuantizationAccuracy:
-    """in_float: a graph whose nodes have the names that they have in the quantized one."""
+    """in_float: the float graph, whose nodes have the same names as in the quantized one."""
     every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
     layers = [node for node in quantized.graph.nodes if is_layer(node) and node.name in every]
     names = {node.name for node in layers}

@@ -1,7 +1,7 @@
-"""Models of bytes: a quantizer for PyTorch's flow (torchao.quantization.pt2e), and the flow in one
-call. What it makes, optimize() runs in int8.
+"""int8 models: a quantizer for PyTorch's flow (torchao.quantization.pt2e), and the flow in one
+call. optimize() runs the result in int8.
 
-torchao is not needed to run such a model, only to make one."""
+Only making such a model needs torchao; running it does not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torch_blocked.weight_rounding import round_weights
 
 _aten = torch.ops.aten
 
-# Numbers between layers: unsigned bytes with a zero point, the range by a histogram.
+# Values between layers: unsigned bytes with a zero point, their range from a histogram.
 _ACTIVATION = QuantizationSpec(
     dtype=torch.uint8,
     observer_or_fake_quant_ctr=HistogramObserver.with_args(eps=2**-12),
@@ -45,7 +45,7 @@ _ACTIVATION = QuantizationSpec(
 
 
 def _weight(axis: int) -> QuantizationSpec:
-    """Signed bytes, a scale for each output channel, which lies along that dim of the weight."""
+    """Signed bytes with a scale for each output channel, which `axis` of the weight holds."""
     return QuantizationSpec(
         dtype=torch.int8,
         observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=2**-12),
@@ -66,7 +66,7 @@ _TRANSPOSED = {
 _LAYERS = {_aten.linear.default}.union(
     _TRANSPOSED, *({each.default, each.padding} for each in _CONVOLUTIONS)
 )
-# What runs with the sums of a layer.
+# Activations that run on the sums of a layer.
 _ACTIVATIONS = {
     getattr(_aten, name).default
     for name in ("relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "leaky_relu")
@@ -75,7 +75,7 @@ _ACTIVATIONS = {
     for name in ("relu_", "relu6_", "hardtanh_", "hardswish_", "silu_", "leaky_relu_")
 }
 _SUMS = {_aten.add.Tensor, _aten.add_.Tensor}
-# What moves or chooses bytes: its result has the parameters of its input.
+# Ops that move or choose bytes: results have the scale and zero point of the input.
 _MOVES = {
     _aten.max_pool2d.default,
     _aten.flatten.using_ints,
@@ -86,7 +86,7 @@ _MOVES = {
     _aten.cat.default,
     _aten.upsample_nearest2d.vec,
 }
-# What makes bytes of a range of its own from bytes: functions, and averages of them.
+# Ops that read bytes and give bytes of another range: functions and averages.
 _FUNCTIONS = _ACTIVATIONS | {
     _aten.sigmoid.default,
     _aten.hardsigmoid.default,
@@ -100,18 +100,18 @@ _FUNCTIONS = _ACTIVATIONS | {
     _aten.adaptive_avg_pool3d.default,
     _aten.mean.dim,
 }
-# The same of two values, of which one may be no bytes: a gate.
+# The same for two values. One of them may be no bytes: a gate.
 _OF_TWO = _SUMS | {_aten.mul.Tensor, _aten.mul_.Tensor}
 _COMPARED = 8  # inputs for the report of quantize()
 _ANNOTATION = "quantization_annotation"
 
 
 class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates what torch_blocked's kernels of bytes do: convolutions and linear layers with the
-    activation and the sum after them, what moves their bytes, and functions, averages, sums and
-    products of these that other such layers read.
+    """Annotates the ops that torch_blocked can run on bytes: convolutions and linear layers with
+    the activation and the sum after them; ops that move their bytes; and functions, averages, sums
+    and products of these that other such layers read.
 
-    keep: paths of modules that stay in floating point, with all that they contain."""
+    keep: paths of modules that stay in floating point, with everything in them."""
 
     def __init__(self, keep: Iterable[str] = ()) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def validate(self, model: fx.GraphModule) -> None:
-        """Nothing can be wrong with what annotate() writes."""
+        """Does nothing: annotations of annotate() are always valid."""
 
     def _is_kept(self, node: fx.Node) -> bool:
         path = module_paths.of_node(node.meta.get("nn_module_stack"))
@@ -143,7 +143,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _annotate_layer(layer: fx.Node) -> None:
-    """The layer, and the last of what its kernel does after it, whose result becomes bytes."""
+    """Annotates the layer, and the last op that its kernel includes, whose result becomes bytes."""
     end, chain = layer, [layer]
     residual: fx.Node | None = None
     while (user := _only_user(end)) is not None:
@@ -190,12 +190,12 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a node reads, and no sizes."""
+    """The tensors that a node reads, without sizes."""
     return [each for each in node.all_input_nodes if _is_tensor(each)]
 
 
 def _annotate_move(node: fx.Node) -> None:
-    """If its inputs are bytes already."""
+    """Annotates a node that moves bytes, if its inputs are bytes already."""
     inputs = [each for each in node.all_input_nodes if each in _listed(node.args[0])]
     if not all(map(_makes_bytes, inputs)):
         return
@@ -211,7 +211,7 @@ def _makes_bytes(node: fx.Node) -> bool:
 
 
 def _annotate_function(node: fx.Node) -> None:
-    """If it comes from bytes, and what reads it can do so as bytes."""
+    """Annotates a function, if its input is bytes and its readers can take bytes."""
     inputs = [each for each in _operands(node) if _makes_bytes(each)]
     of_bytes = inputs and (len(inputs) == len(_operands(node)) or node.target in _OF_TWO)
     readers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
@@ -236,19 +236,20 @@ def quantize(
     keep: Iterable[str] = (),
     report: Callable[[QuantizationAccuracy], object] | None = None,
 ) -> fx.GraphModule:
-    """The model with layers of bytes, for optimize() and for whatever else takes such graphs.
+    """Converts the model to a graph with int8 layers, for optimize() and other readers of such
+    graphs.
 
-    calibration: inputs like those that will come, 10 to 100 of them, each a tensor or a tuple of
-    arguments; their values set the ranges, how weights are rounded (weight_rounding.py), and
-    biases that take back what rounding adds to the mean of an output channel. Other batches and
-    sizes may come later, as far as the model's own code allows; the result, and what optimize()
-    makes of it, raise ValueError for those that it does not hold for (sized_export.py).
+    calibration: 10 to 100 inputs like those that will come, each a tensor or a tuple of arguments.
+        Their values set the ranges, the rounding of weights (weight_rounding.py) and the correction
+        of biases (bias_correction.py). Other batches and sizes may come later, as far as the
+        model's own code allows. For sizes that the graph does not serve, the graph and its
+        optimized form raise ValueError (sized_export.py).
     keep: paths of modules that stay in floating point.
-    report: called with what the model and each of its layers lose, on some of the calibration
-    inputs; print shows it as a table.
-    Raises TypeError for what is no model and no list of inputs, ValueError without calibration, for
-    inputs of sizes that no one graph is for, for a path that no module has and for a model in
-    training mode, and what torch.export raises for a model that it cannot trace."""
+    report: called with the accuracy loss of the model and of each layer on some of the calibration
+    inputs (QuantizationAccuracy); print shows it as a table.
+    Raises TypeError for another kind of model or calibration. Raises ValueError without
+    calibration, for inputs whose sizes no single graph serves, for a path that no module has, and
+    for a model in training mode. For a model that torch.export cannot trace, raises its error."""
     check_model("quantize", model)
     if isinstance(model, OptimizedModule | OptimizedParts):
         raise TypeError(
@@ -294,7 +295,8 @@ def quantize(
 
 
 def _write_padding_in_numbers(module: fx.GraphModule) -> None:
-    """Convolutions padded by a word, whose batch norms torchao would leave where they are."""
+    """Replaces padding="same" and the like by numbers: torchao would not fold the batch norms of
+    such convolutions."""
     for node in list(module.graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
         if packet not in _CONVOLUTIONS or node.target is not packet.padding:
@@ -335,7 +337,7 @@ def _arguments(node: fx.Node) -> list[Any]:
 
 
 def _without_observers(prepared: fx.GraphModule) -> fx.GraphModule:
-    """The float model as it was prepared, batch norms in their layers; it shares the weights."""
+    """The float model with batch norms folded into layers; it shares the prepared weights."""
     graph = copy.deepcopy(prepared.graph)
     for node in list(graph.nodes):
         if node.op == "call_module":

@@ -1,6 +1,6 @@
-"""What a tensor answers to readers of raw memory whose values do not lie there as its strides say.
+"""Answers to readers of raw memory, for tensors whose values do not lie as their strides say.
 
-Addresses are refused: whoever asks for one reads, or writes, in the order of dims and strides. In
+Addresses are refused, because readers would read and write in the order of dims and strides. In
 C++ the storage refuses by itself (csrc/python/wrapper.cpp: deny_memory)."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class ShownStorage(torch.UntypedStorage):
-    """What a blocked tensor shows as its storage: its size is that of the physical one, which
-    `resize_(0)` frees. A caller that brings it back counts the bytes of the dense tensor, which may
-    be fewer than whole blocks take."""
+    """The storage that a blocked tensor shows. Its size is that of the physical storage, and
+    `resize_(0)` frees that. A caller that restores the size counts the bytes of the dense tensor,
+    which may be fewer than those of whole blocks."""
 
     _physical: torch.UntypedStorage
     _room: int
@@ -40,7 +40,7 @@ class ShownStorage(torch.UntypedStorage):
 
 
 def shown_storage(storage: torch.UntypedStorage, memory: Tensor) -> torch.UntypedStorage:
-    """`storage`, which is without data, as that of a tensor whose values are in `memory`."""
+    """`storage`, which has no data, as the storage of a tensor whose values are in `memory`."""
     physical = memory.untyped_storage()
     shown: Any = storage
     shown.__class__, shown._physical = ShownStorage, physical
@@ -57,8 +57,8 @@ def refuse_address(op: str, got: str) -> NoReturn:
 
 
 def as_array(tensor: Tensor, force: bool = False) -> Any:
-    """A copy of a dense tensor's values that says so: it is read-only, as what is written to it
-    would not come back."""
+    """A copy of a dense tensor's values. It is read-only, because writes would not reach the
+    blocked tensor."""
     array = tensor.numpy(force=force)
     if not force:
         array.flags.writeable = False
@@ -66,10 +66,10 @@ def as_array(tensor: Tensor, force: bool = False) -> Any:
 
 
 def array_for_numpy(tensor: Tensor, dtype: Any, copy: bool | None) -> Any:
-    """What `__array__` returns. tensor: a dense copy."""
+    """The result of `__array__`. tensor: a dense copy."""
     if copy is False:
         raise ValueError(
-            "torch_blocked::__array__: expected leave to copy, got copy=False; call "
+            "torch_blocked::__array__: expected permission to copy, got copy=False; call "
             ".to_dense(), whose memory NumPy can share"
         )
     array = as_array(tensor, force=copy is True)
@@ -77,10 +77,10 @@ def array_for_numpy(tensor: Tensor, dtype: Any, copy: bool | None) -> Any:
 
 
 def capsule(tensor: Tensor, arguments: dict[str, Any]) -> Any:
-    """What `__dlpack__` returns. tensor: a dense copy."""
+    """The result of `__dlpack__`. tensor: a dense copy."""
     if arguments.get("copy") is False:
         raise BufferError(
-            "torch_blocked::__dlpack__: expected leave to copy, got copy=False; call "
+            "torch_blocked::__dlpack__: expected permission to copy, got copy=False; call "
             ".to_dense(), whose memory others can share"
         )
     return tensor.__dlpack__(**arguments)

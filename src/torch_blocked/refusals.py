@@ -1,4 +1,4 @@
-"""What modules are asked for that an optimized one does not have, and errors that are asked for."""
+"""Refusals of module methods that an optimized module lacks, and errors that users ask for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refuse_in_parts(reason: str, advice: str, kind: type[Exception]) -> NoReturn
 
 
 def refuse_conversion(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raises NotImplementedError if it makes other types, or moves to another device."""
+    """Raises NotImplementedError if `fn` changes the type, or moves to another device."""
     probe = fn(torch.zeros(1))
     if probe.dtype != torch.float32 or probe.device.type != "cpu":
         raise NotImplementedError(
@@ -41,7 +41,7 @@ def refuse_training() -> NoReturn:
     )
 
 
-# How errors begin or end that the user's own settings make. The model's own ops would hide them.
+# Parts of errors that the user's own settings cause. Running the model's own ops would hide them.
 _ASKED_FOR = (
     "torch_blocked::register: ",
     "torch_blocked.strict()",
@@ -51,17 +51,17 @@ _ASKED_FOR = (
 
 
 def is_asked_for(error: Exception) -> bool:
-    """Whether an error tells of a wrong registration, of what strict() or a forced implementation
-    refuses, or of a model that was moved to another device."""
+    """Whether an error reports a wrong registration, a refusal by strict() or by a forced
+    implementation, or a model that was moved to another device."""
     return any(words in str(error) for words in _ASKED_FOR)
 
 
-# The blocked form of another library's op, in the words for a step: "(my::op [1, 8] by my::form)".
+# The blocked form of another library's op in a step's description: "(my::op [1, 8] by my::form)".
 _BY_FORM = re.compile(r" by (?!aten::|torch_blocked::)(\w+::[\w.]+)\)")
 
 
 def whose_defect(step: str) -> str:
-    """What to do about a step whose result is not the model's."""
+    """Advice for a step whose result differs from the model's."""
     form = _BY_FORM.search(step)
     if form:
         return f"Correct {form[1]}, a blocked form that was registered: it computes something else"

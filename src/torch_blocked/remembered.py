@@ -1,9 +1,8 @@
-"""What `optimize` has compared with its model on this machine, so that it is done once.
+"""Remembers what `optimize` has compared with its model on this machine, to do it only once.
 
-A graph, its weights and a plan that were found right, and faster than the model, are so the next
-time, too: the same kernels give the same bits for the same numbers. A file keeps hashes of three
-kinds: of calls, that is of a model, its weights and the sizes of its inputs; of what was captured
-for them; and of its plan.
+If a graph with its weights and plan was found right and faster than the model, it will be so again:
+the same kernels give the same bits for the same numbers. A file keeps hashes of three kinds: of a
+call (a model, its weights and the sizes of its inputs), of its capture, and of its plan.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from torch_blocked.environment import ISA_LIMITS, append_lines, read_lines, tuni
 
 
 def compared_file() -> Path | None:
-    """One hash a line, by version, kernels and CPU as the tuning file; safe to delete."""
+    """A file with one hash a line, by version, kernels and CPU like the tuning file. It is safe to
+    delete."""
     file = tuning_file()
     return file and file.with_name(file.name.replace("tuning", "compared", 1))
 
 
 class Compared:
-    """The file's hashes when this was made, and those that were noted since."""
+    """The hashes in the file at the time of construction, and those noted since."""
 
     def __init__(self) -> None:
         self._file = compared_file()
@@ -44,7 +44,7 @@ class Compared:
 
 
 def key_of_call(model: nn.Module, arguments: Any, settings: Any) -> str:
-    """Of a model with its weights, the kinds and sizes of its arguments, how it is optimized and
+    """The key of a model with its weights, the kinds and sizes of its arguments, the settings and
     the machine; "" if a weight has no strided memory of its own."""
     weights = _weights_of(model)
     if not all(_is_strided(each) for _, each in weights):
@@ -55,7 +55,7 @@ def key_of_call(model: nn.Module, arguments: Any, settings: Any) -> str:
 
 
 def key_of_capture(model: nn.Module, call: str, captured: Capture) -> str:
-    """Of what was captured for a call with this key; "" for a call without one."""
+    """The key of a capture for a call with this key; "" for a call without a key."""
     constants = captured.constants
     if not call or not all(_is_strided(each) for each in constants.values()):
         return ""
@@ -78,7 +78,7 @@ def key_of_capture(model: nn.Module, call: str, captured: Capture) -> str:
 
 
 def key_of_plan(captured: str, outline: str) -> str:
-    """Of a plan of what was captured; "" for a capture without a key."""
+    """The key of a plan for a capture with this key; "" for a capture without a key."""
     return captured and _hash(captured, outline)
 
 
@@ -99,7 +99,7 @@ def _content(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def steps_of(tensor: Tensor) -> Any:
-    """What the bytes of a quantized tensor stand for."""
+    """Scales and zero points: the meaning of a quantized tensor's bytes."""
     if not tensor.is_quantized:
         return None
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
@@ -115,8 +115,8 @@ def _machine() -> tuple[Any, ...]:
 
 
 def _build() -> tuple[int, int]:
-    """Tells one build of the extension from another: the file's name knows of its kernels only, and
-    a graph may be simplified otherwise."""
+    """Identifies the build of the extension. The file's name depends on kernels only, but another
+    build may also simplify a graph in another way."""
     file = os.stat(_C.__file__)
     return file.st_size, file.st_mtime_ns
 

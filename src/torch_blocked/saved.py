@@ -1,9 +1,9 @@
-"""Captures as the plain data that a saved model holds, and what is checked of a file's data.
+"""Captures as the plain data of a saved model, and the checks of a file's data.
 
-A file may come from anybody. It is read by torch.load(weights_only=True), which makes nothing but
-plain data and tensors; what these say is then believed only as far as it is checked here, by
-structure.py (names of types) and by csrc/graph/capture/well_formed.cpp and loadable.cpp (ops, their
-arguments, numbers of values, sizes).
+A file may come from anybody. torch.load(weights_only=True) reads it, which makes only plain data
+and tensors. Then the data is checked here, by structure.py (names of types), and by
+csrc/graph/capture/well_formed.cpp and loadable.cpp (ops, their arguments, numbers of values,
+sizes). Nothing is believed without a check.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch_blocked.remembered import steps_of
 
 KIND, VERSION = "torch_blocked.optimize", 4
 
-# What says whether a value is as it must be.
+# Says whether a value has the right type and bounds.
 _Rule = Callable[[Any], bool]
 
 
 def to_data(signature: tuple[Any, Any], captured: Capture) -> dict[str, Any]:
-    """A capture, and the signature of the calls that it holds for, as torch.save takes them."""
+    """A capture, and the signature of the calls that it serves, as data for torch.save."""
     names = [each.name for each in fields(Capture) if each.name != "ran"]
     data = {name: getattr(captured, name) for name in names}
-    # A file that others get tells nothing of the folders of this machine.
+    # A file for others must not reveal folders of this machine.
     data["nodes"] = [vars(node) | {"line": os.path.basename(node.line)} for node in captured.nodes]
     data["out_spec"] = structure.dumps(captured.out_spec)
     spec, constants = signature
@@ -47,8 +47,8 @@ def to_data(signature: tuple[Any, Any], captured: Capture) -> dict[str, Any]:
 
 
 def of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
-    """The signature and the capture that to_data() was given, where data is checked. Raises
-    ValueError where its parts contradict each other."""
+    """The signature and the capture that to_data() was given, from checked data. Raises ValueError
+    if parts of it contradict each other."""
     spec = data["spec"] if isinstance(data["spec"], int) else structure.loads(data["spec"])
     constants = tuple((type(each), each) for each in data["constants"])
     captured = dict(data["capture"])
@@ -64,28 +64,28 @@ def save(data: dict[str, Any], path: str | os.PathLike[str] | IO[bytes]) -> None
 
 
 def signed(data: dict[str, Any]) -> dict[str, Any]:
-    """With a checksum of the rest: a bit that a disk or a network has changed shows. Whoever means
-    to change a file can make another checksum."""
+    """`data` with a checksum, which reveals bits that a disk or a network has changed. It does not
+    protect against intent: whoever changes a file can make another checksum."""
     data = {name: each for name, each in data.items() if name != "checksum"}
     return data | {"checksum": _checksum(data)}
 
 
 def read(path: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
-    """The data of a file that save() wrote, of the types and in the bounds that it has. Raises
-    OSError if there is no file, and other exceptions for any other content."""
+    """The data of a file that save() wrote, with types and bounds checked. Raises OSError if there
+    is no file, and other exceptions for any other content."""
     if isinstance(path, (str, os.PathLike)):
-        with open(path, "rb") as file:  # what is no file is told from what is none of ours
+        with open(path, "rb") as file:  # OSError for a missing file, before errors of content
             bytes_ = _checked_size(file)
     else:
         bytes_ = _checked_size(path)
     data = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise ValueError("a file of something else")
+        raise ValueError("a file of another kind")
     if data.get("version") != VERSION:
         raise ValueError(f"a file of version {data.get('version')}, not {VERSION}")
     _check_tensors(data, bytes_)
     if data.get("checksum") != _checksum({k: v for k, v in data.items() if k != "checksum"}):
-        raise ValueError("content that its checksum contradicts")
+        raise ValueError("content that does not match its checksum")
     _check(data, _FILE, "the file")
     for form in data["forms"]:
         _check(form, _FORM, "a form")
@@ -104,8 +104,8 @@ def example_of(data: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def refusal_of(data: dict[str, Any], more: set[str]) -> str:
-    """Why the file is not loaded, if it calls an op that it may not; else "". `more`: names of
-    those that it may call beside the list of all files."""
+    """Why the file is not loaded, if it calls an op that it may not; else "". `more`: names of ops
+    that it may call in addition to the list for all files."""
     calls = sorted(ops_of(data))
     refused = [name for name, overload in calls if not _C.is_loadable(name, overload)]
     if not (refused := [name for name in refused if name not in more]):
@@ -248,15 +248,15 @@ def _check_counts(spec: Any, constants: tuple[Any, ...], capture: Capture) -> No
     for place, channels in capture.blocked.items():
         is_there = 0 <= place < len(capture.outputs)
         if not is_there or not _is_value(capture.outputs[place]) or channels < 1:
-            raise ValueError("a blocked result that is none")
+            raise ValueError("a blocked result that is not there")
 
 
 # ---- content ------------------------------------------------------------------------------------
 
 
 def _checked_size(file: IO[bytes]) -> int:
-    """The bytes of a file that holds its records as they are: one that is packed may be small and
-    fill the memory."""
+    """The size of a file whose records are not compressed. Raises otherwise: a small compressed
+    file could fill the memory."""
     begin = file.tell()
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
@@ -264,12 +264,12 @@ def _checked_size(file: IO[bytes]) -> int:
     file.seek(begin)
     is_packed = any(each.compress_type != zipfile.ZIP_STORED for each in records)
     if is_packed or sum(each.file_size for each in records) > size:
-        raise ValueError("packed records")
+        raise ValueError("compressed records")
     return size
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
-    """Those in plain data, each time that they are in it."""
+    """The tensors in plain data, as often as they occur."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -281,7 +281,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _check_tensors(data: dict[str, Any], size: int) -> None:
-    """Raises ValueError unless tensors are what their memory in a file of that size can hold."""
+    """Raises ValueError for a tensor that its memory, in a file of this size, cannot hold."""
     held: dict[int, int] = {}
     for tensor in _tensors(data):
         plain = _is_tensor(tensor) and tensor.layout == torch.strided and tensor.is_cpu
@@ -292,17 +292,18 @@ def _check_tensors(data: dict[str, Any], size: int) -> None:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         last = tensor.storage_offset() + sum((n - 1) * step for n, step in steps)
         if tensor.numel() and (last + 1) * tensor.element_size() > storage.nbytes():
-            raise ValueError("a tensor that ends behind its memory")
+            raise ValueError("a tensor that ends beyond its memory")
     if sum(held.values()) > size:
         raise ValueError("tensors without content")
 
 
 def _checksum(data: dict[str, Any]) -> str:
-    """Of plain data by its text, and of tensors by their memory, which several may share."""
+    """A checksum of plain data by its text, and of tensors by their memory, which some may
+    share."""
     hashes: dict[int, int] = {}
 
     def content(tensor: Tensor) -> tuple[Any, ...]:
-        if tensor.layout != torch.strided or not tensor.is_cpu:  # no file of ours holds one
+        if tensor.layout != torch.strided or not tensor.is_cpu:  # save() never writes such a tensor
             return str(tensor.dtype), str(tensor.device), str(tensor.layout)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in hashes:

@@ -1,4 +1,4 @@
-"""What the schema of a torch op says of its arguments and results."""
+"""Questions to the schema of a torch op about its arguments and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_view_op(func: OpOverload) -> bool:
 def written_arguments(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Tensor]:
-    """The tensors that the op's schema says it writes."""
+    """The tensors that the op writes, by its schema."""
     values: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

@@ -19,12 +19,12 @@ import torch_blocked
 from torch_blocked import _C
 from torch_blocked.optimized_module import OptimizedModule
 
-# Largest error, relative to the largest value: of float32, and of bytes beside float32.
+# Largest error, relative to the largest value: of float32, and of int8 compared with float32.
 _FLOAT32, _INT8 = 2e-5, 0.1
 
 
 class _NotRun(Exception):
-    """What a check needs is not installed."""
+    """A check needs something that is not installed."""
 
 
 class _Block(nn.Module):
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace | None = None) -> int:
             passed += 1
         except _NotRun as reason:
             word = f"not run: {reason}"
-        except Exception as error:  # whatever does not work here is what the user wants to know
+        except Exception as error:  # any failure is a result to report
             failed += 1
             word = f"FAILED: {type(error).__name__}: {error}"
         print(f"{name:10} {time.perf_counter() - start:5.1f} s  {word}", flush=True)

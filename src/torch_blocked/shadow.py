@@ -1,9 +1,9 @@
 """Views that cannot share the memory of a blocked tensor, kept in step with it.
 
 `y[0, 3]`, `y.permute(...)` and `y.view(...)` have no blocked form, and channels that are not whole
-blocks no memory of their own: their results are copies. PyTorch promises views, so each copy keeps
-its base: before a use it follows what was written to the base, and what is written to it reaches
-the base. Both cost a reorder, and only when something was written."""
+blocks have no memory of their own, so results are copies. PyTorch promises views, so each copy
+keeps its base. Before a use it is renewed if the base was written, and writes to it reach the base.
+Each costs a reorder, and only after a write."""
 
 from __future__ import annotations
 
@@ -55,44 +55,44 @@ class Shadow:
         self.pull()
 
     def write_back(self) -> None:
-        """Brings what was written to the copy to the base, and to the base of that."""
+        """Copies writes from the copy to the base, and to the base of that."""
         self.push()
         if isinstance(self.base, BlockedCopy):
             self.base._shadow.write_back()
 
 
-# Ops that read their first argument in the order of its dims and whose results do not show how it
-# lay in memory.
+# Ops that read their first argument in the order of its dims, with results that do not depend on
+# its strides.
 _READ_IN_ORDER = {aten.native_layer_norm.default}
 
 
 def _write_back_all(written: Sequence[Tensor]) -> None:
-    """Views that an op has written, brought to their bases."""
+    """Copies the views that an op has written to their bases."""
     views = [each for each in written if isinstance(each, DenseView)]
     if len(written) == 1 and views:
         views[0]._shadow.write_back()
         return
-    values = [view._dense.clone() for view in views]  # which may share memory
+    values = [view._dense.clone() for view in views]  # clones, because views may share memory
     for view, value in zip(views, values, strict=True):
         _bring(view, value)
 
 
 def _bring(view: DenseView, value: Tensor) -> None:
-    """Writes `value` to a view whose base others may have written in the same op: what the view has
-    beside its own elements is older than that. (Versions count writes when an op is done.)"""
+    """Writes `value` to a view. The same op may have written the base too, and then the rest of the
+    view's copy is older than the base. (Versions count writes when an op is done.)"""
     view._shadow.renew()
     view._dense.copy_(value)
     view._shadow.write_back()
 
 
 class DenseView(Tensor):
-    """A dense view of a blocked tensor: a view of a dense copy that follows it, and is followed.
+    """A dense view of a blocked tensor. It shows a dense copy; copy and tensor follow each other.
 
-    Results of ops on it are ordinary tensors, further views excepted."""
+    Results of ops on it are ordinary tensors, except for further views."""
 
     _dense: Tensor
     _shadow: Shadow
-    # Makes the same values, contiguous, in one reorder: of a view whose own copy would take two.
+    # Makes contiguous values in one reorder, for a view whose own copy would take two.
     _contiguous: Callable[[], Tensor] | None = None
 
     @staticmethod
@@ -109,8 +109,8 @@ class DenseView(Tensor):
         )
         torch._C._set_conj(self, dense.is_conj())
         torch._C._set_neg(self, dense.is_neg())
-        # That of the base, which nobody can read: readers of `dense` itself would not see what was
-        # written to the base since.
+        # The storage of the base, which nobody can read. Readers of the storage of `dense` would
+        # not see later writes to the base.
         _C.share_storage(self, shadow.base)
         self._dense, self._shadow, self._contiguous = dense, shadow, contiguous
         return self
@@ -165,7 +165,7 @@ class DenseView(Tensor):
         refuse_address("share_memory_", f"a view {tuple(self.shape)} of a blocked one")
 
     def numpy(self, *, force: bool = False):
-        """A copy as a NumPy array, which is read-only but with force=True."""
+        """A copy as a NumPy array. It is read-only unless force=True."""
         return as_array(self._plain().requires_grad_(self.requires_grad), force)
 
     def __array__(self, dtype=None, copy=None):
@@ -202,7 +202,7 @@ def _reads_in_order(func, kwargs) -> bool:
 
 
 def _change_dims(func, view: DenseView, *args, **kwargs) -> DenseView:
-    """An op that changes dims in place, on what lies in the memory of the copy."""
+    """Runs an op that changes dims in place, on the tensor in the copy's memory."""
     dense = view._dense.detach()
     func(dense, *args, **kwargs)
     become(view, DenseView(dense, view._shadow))
@@ -210,16 +210,16 @@ def _change_dims(func, view: DenseView, *args, **kwargs) -> DenseView:
 
 
 class BlockedCopy(BlockedTensor):
-    """A view of a blocked tensor as a copy of its own, such as channels that are not whole blocks;
-    views of it share its memory and its tie."""
+    """A view of a blocked tensor that is a blocked copy, such as channels that are not whole
+    blocks. Views of it share its memory and its tie."""
 
     _shadow: Shadow
-    # Strides of the same view of a dense tensor, if that has gaps in memory: the copy has none.
+    # Strides of the same view of a dense tensor, if these leave gaps; the copy has no gaps.
     _strides: list[int] | None = None
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
-        """Runs `func` with each copied view up to date before, and its base after."""
+        """Runs `func`. Renews each copied view before, and updates its base after."""
         if torch.is_inference_mode_enabled() and views_counted(func, args):
             with torch.inference_mode(False), torch.no_grad():
                 return cls.__torch_dispatch__(func, types, args, kwargs)
@@ -248,8 +248,8 @@ class BlockedCopy(BlockedTensor):
 
 
 def anchor(input: BlockedTensor) -> BlockedTensor:
-    """A blocked tensor in the memory of `input` that counts its writes with it. Views are tied to
-    one of these, because `input` itself may be given other dims or other memory."""
+    """A blocked tensor that shares memory and write counts with `input`. Views are tied to it,
+    because `input` itself may be given other dims or other memory."""
     if not _is_eager(input):
         return input  # traced: there are no ties
     same = type(input)(input._physical, input._channels)
@@ -263,8 +263,8 @@ def anchor(input: BlockedTensor) -> BlockedTensor:
 def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **kwargs) -> Any:
     """The result of the view op `func` on a dense copy of `input`, tied to it.
 
-    pixels_last: it is contiguous where the copy is channels-last. The copy is not that, because
-    contiguous() of such a view of a dense tensor gives memory of its own."""
+    pixels_last: the view would be contiguous if the copy were channels-last. The copy is not,
+    because contiguous() of such a view of a dense tensor gives memory of its own."""
     check_view(str(func), f"{input.format} {tuple(input.shape)}")
     input = anchor(input)
     memory = _without_repeats(input)
@@ -276,7 +276,7 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
     dense = copy()
     shown = dense.expand(input.shape) if is_repeated else dense
     if not _is_eager(input):
-        return func(shown, *args, **kwargs)  # tracing has made in-place ops functional already
+        return func(shown, *args, **kwargs)  # in a trace in-place ops are functional already
     if not is_repeated:
         shown = dense = _laid_as(dense, input._dense_strides())
     try:
@@ -284,7 +284,7 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
     except RuntimeError:
         if func is not aten.view.default:
             raise
-        return shown.reshape(*args)  # dims that a slice does not join: ATen's reshape copies
+        return shown.reshape(*args)  # a slice cannot join these dims, so ATen's reshape copies
 
     def pull() -> None:
         dense.copy_(copy())
@@ -301,7 +301,7 @@ def dense_view(func, input: BlockedTensor, *args, pixels_last: bool = False, **k
 
 
 def tied_dense(value: Tensor, input: BlockedTensor, dense: Tensor) -> DenseView:
-    """`value`, which shows `dense`, a copy of `input`, tied to that."""
+    """`value`, a view of `dense`, which is a copy of `input`, tied to `input`."""
     input = anchor(input)
 
     def pull() -> None:
@@ -314,8 +314,8 @@ def tied_dense(value: Tensor, input: BlockedTensor, dense: Tensor) -> DenseView:
 
 
 def _without_repeats(input: BlockedTensor) -> Tensor:
-    """The physical tensor with one of the elements that expand() has repeated in images and pixels:
-    they share memory, and ATen refuses to write all of them at once."""
+    """The physical tensor with each element that expand() has repeated in images and pixels once.
+    Repeats share memory, and ATen refuses to write all of them at once."""
     physical = input._physical
     if not _is_eager(input):
         return physical
@@ -366,7 +366,7 @@ def channel_view(input: BlockedTensor, start: int, length: int) -> BlockedTensor
 def tied_to(copy: BlockedCopy, view: Tensor) -> Tensor:
     """`view`, in memory of `copy`, with the same tie to the base."""
     if isinstance(view, (BlockedCopy, DenseView)):
-        return view  # it has a tie of its own, to `copy`
+        return view  # it already has a tie, to `copy`
     if not isinstance(view, BlockedTensor):
         return DenseView(view, copy._shadow)
     tied = BlockedCopy(view._physical, view._channels)
@@ -374,7 +374,7 @@ def tied_to(copy: BlockedCopy, view: Tensor) -> Tensor:
     return tied
 
 
-# Ops that change the dims of a tensor in place, and the view that it then is of its former self.
+# Ops that change the dims of a tensor in place, and the view op with the same result.
 IN_PLACE_VIEWS = {
     aten.squeeze_.default: aten.squeeze.default,
     aten.squeeze_.dim: aten.squeeze.dim,
@@ -383,14 +383,14 @@ IN_PLACE_VIEWS = {
     aten.transpose_.default: aten.transpose.int,
     aten.t_.default: aten.t.default,
     aten.as_strided_.default: aten.as_strided.default,
-    aten.resize_.default: None,  # of a dense view: it may be larger
+    aten.resize_.default: None,  # a dense view may become larger
 }
 
 _OURS = ("_physical", "_channels", "_dense", "_shadow", "_strides", "_contiguous")
 
 
 def become(self: Tensor, other: Tensor) -> None:
-    """Makes `self`, which stays the same object, what `other` is: blocked, a view or dense."""
+    """Turns `self`, which stays the same object, into `other`: blocked, a view or dense."""
     kinds = (Tensor, BlockedTensor, BlockedCopy, DenseView)
     for tensor in (self, other):
         if type(tensor) not in kinds:

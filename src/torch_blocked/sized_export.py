@@ -1,8 +1,8 @@
-"""A model as one graph of torch.export's that holds for as many sizes as the model does, and that
-refuses the others.
+"""A model as one graph of torch.export that serves as many sizes as the model does, and refuses
+others.
 
-torch.export notes what the model asks of sizes as it is traced. What that comes to stands at the
-start of the graph (SizeCheck), so that no way to run it gives other values than the model."""
+torch.export records what the model asks of sizes during the trace. The resulting conditions stand
+at the start of the graph (SizeCheck), so the graph never gives other values than the model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from torch_blocked.verify import difference, others_like
 from torch_blocked.watched import at_least
 
 _Arguments = tuple[Any, ...]
-# How many kinds of sizes of the calibration inputs are tried as the example of an export.
+# How many different sizes of the calibration inputs are tried as the example of an export.
 _TRIED = 4
-# Of float32 results that the same ops make, in the largest value.
+# Tolerance of float32 results of the same ops, relative to the largest value.
 _SAME_OPS = 1e-4
-# Sizes that a trace takes for no others: it says nothing of them.
+# Sizes about which a trace for other sizes says nothing.
 _SMALL = (1, 0)
 
 
@@ -39,8 +39,8 @@ _Place = tuple[int, int]  # a leaf of the arguments, and a dim of it
 
 
 class _Sizes:
-    """A tensor for guards, which read `leaf[0].size()[2]`: asks for the one size only, so that a
-    capture of the graph holds where the others change."""
+    """Stands for a tensor in guards, which read `leaf[0].size()[2]`. It asks for that size only, so
+    a capture of the graph still serves inputs whose other sizes change."""
 
     def __init__(self, at: int, size: Callable[[_Place], int]) -> None:
         self.at, self.asked = at, size
@@ -54,8 +54,8 @@ class _Sizes:
 
 @dataclass
 class _Input:
-    """What one leaf of the arguments must be. dims: those of a tensor, None where another rule
-    tells; value: of what is no tensor."""
+    """The requirement on one leaf of the arguments. dims: the dims of a tensor, None where guards
+    decide; value: the value of a leaf that is no tensor."""
 
     name: str
     dims: list[int | None] | None = None
@@ -88,7 +88,7 @@ class _Guard:
         return self._of([_Sizes(at, sizes.__getitem__) for at in range(1 + max(sizes)[0])])
 
     def holds(self, leaves: Sequence[Any], may_be_none: set[_Place]) -> bool:
-        """may_be_none: dims for which a size of none was compared; it counts as one."""
+        """may_be_none: dims that were compared at size 0; this size counts as 1 in guards."""
         if self.enough and all(
             (length <= 1 and place in may_be_none) or at_least(leaves[place[0]], place[1], length)
             for place, length in self.enough.items()
@@ -109,7 +109,7 @@ class _Guard:
     def _of(self, leaves: Sequence[Any]) -> bool:
         try:
             return bool(self._holds(leaves))
-        except ZeroDivisionError:  # a part of a size that is none
+        except ZeroDivisionError:  # a division by a size of 0
             return False
 
 
@@ -117,9 +117,10 @@ _LONG = 1 << 14
 
 
 def _enough(code: str, holds: Callable[[dict[_Place, int]], bool]) -> dict[_Place, int]:
-    """Lengths from which on a guard holds whatever the sizes; empty: nobody knows.
+    """Sizes from which on a guard holds, whatever the other sizes; empty if unknown.
 
-    That is so of a number that is less than what grows with all sizes."""
+    They are known for guards that say that a number is less than an expression that grows with all
+    sizes."""
     compared = ast.parse(code.strip(), mode="eval").body
     if not isinstance(compared, ast.Compare) or len(compared.ops) > 1:
         return {}
@@ -131,7 +132,7 @@ def _enough(code: str, holds: Callable[[dict[_Place, int]], bool]) -> dict[_Plac
     if not known or not _is_number(less) or not _grows(more):
         return {}
     places = [_place_of(each) for each in ast.walk(more) if _is_size(each)]
-    if isinstance(op, ast.NotEq):  # it grows beyond the number
+    if isinstance(op, ast.NotEq):  # the expression grows beyond the number
         beyond = _Guard(f"({ast.unparse(more)}) > ({ast.unparse(less)})", "")
         return beyond.enough
     lengths = dict.fromkeys(places, _LONG)
@@ -181,16 +182,16 @@ def _grows(node: ast.expr) -> bool:
 
 
 class SizeCheck(nn.Module):
-    """Raises ValueError for leaves of arguments that a graph does not hold for."""
+    """Raises ValueError for leaves of arguments that a graph does not serve."""
 
     def __init__(self, inputs: list[_Input], guards: list[_Guard]) -> None:
         super().__init__()
         self.inputs, self.guards = inputs, guards
         self.may_be_none: set[_Place] = set()
-        self._is_impure = True  # whoever removes what nobody reads must leave the check
+        self._is_impure = True  # so that dead code elimination keeps the check
 
     def broken(self, leaves: Sequence[Any]) -> str:
-        """The first rule that does not hold; empty: all do."""
+        """The first rule that does not hold; empty if all hold."""
         if len(leaves) != len(self.inputs):
             return f"there are {len(self.inputs)}"
         for rule, leaf in zip(self.inputs, leaves, strict=True):
@@ -205,8 +206,8 @@ class SizeCheck(nn.Module):
         if what := self.broken(leaves):
             got = ", ".join(map(_named, leaves))
             raise ValueError(
-                f"torch_blocked::quantize: expected inputs for which {what}, as of those that it "
-                f"was calibrated with, got {got}; quantize the model with inputs of these sizes"
+                f"torch_blocked::quantize: expected inputs for which {what}, as in calibration, "
+                f"got {got}; quantize the model with inputs of these sizes"
             )
 
 
@@ -215,7 +216,7 @@ def _named(leaf: Any) -> str:
 
 
 class _StructureCheck:
-    """Hears of the arguments before the graph takes them apart, which is silent of more items."""
+    """Sees the arguments before the graph takes them apart; the graph ignores additional items."""
 
     def __init__(self, spec: pytree.TreeSpec) -> None:
         self.spec = spec
@@ -226,21 +227,21 @@ class _StructureCheck:
         if spec != self.spec:
             raise ValueError(
                 f"torch_blocked::quantize: expected arguments as those of calibration, {self.spec},"
-                f" got {spec}; call it with as many and of the same types"
+                f" got {spec}; call it with the same number and types of arguments"
             )
 
 
 @dataclass
 class SizedGraph:
-    """A float graph, and what it takes."""
+    """A float graph, and the check of its inputs."""
 
     module: fx.GraphModule
     check: SizeCheck
     spec: pytree.TreeSpec
-    free: list[list[_Place]]  # the sizes that may change, each with those that are the same
+    free: list[list[_Place]]  # sizes that may change; places in one list always have the same size
 
     def put_check_into(self, graph: fx.GraphModule) -> None:
-        """At the start of a graph with the same inputs."""
+        """Puts the check at the start of a graph with the same inputs."""
         graph.add_submodule("_guards_fn", self.check)  # as torch.export calls its own
         leaves = graph.graph.find_nodes(op="placeholder")
         with graph.graph.inserting_after(leaves[-1]):
@@ -252,13 +253,13 @@ class SizedGraph:
 
 
 def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
-    """The model for the sizes of all cases, and for those others that its own code allows. Raises
-    ValueError where one graph does not hold for all cases, and what torch.export raises."""
+    """The model for the sizes of all cases, and for other sizes that its own code allows. Raises
+    ValueError if one graph does not serve all cases, and what torch.export raises."""
     for is_free in (_every_dim, _first_dim):
         for example in _examples(cases):
             try:
                 found = _exported(model, example, is_free)
-            except Exception:  # of many kinds: it cannot be traced with sizes that change
+            except Exception:  # of many kinds: the model cannot be traced with sizes that change
                 continue
             if _holds_for(model, found, cases):
                 return found
@@ -269,8 +270,8 @@ def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
 
 
 def _examples(cases: Sequence[_Arguments]) -> Iterator[_Arguments]:
-    """Cases of different sizes, each with a batch of two in place of one at first: some ops take a
-    size of one for fixed."""
+    """Cases of different sizes. Each comes first with a batch of two in place of one, because some
+    ops take a size of one for fixed."""
     seen: list[Any] = []
     for case in cases:
         sizes = [each.shape for each in pytree.tree_leaves(case) if isinstance(each, Tensor)]
@@ -298,13 +299,13 @@ def _no_dim(dim: int) -> bool:
     return False
 
 
-# Of arithmetic in the size of a value. A network that works out its own padding from each size has
-# four times as much after each layer that halves it, and the trace takes minutes.
+# Most operations in the formula of a size. In a network that computes its padding from each size,
+# formulas grow four times after each layer that halves it, and the trace takes minutes.
 _MOST_OPS = 100
 
 
 class _ShortSizes(TorchFunctionMode):
-    """Raises RuntimeError where sizes become long formulas of the input's."""
+    """Raises RuntimeError if sizes become long formulas of the input's sizes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -318,7 +319,7 @@ class _ShortSizes(TorchFunctionMode):
 
 
 def _exported(model: nn.Module, example: _Arguments, is_free: Callable[[int], bool]) -> SizedGraph:
-    """is_free: of a dim, whether its size may change."""
+    """is_free: says of a dim whether its size may change."""
 
     def dims(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -331,7 +332,7 @@ def _exported(model: nn.Module, example: _Arguments, is_free: Callable[[int], bo
     oblivious = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with torch.no_grad(), unchanged(model), oblivious, _ShortSizes():
         program = torch.export.export(model, example, dynamic_shapes=named, strict=False)
-    module = program.module(check_guards=False)  # put_check_into() has them in words
+    module = program.module(check_guards=False)  # put_check_into() checks them, with messages
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -366,8 +367,8 @@ def _guards_of(
     example: _Arguments,
     inputs: list[_Input],
 ) -> list[_Guard]:
-    """What torch.export has noted of sizes that may change. Raises RuntimeError for what is not of
-    the inputs."""
+    """The conditions that torch.export has recorded for sizes that may change. Raises RuntimeError
+    for a condition that does not concern the inputs."""
     given = inspect.signature(model.forward).bind(*example).arguments
     paths = ["L" + pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(given)]
     guards = []
@@ -384,7 +385,7 @@ def _guards_of(
 
 
 def _conditions(code: str) -> list[str]:
-    """Those of which all must hold."""
+    """The parts of a condition, all of which must hold."""
     node = ast.parse(code.strip(), mode="eval").body
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         return [ast.unparse(each) for each in node.values]
@@ -392,7 +393,7 @@ def _conditions(code: str) -> list[str]:
 
 
 def _replaced(code: str, name: str, by: str) -> str:
-    """A path in place of another, where it does not go on: L['x'] is no part of L['x'][0]."""
+    """`code` with a path replaced where it does not continue: L['x'] is no part of L['x'][0]."""
     parts = code.split(name)
     text = parts[0]
     for part in parts[1:]:
@@ -401,8 +402,8 @@ def _replaced(code: str, name: str, by: str) -> str:
 
 
 def _holds_for(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments]) -> bool:
-    """Whether the graph takes all cases, and gives what the model gives for other sizes, too. Sizes
-    of one and none, of which the trace says nothing, are refused where it does not."""
+    """Whether the graph takes all cases, and agrees with the model at other sizes too. The trace
+    says nothing about sizes 1 and 0; they are refused where graph and model differ."""
     check = found.check
     if any(check.broken(pytree.tree_leaves(case)) for case in cases):
         return False
@@ -422,7 +423,7 @@ def _holds_for(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments])
 
 
 def _other(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments]) -> _Arguments:
-    """Arguments of sizes of which no case is, if the model takes any."""
+    """Arguments of sizes that no case has, if the model takes any."""
     for case in others_like(cases[0]):
         broken = found.check.broken(pytree.tree_leaves(case))
         if not broken and not isinstance(_results(model, case, model), Exception):
@@ -439,7 +440,7 @@ def _with_size(case: _Arguments, places: list[_Place], size: int) -> _Arguments:
 
 
 def _agree(model: nn.Module, found: SizedGraph, case: _Arguments) -> bool:
-    """Whether model and graph give the same for a case, or both refuse it, or the check does."""
+    """Whether model and graph agree on a case, or both refuse it, or the check refuses it."""
     if found.check.broken(pytree.tree_leaves(case)):
         return True
     expected, result = (_results(each, case, model) for each in (model, found.module))
@@ -449,7 +450,7 @@ def _agree(model: nn.Module, found: SizedGraph, case: _Arguments) -> bool:
 
 
 def _results(run: nn.Module, case: _Arguments, model: nn.Module) -> Any:
-    """What `run` returns, or raises; the model and the generator stay as they were."""
+    """The results of `run`, or its error; the model and the random generator stay as they were."""
     with torch.no_grad(), unchanged(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a forward may change besides its results: attributes of modules, and buffers."""
+"""The state that a forward may change: attributes of modules, and buffers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C
 
 _TREES = (dict, list, tuple)
-# Where nn.Module itself keeps parameters, buffers and modules, which have paths of their own.
+# Attributes in which nn.Module keeps parameters, buffers and modules, which have their own paths.
 _OF_TORCH = {"_parameters", "_buffers", "_modules"}
-# How many containers and objects a snapshot holds at most, and how many items one may have.
+# The most containers and objects in a snapshot, and the most items in one of them.
 _MOST, _MOST_ITEMS = 10_000, 10_000
 _PLAIN = (int, float, bool, str, type(None))
-# Objects of these packages hold no state of a model's own.
+# Objects of these packages hold no state that belongs to a model.
 _OTHER_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
 class Changes:
-    """Names of the attributes and buffers that are not what they were."""
+    """Names of the attributes and buffers that have changed."""
 
     def __init__(self, attributes: set[str], buffers: set[str]) -> None:
         self.attributes, self.buffers = attributes, buffers
@@ -41,12 +41,12 @@ class Changes:
 
 
 class State:
-    """A snapshot of a model: what its attributes hold, and the containers and objects in these, and
-    the values of its buffers and of tensors in attributes (batch norm writes into buffers unseen);
-    attributes of scripts (csrc/graph/capture/script_state.h). Parameters are not copied; writes to them
-    pass the dispatcher, and the recorder puts them back.
+    """A snapshot of a model: the contents of its attributes, and of containers and objects in
+    these; the values of its buffers and of tensors in attributes (batch norm writes into buffers
+    unseen); attributes of scripts (csrc/graph/capture/script_state.h). Parameters are not copied;
+    writes to them pass the dispatcher, and the recorder puts them back.
 
-    What lies elsewhere, as in closures and globals, only a second run tells of (capture.py)."""
+    Only a second run reveals state elsewhere, as in closures and globals (capture.py)."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(each, dict(vars(each))) for each in _python_modules(model)]
@@ -78,7 +78,7 @@ class State:
         return Changes(attributes, buffers)
 
     def restore(self) -> None:
-        """Puts all back."""
+        """Puts everything back."""
         for module, before in self._modules:
             for name in vars(module).keys() - before.keys():
                 del module.__dict__[name]
@@ -94,8 +94,8 @@ class State:
 
 
 class _Content:
-    """What a container or an object held. Equal to another of the same items: the same objects, or
-    plain values that are equal."""
+    """The items that a container or an object held. Two are equal if their items are: the same
+    objects, or equal plain values."""
 
     def __init__(self, items: Any) -> None:
         self.items = items
@@ -125,7 +125,7 @@ class _Content:
 
 
 _Attributes = list[tuple[nn.Module, dict[str, Any]]]
-_Held = tuple[str, Any, _Content]  # the name of the attribute, what holds, and what it held
+_Held = tuple[str, Any, _Content]  # the attribute's name, the container or object, and its items
 
 
 def _content(holder: Any) -> _Content:
@@ -179,7 +179,8 @@ def _held_by(
 
 
 def _tensors_in(modules: _Attributes, held: list[_Held]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in attributes and in what these lead to; parameters and buffers are others' part."""
+    """Tensors in attributes and in the containers and objects there, without parameters and
+    buffers."""
     seen: set[int] = set()
     torchs = {
         id(attributes[name]) for _, attributes in modules for name in _OF_TORCH & attributes.keys()
@@ -208,15 +209,15 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _scripts(model: nn.Module) -> list[torch.jit.ScriptModule]:
-    """Those that no other contains."""
+    """The scripts that no other script contains."""
     scripts = [each for each in model.modules() if isinstance(each, torch.jit.ScriptModule)]
     inner = {id(part) for each in scripts for part in list(each.modules())[1:]}
     return [each for each in scripts if id(each) not in inner]
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by their paths, then what attributes of modules hold: tensors, and
-    lists, tuples and dicts of these."""
+    """Parameters and buffers by their paths, then the tensors in attributes of modules, also in
+    lists, tuples and dicts."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
     for path, module in model.named_modules():
@@ -229,7 +230,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_devices(op: str, model: nn.Module) -> None:
-    """Raises TypeError where a tensor of the model is not in the memory of the CPU."""
+    """Raises TypeError if a tensor of the model is not in the memory of the CPU."""
     for name, tensor in named_tensors(model):
         if tensor.device.type != "cpu":
             meta = "it has no values: load the weights into a model on the CPU"
@@ -241,7 +242,7 @@ def check_devices(op: str, model: nn.Module) -> None:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts back what a run of the model changes in it."""
+    """Undoes, at the end, the changes that a run makes to the model."""
     state = State(model)
     try:
         yield
@@ -272,7 +273,7 @@ def _equal(now: Tensor, before: Tensor) -> bool:
 
 
 def _is_derived(module: nn.Module, name: str) -> bool:
-    """Whether a hook of torch's own sets the attribute, as torch.nn.utils.weight_norm does."""
+    """Whether a hook of torch sets the attribute, as torch.nn.utils.weight_norm does."""
     return any(
         getattr(hook, "name", None) == name and type(hook).__module__.startswith("torch.")
         for hook in module._forward_pre_hooks.values()
@@ -280,5 +281,6 @@ def _is_derived(module: nn.Module, name: str) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Counts writes. Of a tensor that was made under torch.inference_mode() nobody counts them."""
+    """A tensor's count of writes. torch counts none for tensors made under
+    torch.inference_mode()."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,4 +1,4 @@
-"""`torch_blocked.strict()`: what is to be seen rather than to happen in silence."""
+"""`torch_blocked.strict()`: raises for slow paths instead of taking them silently."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch_blocked import _C, module_paths
 
 
 class Refused(NotImplementedError):
-    """Strict mode does not allow it; the message says what, where, and the way out."""
+    """Strict mode refuses an op. The message says which, where, and the way out."""
 
 
 @dataclass
 class _Rules:
-    fallbacks: bool = True  # whether they are allowed, as by the next two
-    reorders: int | None = None  # how many more; None: any number
+    fallbacks: bool = True  # whether they are allowed
+    reorders: int | None = None  # how many more are allowed; None: any number
     views: bool = True
 
 
@@ -31,14 +31,14 @@ _local = _Local()
 @contextmanager
 def strict(*, reorders: bool | int = True, views: bool = True) -> Iterator[None]:
     """Inside it, an op without a blocked kernel raises NotImplementedError instead of running on a
-    dense copy. The sentence names the op, the formats, the module, the user's line and the way out.
-    Per thread; inside of another, both hold.
+    dense copy. The message names the op, the formats, the module, the user's line and the way out.
+    It counts for this thread. Inside another strict(), both count.
 
-    reorders: False refuses all copies of activations from one format into another, `to_blocked` and
-        `to_dense` and what an optimized model does inside included; a number allows so many.
-    views: False refuses views that cannot share the memory of a blocked tensor and are copies,
-        such as those of permute() and of channels that are no whole blocks.
-    Raises ValueError for a negative number, TypeError for what is no number."""
+    reorders: False refuses all copies of activations from one format into another, including
+        `to_blocked`, `to_dense` and reorders inside an optimized model. A number allows that many.
+    views: False refuses views that cannot share the memory of a blocked tensor and so are copies,
+        such as views by permute() and of channels that are not whole blocks.
+    Raises ValueError for a negative number, TypeError for another type."""
     allowed = _checked(reorders)
     before = _local.rules
     left = [each for each in (allowed, before.reorders) if each is not None]
@@ -93,7 +93,7 @@ def is_strict() -> bool:
 
 
 def check_view(op: str, formats: str) -> None:
-    """Raises Refused where strict mode does not allow views that are copies."""
+    """Raises Refused if strict mode does not allow views that are copies."""
     if not _local.rules.views:
         raise Refused(
             f"torch_blocked::{op}: expected views in the memory of {formats}, got one that must be "

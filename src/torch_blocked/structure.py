@@ -1,4 +1,4 @@
-"""Arguments and results as leaves and a spec: pytree's, with dataclasses as nodes, too."""
+"""Arguments and results as leaves and a spec, by pytree. Dataclasses are nodes too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 
 class _Size:
-    """A torch.Size, as a node of a tree that becomes one again: pytree makes a tuple of it."""
+    """A node that becomes a torch.Size again; pytree itself would make a tuple of it."""
 
     def __init__(self, sizes: Iterable[Any]) -> None:
         self.sizes = list(sizes)
@@ -31,7 +31,7 @@ pytree.register_pytree_node(
 
 
 class _Fields:
-    """The fields of a dataclass instance, as a node of a tree that becomes an instance again."""
+    """The fields of a dataclass instance, as a node that becomes an instance again."""
 
     def __init__(self, kind: type, fields: dict[str, Any]) -> None:
         self.kind, self.fields = kind, fields
@@ -70,12 +70,12 @@ def _all_opened(value: Any) -> Any:
 
 
 def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves of `value`, and what unflatten() needs to make the like of it."""
+    """The leaves of `value`, and the spec from which unflatten() makes the same structure."""
     return pytree.tree_flatten(_all_opened(value))
 
 
 def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """`value` with what the function makes of its tensors."""
+    """`value` with the function's results in place of its tensors."""
     return pytree.tree_map_only(Tensor, function, value, is_leaf=_is_size)
 
 
@@ -83,7 +83,7 @@ unflatten = pytree.tree_unflatten
 
 
 def dumps(spec: pytree.TreeSpec) -> str:
-    """For a file. Raises NotImplementedError for types that only their own program knows."""
+    """The spec as text for a file. Raises NotImplementedError for types of the program's own."""
     try:
         return pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError) as error:
@@ -94,22 +94,22 @@ def dumps(spec: pytree.TreeSpec) -> str:
 
 
 def loads(text: str) -> pytree.TreeSpec:
-    """What dumps() was given. Raises an exception for what is none.
+    """The spec that dumps() was given. Raises an exception for any other text.
 
-    pytree imports modules that the text names, and takes from them what it names: here only enums
-    that are there already, and types of Python's own as what a defaultdict makes."""
+    pytree imports modules that the text names, and takes objects from them. Here it may only take
+    enums that are imported already, and Python's own types as the factory of a defaultdict."""
     for record in _records(json.loads(text)):
         if "__enum__" in record and not _is_enum(record["fqn"]):
             raise ValueError(f"the enum {record['fqn']}, which is not imported")
         if "default_factory_module" in record and not _is_builtin(record):
-            raise ValueError(f"{record['default_factory_name']} as what a defaultdict makes")
+            raise ValueError(f"{record['default_factory_name']} as the factory of a defaultdict")
     spec = pytree.treespec_loads(text)
-    unflatten([0] * spec.num_leaves, spec)  # names of fields must be those of a type
+    unflatten([0] * spec.num_leaves, spec)  # raises if the names of fields fit no type
     return spec
 
 
 def _records(value: Any) -> Iterator[dict[str, Any]]:
-    """The dicts in decoded JSON, and in texts of it that are JSON again."""
+    """The dicts in decoded JSON, and in strings there that are JSON again."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

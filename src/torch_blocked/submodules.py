@@ -1,10 +1,10 @@
-"""A model that no capture describes whole, by those of its modules that one does: the backbone and
-the heads of a detector, between which Python decides on values.
+"""Optimizes the modules of a model that can be captured, if the model as a whole cannot: the
+backbone and the heads of a detector, say, between which Python decides on values.
 
-The model itself runs. Meanwhile the forward of each such module is handed to an optimized one, in
-the threads that ask for it; in others, and between calls, the modules are as they were. Dynamo,
-which would cut the model where Python decides, traces all of that Python for each kind of sizes,
-which takes minutes for some detectors."""
+The model itself runs. During its call, in the calling thread, an optimized module runs the forward
+of each such module. In other threads, and between calls, the modules are as they were. Dynamo would
+cut the model where Python decides, but it traces all of that Python again for new sizes, which
+takes minutes for some detectors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from torch_blocked.judgement import judgement_of
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.state import version_of
 
-# Modules are worth it that hold most of the model's layers, so many each on average: a layer alone
-# is fused with nothing.
+# Parts are worth it if they hold this share of the model's layers, and this many each on average: a
+# single layer has nothing to fuse with.
 _SHARE, _LAYERS = 0.75, 8
-# A part is planned for so many sizes when they come; for more, as of the boxes that a detector
-# finds, when they come a second time.
+# A part is planned for its first four sizes when they come, and for others when they come a second
+# time. The number of boxes that a detector finds differs from call to call.
 _AT_ONCE, _KNOWN = 4, 4096
-# How often a part is captured anew because its module has changed.
+# How often a part is captured again because its module has changed.
 _CHANGES = 3
 
-# What every module has.
+# Attributes that every module has.
 _OWN = nn.Module().__dict__.keys() - {"training"} | {"forward"}
-# What cannot change unseen.
+# Types of values that cannot change unnoticed.
 _FIXED = (
     *CONSTANTS,
     torch.layout,
@@ -56,7 +56,7 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 @dataclass
 class _Part:
-    """A module that is captured, and what it must still be."""
+    """A captured module, and its state at the capture, which it must still have."""
 
     path: str
     optimized: OptimizedModule
@@ -77,12 +77,12 @@ class _Part:
         )
 
     def plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it has a plan for arguments like these, or is to make one."""
+        """Whether it has a plan for arguments like these, or should make one."""
         call = self.optimized._call(args, kwargs)
         key = call.signature, call.inputs.key
         if key in self.taken:
             return True
-        # The first call is to give the bits of the next where these must not differ.
+        # Under deterministic algorithms the first call must give the same bits as the next.
         at_once = len(self.taken) < _AT_ONCE or torch.are_deterministic_algorithms_enabled()
         if at_once or key in self.met:
             if len(self.taken) == _KNOWN:
@@ -98,7 +98,7 @@ class _Part:
 class _Running(threading.local):
     def __init__(self) -> None:
         self.of: Submodules | None = None
-        self.handed: Counter[nn.Module] = Counter()  # those of _handed that this thread has
+        self.handed: Counter[nn.Module] = Counter()  # the part of _handed by this thread
 
 
 _running = _Running()
@@ -108,7 +108,7 @@ _handed: Counter[nn.Module] = Counter()
 
 @contextmanager
 def _handing(modules: Iterable[nn.Module], to: Submodules | None) -> Iterator[None]:
-    """Lets `to` run the forwards of these modules, in this thread."""
+    """Inside, `to` runs the forwards of these modules in this thread."""
     modules = list(modules)
     with _lock:
         for module in modules:
@@ -127,7 +127,7 @@ def _handing(modules: Iterable[nn.Module], to: Submodules | None) -> Iterator[No
 
 
 def _take_back(modules: Iterable[nn.Module]) -> None:
-    """Those that nobody has any more."""
+    """Restores the modules whose forwards no thread hands over any more."""
     for module in modules:
         if not _handed[module]:
             module.__dict__.pop("forward", None)
@@ -162,20 +162,20 @@ class Submodules:
     """The largest modules of a model that can be captured, found in its first run."""
 
     def __init__(self, model: nn.Module, make: Callable[..., OptimizedModule]) -> None:
-        """make: an OptimizedModule of a module and its path."""
+        """make: makes an OptimizedModule from a module and its path."""
         self._model, self._make = model, make
         self._paths = {module: name for name, module in model.named_modules() if name}
-        self._parts: dict[nn.Module, _Part | None] = {}  # None: not to be captured
+        self._parts: dict[nn.Module, _Part | None] = {}  # None: it cannot be captured
         self._changes: Counter[nn.Module] = Counter()
         self._searches = True
         self._lock = forks.lock()
 
     def parts(self) -> list[tuple[str, OptimizedModule]]:
-        """Those that were found, with their paths in the model."""
+        """The parts that were found, with their paths in the model."""
         return [(each.path, each.optimized) for each in self._parts.values() if each]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's forward. The first call searches."""
+        """Runs the model's forward. The first call searches for parts."""
         if not self._searches:
             with _handing([each for each, part in self._parts.items() if part], self):
                 return self._model(*args, **kwargs)
@@ -187,7 +187,7 @@ class Submodules:
         return results
 
     def are_worth_it(self) -> bool:
-        """Whether they hold most of the model, in large pieces."""
+        """Whether the parts hold most of the model, in large pieces."""
         parts = [module for module, part in self._parts.items() if part]
         held = {layer for module in parts for layer in _layers(module)}
         enough = len(held) >= _SHARE * len(_layers(self._model))
@@ -195,7 +195,7 @@ class Submodules:
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         part = self._part_for(module, args, kwargs)
-        if part is None:  # perhaps one of those in it
+        if part is None:  # perhaps a module inside it can be captured
             return type(module).forward(module, *args, **kwargs)
         with _run_by(None):
             if _are_plain(args, kwargs) and part.plans(args, kwargs):
@@ -228,7 +228,7 @@ class Submodules:
         part = _Part(path, optimized, *_guards(module))
         try:
             optimized._prepare(args, kwargs)
-        except Exception:  # whatever it is, the module itself runs
+        except Exception:  # after any error the module itself runs
             return None
         ran, optimized._ran = optimized._ran, None
         if ran is not None:
@@ -244,7 +244,7 @@ def _layers(module: nn.Module) -> set[nn.Module]:
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    """Whether its forward can be handed over, and computes with parameters."""
+    """Whether another module can run its forward, and it has parameters to compute with."""
     return (
         type(module).__call__ is nn.Module.__call__
         and "forward" not in module.__dict__
@@ -254,7 +254,7 @@ def _is_candidate(module: nn.Module) -> bool:
 
 
 def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether no argument hides tensors, or is of a kind that kernels do not read."""
+    """Whether no argument hides tensors, and all tensors are of kinds that kernels read."""
     return all(
         each.layout == torch.strided and not each.is_meta and not each.is_quantized
         if type(each) in (Tensor, nn.Parameter)
@@ -264,8 +264,8 @@ def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether nothing that the forward reads can change unseen (_Part.holds), and nobody listens.
-    A tensor that is no parameter and no buffer may be what another module computed."""
+    """Whether nothing that the forward reads can change unnoticed (_Part.holds), and no hooks are
+    set. A tensor that is neither parameter nor buffer may be a result of another module."""
     if isinstance(module, torch.jit.ScriptModule) or module._forward_hooks:
         return False
     if module._forward_pre_hooks:
@@ -281,7 +281,8 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _guards(module: nn.Module) -> tuple[list[Any], list[Any]]:
-    """What _Part.holds compares: attributes and parts, and weights with their versions."""
+    """The values that _Part.holds compares: attributes and submodules, and weights with their
+    versions."""
     guards: list[Any] = []
     weights: list[Any] = []
     for each in module.modules():
@@ -295,5 +296,5 @@ def _guards(module: nn.Module) -> tuple[list[Any], list[Any]]:
 
 
 def _copied(value: Any) -> Any:
-    """A container with its contents, so that a change of them is one."""
+    """A copy of a container with its contents, so that a change of them shows."""
     return copy.deepcopy(value) if isinstance(value, _CONTAINERS) else value

@@ -1,5 +1,4 @@
-"""Methods of torch.Tensor that a blocked tensor has with one thing more: where torch takes a memory
-format, they take a tag, too."""
+"""Methods of torch.Tensor that take a tag too, where torch's take a memory format."""
 
 from __future__ import annotations
 
@@ -10,26 +9,26 @@ from torch import Tensor
 
 from torch_blocked.descriptor import canonical_tag
 
-# Those that make a tensor of another type or on another device, or `self` if it is so already. Not
-# every torch has every device.
+# Methods that convert to another type or device, or return `self` if nothing changes. Not every
+# torch has every device.
 CONVERSIONS = (
     *("bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "double", "float", "half"),
     *("int", "long", "short", "to", "type", "cpu", "cuda", "ipu", "mtia", "xpu"),
 )
-# Those that write to `self`, whose format stays.
+# Methods that write to `self`, which keeps its format.
 IN_PLACE = ("resize_", "resize_as_")
 
 Move = Callable[[Any, str], Tensor]
 
 
 def add_tag_methods(cls: type[Tensor], to_format: Move) -> None:
-    """Gives `cls` these methods. to_format: of this package."""
+    """Adds these methods to `cls`. to_format: torch_blocked.to_format."""
     for names, made in ((CONVERSIONS, _converting), (("clone",), _cloning), (IN_PLACE, _in_place)):
         for name in names:
             if hasattr(Tensor, name):
                 method = made(name, getattr(Tensor, name), to_format)
                 method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
-                method.__doc__ = f"As Tensor.{name}; `memory_format` may be a tag: 'nChw16c'."
+                method.__doc__ = f"Like Tensor.{name}; `memory_format` may be a tag: 'nChw16c'."
                 setattr(cls, name, method)
 
 
@@ -39,9 +38,9 @@ def _converting(name: str, torchs: Callable[..., Any], to_format: Move) -> Calla
         if not isinstance(tag, str):
             return torchs(self, *args, **kwargs)
         del kwargs["memory_format"]
-        bare = name == "to" and not args and not kwargs  # which torch's method does not take
+        bare = name == "to" and not args and not kwargs  # torch's method refuses such a call
         made = self if bare else torchs(self, *args, **kwargs)
-        return to_format(made, tag) if isinstance(made, Tensor) else made  # type() gives a word
+        return to_format(made, tag) if isinstance(made, Tensor) else made  # type() returns a str
 
     return method
 

@@ -32,7 +32,7 @@ _ops = torch.ops.torch_blocked
 _DATA: Any = Tensor.data  # the descriptor
 
 _BLOCKS = _C.Format.BLOCKS
-# What the names of blocked formats begin with, by number of dims. The block follows, which is a
+# The beginnings of the names of blocked formats, by number of dims. The block follows; it is a
 # symbol in a traced program.
 _PREFIXES = {ndim: _C.Format.blocked(8).name(ndim).removesuffix("8c") for ndim in (3, 4, 5)}
 _MEMORY_FORMATS = {
@@ -53,9 +53,9 @@ class BlockedTensor(Tensor):
     other runs on a dense copy, counted by `torch_blocked.profile()` and refused under
     `torch_blocked.strict()`.
 
-    BlockedTensor(physical, channels) is one around a physical tensor that has a zero tail already.
-    Raises ValueError if that has not 4 to 6 dims, blocks of 4, 8, 16 or 32, and as many of them as
-    the channels fill; with TORCH_BLOCKED_CHECK=1 RuntimeError if the tail is not zero.
+    BlockedTensor(physical, channels) wraps a physical tensor that already has a zero tail. Raises
+    ValueError unless that has 4 to 6 dims, blocks of 4, 8, 16 or 32, and as many blocks as the
+    channels need. With TORCH_BLOCKED_CHECK=1 it raises RuntimeError if the tail is not zero.
 
     Source: oneDNN, "Understanding Memory Formats" (blocked layout and its zero padding)."""
 
@@ -90,11 +90,12 @@ class BlockedTensor(Tensor):
         return self._physical.shape[-1]
 
     def _read(self) -> Tensor:
-        """The physical tensor for a reader outside the dispatcher; views may renew it first."""
+        """The physical tensor for a reader outside the dispatcher. A view may renew it first."""
         return self._physical
 
     def _check_tail(self, op: str) -> None:
-        """Raises RuntimeError if `op` left something in the tail: a defect of this library."""
+        """Raises RuntimeError if `op` left values in the tail, which is a defect of this
+        library."""
         if not tail_is_zero(self):
             raise RuntimeError(
                 f"torch_blocked::{op}: expected a zero tail beyond channel {self._channels}, "
@@ -122,7 +123,7 @@ class BlockedTensor(Tensor):
     def is_contiguous(
         self, memory_format: torch.memory_format | str = torch.contiguous_format
     ) -> bool:
-        """As Tensor.is_contiguous of the dense tensor; of a tag, whether that is its format."""
+        """Like Tensor.is_contiguous of the dense tensor. For a tag: whether that is the format."""
         if not isinstance(memory_format, str):
             return super().is_contiguous(memory_format=memory_format)
         same = canonical_tag(memory_format) == canonical_tag(self.format)
@@ -131,25 +132,25 @@ class BlockedTensor(Tensor):
     def contiguous(
         self, memory_format: torch.memory_format | str = torch.contiguous_format
     ) -> Tensor:
-        """`self` where the same view of a dense tensor is contiguous, else a copy. Of a tag: in
-        that format."""
+        """`self` if the same view of a dense tensor is contiguous, else a copy. For a tag: the
+        tensor in that format."""
         if isinstance(memory_format, str):
             return to_format(self, memory_format)
         if memory_format is torch.contiguous_format and type(self._physical) is Tensor:
             if not self._physical.is_contiguous() or self._dense_strides():
                 copy: Any = self.clone()
                 physical = copy._physical.contiguous()
-                # Twice a view, as the strides of dims of size 1 may still be those of the slice.
+                # Two views, because strides of dims of size 1 may still be those of the slice.
                 copy._physical = physical.view(-1).view(physical.shape)
                 blocked: Tensor = copy
                 return blocked
         return super().contiguous(memory_format=memory_format)
 
     def _dense_strides(self) -> list[int] | None:
-        """The strides of the same slice of a dense tensor: they say which dims a view of it can
-        join. None if it can join all, or if its elements overlap."""
+        """The strides of the same slice of a dense tensor, which decide the dims that a view can
+        join. None if it can join all, or if elements overlap."""
         if forward_ad._current_level >= 0:
-            return None  # a tangent must lie as its primal, which need not be a slice, too
+            return None  # a tangent must have its primal's strides, and that may be no slice
         physical, block = self._physical, self.block
         sizes, strides = physical.shape, physical.stride()
         if strides[-1] != 1 or any(s == 0 and n > 1 for n, s in zip(sizes, strides, strict=True)):
@@ -175,7 +176,7 @@ class BlockedTensor(Tensor):
     @property  # type: ignore[override]
     def data(self) -> BlockedTensor:
         """The same memory without the graph."""
-        # Writes through it count nowhere: views renew each time.
+        # Nothing counts writes through it, so views renew each time.
         self._physical.gave_data = True  # type: ignore[attr-defined]
         return _DATA.__get__(self)  # type: ignore[no-any-return]
 
@@ -189,15 +190,15 @@ class BlockedTensor(Tensor):
         _DATA.__set__(self, value)  # the dims and the dtype
         self._physical, self._channels = value._read(), value._channels
 
-    # Paths of torch that end in a data pointer without passing the dispatcher. Those that promise
-    # values give those of a dense copy; those that promise memory are refused (raw_memory.py).
+    # These methods of torch end in a data pointer without passing the dispatcher. If they promise
+    # values, they use a dense copy; if they promise memory, they refuse (raw_memory.py).
 
     def data_ptr(self) -> NoReturn:
-        """Raises RuntimeError: who takes the address would read blocks as if dense."""
+        """Raises RuntimeError, because a reader of the address would take blocks for dense rows."""
         refuse_address("data_ptr", f"{self.format} {tuple(self.shape)}")
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """One whose `resize_(0)` frees the physical tensor's memory, and which has no address."""
+        """A storage without an address; its `resize_(0)` frees the physical tensor's memory."""
         storage = super().untyped_storage()
         plain = type(self._physical) is Tensor
         return shown_storage(storage, self._physical) if plain else storage
@@ -210,8 +211,8 @@ class BlockedTensor(Tensor):
         return bool(self._physical.is_shared())
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values as a NumPy array: a copy, which is read-only, as writes to it would not come
-        back. With force=True it can be written, and is the caller's own."""
+        """A copy of the values as a NumPy array. It is read-only, because writes would not reach
+        the tensor. With force=True it is writable, and the caller's own."""
         if self.requires_grad and not force:
             raise RuntimeError(
                 "torch_blocked::numpy: expected a tensor that does not require grad, got one that "
@@ -241,7 +242,7 @@ class BlockedTensor(Tensor):
         return self
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """The capsule of a dense copy. Raises BufferError if that may not be a copy."""
+        """The capsule of a dense copy. Raises BufferError if copying is not allowed."""
         return capsule(self.detach().to_dense(), arguments)
 
     def __dlpack_device__(self) -> Any:
@@ -260,7 +261,7 @@ class BlockedTensor(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as dense values and a tag, so that any block size, CPU or version can load them."""
+        """Saves dense values and a tag, so that any block size, CPU or version can load them."""
         if self.grad_fn is not None:
             raise RuntimeError(
                 "torch_blocked::save: expected a leaf tensor, got one with grad_fn; detach it first"
@@ -291,7 +292,7 @@ class BlockedTensor(Tensor):
 
 
 class ExportedTensor(BlockedTensor):
-    """A blocked tensor while torch.export traces. Ops on one give another."""
+    """A blocked tensor while torch.export traces. Ops on it return the same class."""
 
     @classmethod
     def __torch_function__(
@@ -325,15 +326,15 @@ class ExportedTensor(BlockedTensor):
 
 
 def exported(value: BlockedTensor) -> ExportedTensor:
-    """`value`, as torch.export can trace it."""
+    """`value` in the form that torch.export can trace."""
     if isinstance(value, ExportedTensor):
         return value
     return ExportedTensor(value._physical, value._channels)
 
 
 def _check_traced(physical: Tensor, channels: int) -> None:
-    """What _C.wrap checks, of a tensor that is traced: only what is known, as a question about a
-    symbol would bind the program to its answer."""
+    """The checks of _C.wrap for a traced tensor. It checks only known numbers, because a question
+    about a symbol would bind the program to its answer."""
     if not isinstance(physical, Tensor):
         raise TypeError(
             f"torch_blocked::BlockedTensor: expected a physical tensor, got "
@@ -361,7 +362,7 @@ def contiguous_strides(shape: torch.Size) -> list[int]:
 
 
 def is_contiguous(shape: torch.Size, strides: list[int]) -> bool:
-    """Whether they are the strides of a contiguous tensor, where they mean something."""
+    """Whether the strides are those of a contiguous tensor, in dims where strides count."""
     each = zip(shape, strides, contiguous_strides(shape), strict=True)
     return all(size == 1 or stride == wanted for size, stride, wanted in each)
 
@@ -380,7 +381,7 @@ def _values_text(tensor: BlockedTensor) -> str:
 
 
 def tail_is_zero(tensor: BlockedTensor) -> bool:
-    """Whether the lanes beyond C are all 0, as they must be."""
+    """Whether all lanes beyond C are 0, as they must be."""
     return bool(_ops.tail_is_zero(tensor._physical, tensor._channels))
 
 
@@ -414,10 +415,10 @@ def to_blocked(
 
     input: dense with any strides, or blocked; 3 to 5 dims; any dtype but quantized ones.
     format: a tag such as "nChw16c" or "aBcd8b" (blocks of 4, 8, 16 or 32); None takes the block
-        that is fastest on this CPU, 16 with AVX-512 and else 8.
-    dtype: of the result; conversion follows `Tensor.to`.
+        that is fastest on this CPU: 16 with AVX-512, else 8.
+    dtype: of the result; the conversion is that of `Tensor.to`.
     Returns a BlockedTensor of physical shape [N, ceil(C/b), *spatial, b], or `input` itself if it
-    has that format and dtype already.
+    already has that format and dtype.
     Raises ValueError for a tag that is not blocked over the channels or has another rank, TypeError
     for a sparse, mkldnn or quantized tensor.
     Source: oneDNN, "Understanding Memory Formats"."""
@@ -442,10 +443,10 @@ def to_blocked(
 def to_format(input: Tensor, tag: str) -> Tensor:
     """`input` in the format `tag`. Differentiable.
 
-    tag: the dims in the order in which memory has them ("nhwc", "chwn", "ba", ...; 1 to 12 dims),
-        which gives a strided tensor, or blocks of channels ("nChw16c"), a blocked one.
-    Returns `input` itself if it has the format, else a copy with its dims and dtype.
-    Raises ValueError for other tags and for those of another rank than `input`'s."""
+    tag: the dims in memory order ("nhwc", "chwn", "ba", ...; 1 to 12 dims) for a strided tensor, or
+        blocks of channels ("nChw16c") for a blocked one.
+    Returns `input` itself if it has the format, else a copy with the same dims and dtype.
+    Raises ValueError for other tags, and for tags of another rank than `input`."""
     order = memory_order(checked_tag(tag), checked_tensor("to_format", input).dim())
     if order is None:
         return to_blocked(input, tag)
@@ -469,8 +470,8 @@ def to_dense(
     """`input` as an ordinary strided tensor. Differentiable.
 
     memory_format: torch.contiguous_format, torch.channels_last (4 dims) or torch.channels_last_3d
-        (5 dims); channels-last comes straight from the blocked format.
-    dtype: of the result; None keeps that of `input`.
+        (5 dims). Channels-last is one reorder from the blocked format.
+    dtype: of the result; None keeps the dtype of `input`.
     A tensor that is not blocked goes through `Tensor.to`, which may return it unchanged.
     Raises ValueError for a memory format of another number of dims."""
     if not isinstance(input, BlockedTensor):
@@ -489,9 +490,9 @@ def to_dense(
 
 
 def _rebuild(dense: Tensor, format: str, requires_grad: bool) -> BlockedTensor:
-    """What a saved blocked tensor is loaded with; torch.load(weights_only=True) may call it.
+    """Makes a blocked tensor of loaded data; torch.load(weights_only=True) may call it.
 
-    Raises ValueError if the file's tag is not one of a blocked format of that rank."""
+    Raises ValueError if the file's tag is no blocked format of that rank."""
     blocked = to_blocked(dense, format)
     blocked.requires_grad_(requires_grad)
     return blocked
@@ -501,7 +502,7 @@ torch.serialization.add_safe_globals([_rebuild])
 
 
 def _to_process(tensor: BlockedTensor) -> Any:
-    """For torch.multiprocessing: both processes see the memory, as of any tensor."""
+    """For torch.multiprocessing: both processes share the memory, as for any tensor."""
     if tensor.grad_fn is not None:
         return tensor.__reduce_ex__(None)  # refuses
     return _from_process, (tensor._physical, tensor._channels, tensor.requires_grad)
@@ -529,8 +530,8 @@ _NO_VMAP = (
 def _tangent_by(
     reorder: type[torch.autograd.Function], tangent: Tensor | None, arguments: tuple[Any, ...]
 ) -> Any:
-    """The tangent in the format of its primal. Tangents that vmap batches, as jacfwd and hessian
-    make them, stay dense: they have a dim more than any blocked format."""
+    """The tangent in the format of its primal. Tangents that vmap batches, for jacfwd and hessian,
+    stay dense, because they have a dim more than any blocked format."""
     if tangent is None:
         return None
     inner = tangent

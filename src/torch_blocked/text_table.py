@@ -1,4 +1,4 @@
-"""Tables as text: the only writer of plans, profiles and benchmarks."""
+"""Writes all tables as text: plans, profiles and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which versions of torch are supported, and what is used of them that torch does not promise.
+"""Supported versions of torch, and the private names of torch that this package uses.
 
-No other module asks for the version: what differs from one to the next is decided here, with its
-reason. The C++ sources are the same for all.
+No other module asks for the version. Differences between versions are decided here, with their
+reasons. The C++ sources are the same for all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-# The minor versions that are built for, the oldest first; docs/install.md tells what ran on each.
+# The minor versions that we build for, oldest first. docs/install.md says what ran on each.
 TESTED = ("2.13", "2.14", "2.15")
 
 _PRIVATE = Path(__file__).with_name("torch_private.txt")
@@ -32,9 +32,9 @@ def private_names() -> list[str]:
 def check(torch: ModuleType) -> None:
     """Warns of a torch that is newer than the tested ones.
 
-    Raises ImportError if it lacks a private name that this package uses: a torch that is too old or
-    too new. Modules that `import torch` does not load need only be there: importing them all would
-    take a second."""
+    Raises ImportError if torch lacks a private name that this package uses, because it is too old
+    or too new. Modules that `import torch` does not load are only looked up: importing them all
+    would take a second."""
     absent = [name for name in private_names() if not _is_there(torch, name)]
     if absent:
         raise ImportError(
@@ -67,8 +67,8 @@ def _is_there(torch: ModuleType, name: str) -> bool:
 
 
 def _given_to_objects(found: object) -> tuple[str, ...]:
-    """Names that the objects of a class may have though it has not: those that it annotates or
-    sets in its constructor."""
+    """Names that a class lacks but its objects may have: annotations, and attributes that the
+    constructor sets."""
     constructor = getattr(getattr(found, "__init__", None), "__code__", None)
     annotated = tuple(getattr(found, "__annotations__", {}))
     return annotated + (constructor.co_names if constructor else ())

@@ -14,33 +14,33 @@ from torch.utils import _pytree as pytree
 from torch_blocked import structure
 from torch_blocked.tensor import BlockedTensor, to_blocked
 
-# Of the largest value of a float32 result. Rounding differs between two right forms by 1e-5 at most
-# on the networks of the benchmark; a wrong one is off by 1e-2 and more.
+# Relative to the largest value of a float32 result. On the networks of the benchmark two right
+# forms differ by at most 1e-5, and a wrong one is off by 1e-2 or more.
 TOLERANCE = 2e-3
-# Where the model rounds to steps, a value between two goes either way, by a whole step, and the
-# layers behind it make more of that: 7 % on a MobileNetV2 of bytes with random weights, 18 % on a
-# ResNet-50 and small images. More than this is compared with what rounding does.
+# If the model rounds to steps, a value between two steps may go either way, by a whole step, and
+# later layers amplify that: to 7 % in an int8 MobileNetV2 with random weights, to 18 % in a
+# ResNet-50 on small images. Larger differences are compared with the effect of rounding.
 TOLERANCE_IN_STEPS = 0.15
-# Of the largest value where the results are compared with what rounding does to the model's own:
-# so many times its errors are right, and never more than half of the largest value.
+# When results are compared with the rounding errors of the model's own: an error may be this many
+# times as large, and never more than half of the largest value.
 _TIMES, _MOST = 4, 0.5
-# In bfloat16 what ATen's own ops make of a float32 model is compared with that; this is right.
+# A float32 model in bfloat16 is compared with ATen's ops in bfloat16. This error is always right.
 LEAST_IN_BFLOAT16 = 0.05
-# How far inputs are nudged, of their largest value: as far as rounding moves what a layer reads, of
-# models that round to steps and of others.
+# How far inputs are nudged, relative to their largest value: as far as rounding moves the input of
+# a layer, in models that round to steps and in others.
 NUDGE_IN_STEPS, NUDGE = 1e-5, 1e-6
-# An output that rounding moves so far is noise: two right forms differ by anything.
+# An output that rounding moves this far is noise: two right forms may differ by any amount.
 CHAOTIC = _MOST / _TIMES
-# Of results of rounding: what two right forms do not differ by in any model that was seen.
+# Two right forms of a result that is noise never differed by this much in any known model.
 ALIKE = _MOST
 
-# Elements of integer and boolean results that may differ: where two scores are all but equal,
-# rounding decides.
+# The share of integer and boolean results that may differ, because rounding decides between scores
+# that are nearly equal.
 _UNDECIDED = 0.01
 
 
 def nudged(value: Any, nudge: float) -> Any:
-    """Inputs that rounding could have made of these."""
+    """Inputs that differ from these as if by rounding."""
     random = torch.Generator().manual_seed(0)
 
     def moved(tensor: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ def nudged(value: Any, nudge: float) -> Any:
 
 
 def tolerance_of(dtype: torch.dtype, in_steps: bool) -> float:
-    """What two right forms may differ by at sight. Half of the numbers of bfloat16 and float16 are
-    rounded otherwise, and layers make more of that: they are always compared with rounding."""
+    """The difference of two right forms that needs no closer look. In bfloat16 and float16 half of
+    the numbers round differently, and layers amplify that, so these always get a closer look."""
     if dtype in _HALVES:
         return 0.0
     least = TOLERANCE_IN_STEPS if in_steps else TOLERANCE
@@ -64,14 +64,15 @@ def tolerance_of(dtype: torch.dtype, in_steps: bool) -> float:
     return least * _DOUBLE if is_double and not in_steps else least
 
 
-# What a step of float64 is of one of float32.
+# The ratio of a rounding step of float64 to one of float32.
 _DOUBLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 @dataclass
 class Judgement:
-    """what: how a result is wrong; empty: it is not. moved: how far rounding moves that output, or
-    the one that it moves most, of its largest value. is_noise: of all outputs."""
+    """what: how a result is wrong, or empty. moved: how far rounding moves that output, or else the
+    output that it moves most, relative to the largest value. is_noise: whether the wrong output, or
+    else every output, is noise."""
 
     what: str
     tolerance: float
@@ -80,17 +81,18 @@ class Judgement:
 
 
 def least_of(dtype: torch.dtype, in_steps: bool) -> float:
-    """What two right forms may differ by in any case, of the largest value."""
+    """The difference that is always allowed, relative to the largest value."""
     return tolerance_of(dtype, in_steps) or torch.finfo(dtype).eps
 
 
 def judged(
     exact: Any, others: Sequence[Any], result: Any, least: Callable[[torch.dtype], float]
 ) -> Judgement:
-    """`result` beside results that are right but for rounding, the first of which is the model's,
-    and what these would be without. Each output is judged by itself.
+    """Judges `result`, output by output. exact: the results without rounding. others: results that
+    are right up to rounding, the model's first.
 
-    least: by the type of an output, a tolerance that is always right, of the largest value."""
+    least: gives the tolerance that is always allowed for an output's type, relative to the largest
+    value."""
     errors: list[float] = []
     lists = [structure.flatten(each)[0] for each in (exact, result, *others)]
     for i, (a, b, *right) in enumerate(zip(*lists, strict=True)):
@@ -112,7 +114,8 @@ def judged(
 def _judged_output(
     exact: Tensor, result: Tensor, right: list[Tensor], least: Callable[[torch.dtype], float]
 ) -> tuple[str, float, float]:
-    """What is wrong, the tolerance, and how far rounding moves the output, of its largest value."""
+    """What is wrong, the tolerance, and how far rounding moves the output, all relative to its
+    largest value."""
     dtype = right[0].dtype
     if exact.is_quantized:
         exact, result, *right = (each.dequantize() for each in (exact, result, *right))
@@ -139,7 +142,7 @@ def _judged_output(
         allowed.append((step * size).clamp(min=_TIMES * torch.stack(known).abs().max()))
     for at, (got, bound) in enumerate(zip(apart, allowed, strict=True)):
         if bool((got.abs() > bound).any()):
-            of_channel = ", or a channel of it is, in the mean" if at else ""
+            of_channel = ", and a channel's mean or scale by more than rounding" if at else ""
             return f"off by {apart[0].item():.2g} of {scale:.2g}{of_channel}", tolerance, moved
     return "", tolerance, moved
 
@@ -148,9 +151,9 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def _of_channels(apart: Tensor, exact: Tensor, dims: set[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """The largest error; then, of each channel along these dims, the mean error, and that of its
-    scale: rounding to few digits hides in the largest error what these tell. And how large each is
-    of the numbers themselves."""
+    """The largest error; then, for each channel along these dims, the mean error and the error of
+    the scale. With few digits the largest error hides these two. The second list has the same for
+    the numbers themselves."""
     found, sizes = [apart.abs().max()], [exact.abs().max()]
     for dim in sorted(dims):
         rows, numbers = (each.movedim(dim, 0).flatten(1) for each in (apart, exact))
@@ -167,8 +170,8 @@ def _real(value: Tensor) -> Tensor:
 def difference(
     expected: Any, result: Any, tolerance: float | Callable[[torch.dtype], float]
 ) -> str:
-    """How `result` differs from `expected`, both as a forward returns them; empty: it does not.
-    tolerance: of the largest value, the same for all types or by type."""
+    """How `result` differs from `expected`, both in the structure that a forward returns; empty if
+    it does not. tolerance: relative to the largest value, for all types or by type."""
     (expected, wanted), (result, got) = structure.flatten(expected), structure.flatten(result)
     if wanted != got:
         return f"the structure is {got} instead of {wanted}"
@@ -205,7 +208,7 @@ def _of_tensors(a: Tensor, b: Tensor, tolerance: float | Callable[[torch.dtype],
     if not a.numel():
         return ""
     apart, scale = (a - b).abs().max().item(), a.abs().max().item()
-    least = torch.finfo(a.dtype).tiny  # what is less may be 0 in one form
+    least = torch.finfo(a.dtype).tiny  # smaller numbers may be 0 in one of the forms
     return f"off by {apart:.2g} of {scale:.2g}" if apart > max(tolerance * scale, least) else ""
 
 
@@ -214,11 +217,11 @@ def _infinite(value: Tensor) -> Tensor:
 
 
 def others_like(value: Any) -> list[Any]:
-    """Tensors of other sizes, with values of these repeated: one more in the batch, and images of a
-    quarter of the size, small ones of twice, or, where a model does not take those, of half or of
-    one that is 64 less or 32 more. (32 more at first would make 50 000 voxels of 4 x 5 x 6.)
-    Names and numbers stay, as do the fourth and more dims of an image, whose product with the
-    others would be huge."""
+    """Arguments with tensors of other sizes, whose values repeat. The batch has one more, and
+    images shrink to a quarter, small ones to a half, or grow to twice the size. If a model does not
+    take those, later entries have half the size, 64 less or 32 more. (32 more at first would make
+    50 000 voxels of 4 x 5 x 6.) Names and numbers stay. So do the fourth and later spatial dims,
+    whose product with the others would be huge."""
     return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
 
 

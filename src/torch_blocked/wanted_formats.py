@@ -1,4 +1,4 @@
-"""The question `any`: which formats a module's implementation wants."""
+"""oneDNN's question `any`: which formats does a module's implementation want?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONVOLUTIONS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-# What computes in the format that its input has.
+# Layers that compute in the format of their input.
 _NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -52,15 +52,17 @@ _POOLS = (
 
 @dataclass(frozen=True)
 class WantedFormats:
-    """What an implementation takes and gives; compare with `==`, and reorder where it differs.
+    """The formats that an implementation takes and gives. Compare descriptors with `==`, and
+    reorder if they differ.
 
-    implementation: its name: one of ours, oneDNN's name of its kernel, or "keeps" for what
-        computes in the format that its input has.
-    src, dst: the descriptors of the input and of the result, [N, C, *spatial]; those of a linear
-        layer [rows, features].
-    weights: that of the weights, with oneDNN's dims (G,) O, I, *kernel; of a linear layer [O, I].
-        None where there are none, or no descriptor can say what they are packed into, as
-        Winograd's transformed ones."""
+    implementation: one of our names, oneDNN's name of its kernel, or "keeps" for a layer that
+        computes in the format of its input.
+    src, dst: the descriptors of the input and of the result, [N, C, *spatial]; for a linear layer
+        [rows, features].
+    weights: the descriptor of the weights, with oneDNN's dims (G,) O, I, *kernel; for a linear
+    layer
+        [O, I]. None if there are no weights, or if no descriptor can describe the packed ones, such
+        as Winograd's."""
 
     implementation: str
     src: Descriptor
@@ -71,17 +73,18 @@ class WantedFormats:
 def wanted_formats(
     module: nn.Module, input: Tensor, implementation: str | None = None
 ) -> WantedFormats:
-    """Which formats `module` wants for `input`: oneDNN's question `any`.
+    """The formats that `module` wants for `input`: oneDNN's question `any`.
 
-    module: a convolution, a transposed one, or a linear layer of nn; or a batch, group, instance or
-        local response norm or a pooling, which keep the format of their input.
-    input: dense or blocked [N, C, *spatial], of a linear layer [..., features]; of its sizes and
-        dtype all counts, of its format only where it is kept. No values are read.
-    implementation: None asks what this library would choose by its estimates on this CPU; "onednn"
-        puts `any` for src, weights and dst to oneDNN, which may answer with a slow `ref`; another
-        name of ours asks that one.
-    Raises TypeError for other modules and for a dtype that is not the weights'; ValueError for
-    sizes that do not fit; NotImplementedError where the implementation has no kernel."""
+    module: a convolution, transposed convolution or linear layer of torch.nn; or a batch, group,
+        instance or local response norm or a pooling, which keep the format of their input.
+    input: dense or blocked [N, C, *spatial]; for a linear layer [..., features]. Its sizes and
+    dtype
+        count, and its format for layers that keep it. No values are read.
+    implementation: None asks what this library would choose by estimates on this CPU. "onednn" asks
+        oneDNN, with `any` for src, weights and dst; it may answer with a slow `ref`. Another of our
+        names asks that implementation.
+    Raises TypeError for other modules and for a dtype that is not the weights', ValueError for
+    sizes that do not fit, NotImplementedError if the implementation has no kernel."""
     if isinstance(module, _CONVOLUTIONS):
         _check_dtype(module.weight, input)
         return _presented(_ask_convolution(module, input, implementation))
@@ -139,7 +142,7 @@ def _padding(module: Any) -> Sequence[int]:
 
 def _ask_linear(module: nn.Linear, input: Tensor, implementation: str | None) -> _C.WantedFormats:
     if input.dtype != torch.float32:
-        _fail(NotImplementedError, "float32", str(input.dtype), "other dtypes run as ATen has them")
+        _fail(NotImplementedError, "float32", str(input.dtype), "other dtypes run in ATen")
     if input.dim() < 1 or input.shape[-1] != module.in_features:
         _fail(
             ValueError,

@@ -1,9 +1,9 @@
-"""Tensors that tell a running capture what Python asks of them.
+"""Tensors that report Python's questions to a running capture.
 
 While a model runs for its capture, every tensor that depends on its inputs has this class: C++
 changes the class of each result before Python sees it. A question about sizes is noted with its
-answer (csrc/graph/running/guards.cpp holds other inputs against it); a look at values or memory means that
-the ops alone do not tell the forward."""
+answer (csrc/graph/running/guards.cpp holds other inputs against it); a look at values or memory
+means that the ops alone do not tell the forward."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-# What a question asks for, where it is not the size of one dim; as in csrc/graph/graph.h.
+# Kinds of questions other than the size of one dim, as in csrc/graph/graph.h.
 SIZES, RANK, ELEMENTS, ONE_PIXEL, AT_LEAST = -1, -2, -3, -4, -5
 
 _current = threading.local()
 
 
 class Watch:
-    """What Python asked of tensors. ask(tensor, what, answer) hears of sizes of watched ones;
-    is_constant(tensor) of a look at values, and says whether they are the same for all inputs;
-    expose(tensor) of an array that shows its memory."""
+    """Collects Python's questions to tensors. It calls ask(tensor, what, answer) for the size of a
+    watched tensor, is_constant(tensor) for a look at values, which returns whether these are the
+    same for all inputs, and expose(tensor) for an array that shares its memory."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ def _watch() -> Watch | None:
 
 
 def _sizes(tensor: Tensor) -> torch.Size:
-    with torch._C.DisableTorchFunction():  # FreeQuestions does not hear of it
+    with torch._C.DisableTorchFunction():  # hidden from FreeQuestions
         return Tensor.shape.__get__(tensor)
 
 
@@ -103,7 +103,8 @@ def _length(self: Tensor) -> int:
 
 
 def at_least(tensor: Tensor, dim: int, length: int) -> bool:
-    """Whether a dim is so long: a capture of what asks so holds for all other sizes that are."""
+    """Whether a dim has at least this length. A capture with this question serves every size that
+    gives the same answer."""
     if not isinstance(tensor, WatchedTensor):
         return tensor.size(dim) >= length
     holds = _sizes(tensor)[dim] >= length
@@ -115,7 +116,7 @@ def _bytes(self: Tensor) -> int:
     return _elements(self) * self.itemsize
 
 
-# What tells of strides or values, by name: methods and properties.
+# Methods and properties that reveal strides or values.
 _STRIDES = ("stride", "is_contiguous", "storage_offset", "dim_order", "is_set_to")
 _VALUES = ("data_ptr", "untyped_storage", "storage", "_typed_storage")
 _VALUES += ("__dlpack__", "apply_", "map_", "share_memory_", "resize_", "set_")
@@ -135,7 +136,7 @@ def _noting(name: str, field: str) -> Callable:
 
 
 def _read(tensor: Tensor) -> None:
-    """Notes a look at values that no op tells of."""
+    """Notes a look at values that no op reports."""
     watch = _watch()
     if watch is not None and tensor.layout == torch.strided and not watch.is_constant(tensor):
         watch.reads_values = True
@@ -148,7 +149,7 @@ def _list(self: Tensor) -> Any:
 
 
 def _array(self: Tensor, *args, **kwargs) -> Any:
-    """Of a constant, one that nobody may write: the record would not tell."""
+    """The array of a constant is read-only, because the recorder would miss writes."""
     _read(self)
     array = Tensor.numpy(self, *args, **kwargs)
     watch = _watch()
@@ -159,7 +160,7 @@ def _array(self: Tensor, *args, **kwargs) -> Any:
 
 
 def _format(self: Tensor, spec: str) -> str:
-    """As of a Tensor, whose method asks for the class itself."""
+    """Formats it as a Tensor, whose own method tests for the exact class."""
     return format(self.item(), spec) if not _sizes(self) else object.__format__(self, spec)
 
 
@@ -211,9 +212,9 @@ _FREE: dict[Callable, Callable] = {
     Tensor.ndim.__get__: _rank,
     Tensor.__len__: _length,
 }
-# Functions that look at the values of tensors that are no watched ones: those of the model.
+# Functions that look at the values of tensors that are not watched, such as the model's.
 _READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
-# Functions that ask for sizes to fill in what is None, which we can see beforehand.
+# Functions that ask for sizes to fill in arguments that are None, which we can see beforehand.
 _FILLING = {
     F.adaptive_avg_pool2d,
     F.adaptive_avg_pool3d,
@@ -222,7 +223,7 @@ _FILLING = {
 }
 
 
-# Functions that ask for sizes to refuse images of one pixel, some only for one image.
+# Functions that ask for sizes to refuse images of one pixel, some of them only for a single image.
 _REFUSING = {F.instance_norm, F.group_norm}
 
 
@@ -235,7 +236,7 @@ def _has_pixels(input: Tensor) -> bool:
     return True
 
 
-# Indexing, which leaves out a slice that is as long as its dim: x[:, :3] of three channels.
+# Indexing drops a slice that is as long as its dim: x[:, :3] of three channels.
 _INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 
 
@@ -253,7 +254,7 @@ def _note_whole_slices(input: Tensor, index) -> None:
 
 
 def _dims_of(item) -> int:
-    """How many dims of the tensor an item of an index takes."""
+    """The number of the tensor's dims that an item of an index takes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
@@ -262,13 +263,13 @@ def _dims_of(item) -> int:
 
 
 def _is_whole(item: slice, size: int) -> bool:
-    """Whether a slice that names a start or an end takes all of a dim of `size`."""
+    """Whether a slice with a start or an end takes all of a dim of `size`."""
     is_named = item.start is not None or item.stop is not None
     return is_named and item.indices(size) == (0, size, 1)
 
 
 class FreeQuestions(TorchFunctionMode):
-    """Hears of questions that are asked by functions instead of methods."""
+    """Sees the questions that functions ask instead of methods."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

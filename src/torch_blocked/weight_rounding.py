@@ -1,9 +1,9 @@
 """int8 weights rounded so that their errors cancel in the sums of a layer.
 
-To round each weight to the nearest is best for inputs that know nothing of each other; those of an
-image do. Column after column is rounded, and what this adds to the layer's results is taken back by
-the columns that are still real. Source: Frantar et al., GPTQ, 2022, arXiv:2210.17323, sections 3.1
-to 3.3, whose steps these are, with the second moments of convolutions' inputs."""
+Rounding each weight to the nearest is best if inputs are independent, but the values of an image
+are not. So columns are rounded one after the other, and the columns that are not rounded yet
+compensate the error in the layer's results. Source: Frantar et al., GPTQ, 2022, arXiv:2210.17323,
+sections 3.1 to 3.3; here with the second moments of convolutions' inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch.nn import functional
 from torch_blocked import progress
 from torch_blocked.quantization_accuracy import OnInputsOf, Recorded
 
-# Inputs of an output channel that are seen together: what it takes grows with their cube. With
-# more of them they are cut into parts, each of which takes back its own errors.
+# The most inputs of an output channel that are treated together, since the time grows with their
+# cube. More inputs are cut into parts, each of which compensates its own errors.
 _MOST_TOGETHER = 1152
-# Columns that take back each other's errors one by one; those behind them do at once.
+# Columns that compensate each other's errors one by one; columns behind them do so all at once.
 _COLUMNS = 64
-# Parts of the mean second moment that are added to each: inputs that hardly ever differ from 0
-# would else take all errors.
+# The share of the mean second moment that is added to each. Otherwise inputs that are nearly always
+# 0 would take all errors.
 _DAMPING = 0.01
 
 
@@ -34,8 +34,8 @@ def round_weights(
     cases: Sequence[tuple[Any, ...]],
     is_layer: Callable[[fx.Node], bool],
 ) -> None:
-    """Rounds the int8 weights of the quantized graph's layers anew, with the scales that they have,
-    for the inputs that the float graph's values make. Nodes have the same names in both."""
+    """Rounds the int8 weights of the quantized graph's layers again, with the same scales, for
+    inputs that are the float graph's values. Nodes have the same names in both graphs."""
     every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
     real: dict[str, Any] = {
         node.name: _constant(in_float, node.args[1])
@@ -88,15 +88,15 @@ def _is_transposed(layer: Any) -> bool:
     return "conv_transpose" in str(layer.target)
 
 
-# Where convolutions have their arguments: (input, weight, bias, ...).
+# The places of a convolution's arguments: (input, weight, bias, ...).
 _ORDINARY = {"stride": 3, "padding": 4, "dilation": 5, "groups": 6}
 _TRANSPOSED = {"stride": 3, "padding": 4, "output_padding": 5, "groups": 6, "dilation": 7}
 
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Of a convolution, a number for each spatial dim; a transposed one is seen as an ordinary one
-    over `spread` pixels, zeros between them, whose taps stand in reverse."""
+    """The numbers of a convolution for each spatial dim. A transposed convolution counts as an
+    ordinary one with reversed taps, over pixels that are `spread` apart with zeros between them."""
 
     stride: list[int]
     ends: list[tuple[int, int]]  # padding at both
@@ -131,7 +131,7 @@ class _Geometry:
 
 
 def _spread(x: Tensor, steps: list[int]) -> Tensor:
-    """The pixels of x so many apart, zeros between them."""
+    """The pixels of x, this many steps apart, with zeros between them."""
     if all(step == 1 for step in steps):
         return x
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)]
@@ -141,7 +141,7 @@ def _spread(x: Tensor, steps: list[int]) -> Tensor:
 
 
 def _taps(x: Tensor, layer: Any, kernel: torch.Size) -> Iterator[Tensor]:
-    """[N, C, *spatial] -> what each tap of the kernel sees of it, [N, C, *outputs]."""
+    """[N, C, *spatial] -> for each tap of the kernel the pixels that it reads, [N, C, *outputs]."""
     of = _Geometry.of(layer, kernel)
     x = functional.pad(_spread(x, of.spread), [p for end in reversed(of.ends) for p in end])
     reach = [d * (k - 1) + 1 for d, k in zip(of.dilation, kernel, strict=True)]
@@ -206,7 +206,7 @@ def _rounded(module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Ten
 
 def _rounded_part(rows: Tensor, moments: Tensor, least: int, most: int) -> Tensor:
     """rows [groups, outputs, inputs], moments [groups, inputs, inputs]."""
-    if not moments.isfinite().all():  # of inputs that are not: nothing to take back
+    if not moments.isfinite().all():  # inputs are not finite, so there is nothing to compensate
         return rows.round().clamp(least, most)
     mean = moments.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
     damped = moments + torch.diag_embed((_DAMPING * mean)[:, None].expand(-1, moments.shape[1]))

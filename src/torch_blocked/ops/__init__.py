@@ -1,5 +1,5 @@
-"""Handlers of torch ops on blocked tensors: a file per family. Importing this imports them all,
-which fills the tables of torch_blocked.dispatch."""
+"""Handlers of torch ops on blocked tensors, a file per family. Importing this package imports all
+of them, which fills the tables of torch_blocked.dispatch."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -18,9 +18,9 @@ _tb = torch.ops.torch_blocked
 def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of the batch, dense.
 
-    In inference the statistics are empty, as ATen's are. In training mean and var are updated in
-    place; the same bits for any number of threads. bfloat16 and float16 are computed in float32;
-    the statistics have the parameters' dtype."""
+    In inference the statistics are empty, as in ATen. In training mean and var are updated in
+    place. Any number of threads gives the same bits. bfloat16 and float16 are computed in float32,
+    and the statistics have the parameters' dtype."""
     physical, channels = input._physical, input._channels
     if training:
         out, *statistics = _tb.batch_norm_training(
@@ -40,7 +40,7 @@ def native_batch_norm_no_stats(func, input, weight, bias, training, momentum, ep
 
 @implements(aten._native_batch_norm_legit_functional.default)
 def native_batch_norm_functional(func, input, weight, bias, mean, var, training, momentum, eps):
-    """As above, with the new running statistics returned and the old ones kept."""
+    """Like native_batch_norm, but returns the new running statistics and keeps the old ones."""
     mean, var = mean.clone(), var.clone()
     result = native_batch_norm(func, input, weight, bias, mean, var, training, momentum, eps)
     return *result, mean, var
@@ -52,7 +52,7 @@ def native_batch_norm_no_training(func, input, weight, bias, mean, var, momentum
 
 
 def _with_reserve(result):
-    """The fourth result of the ops that leave a choice to the backend: nothing to reserve here."""
+    """Adds the reserve that backends may return as a fourth result; here it is empty."""
     return *result, torch.empty(0, dtype=torch.uint8)
 
 
@@ -105,7 +105,7 @@ def batch_norm_backward(
     func, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps,
     output_mask, reserve,
 ):  # fmt: skip
-    """save_var is 1 / sqrt(var + eps) on this backend, as ATen's CPU kernel has it."""
+    """save_var is 1 / sqrt(var + eps), as in ATen's CPU kernel."""
     return native_batch_norm_backward(
         func, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps,
         output_mask,
@@ -127,7 +127,7 @@ def _(input, channels, weight, bias, running_mean, running_var, momentum, eps):
 @torch.library.register_fake("torch_blocked::batch_norm_backward")
 def _(grad_output, input, channels, weight, mean, invstd, training, output_mask):
     for_input, *for_parameters = output_mask
-    if len(for_parameters) != 2:  # which torch checks for kernels in C++ only
+    if len(for_parameters) != 2:  # torch checks this only for kernels in C++
         raise RuntimeError(
             f"torch_blocked::batch_norm_backward: expected an output_mask of 3, got "
             f"{len(output_mask)}"

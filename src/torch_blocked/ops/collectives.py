@@ -1,4 +1,4 @@
-"""What waits for a collective that writes into blocked tensors, after it has returned."""
+"""Works of collectives that write into blocked tensors after the call has returned."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch_blocked.foreign import WAITING, Writes
 Work: Any = getattr(torch.distributed, "Work", object)  # torch may be built without collectives
 _NAME = "__torch__.torch.classes.c10d.Work"
 
-# C++ keeps the work of a collective, but not the Python object that knows of the writes.
+# C++ keeps the work of a collective alive, but not the Python object that holds the writes.
 _unfinished: list[_WorkOnCopies] = []
 
 
 class _WorkOnCopies(Work):  # type: ignore[misc]
-    """As the work itself; whoever sees by it that the collective is done finds its results."""
+    """Wraps a work. Results are copied back before it reports that the collective is done."""
 
     def __init__(self, work: Work, writes: Writes) -> None:
         super().__init__()
@@ -70,9 +70,10 @@ class _WorkOnCopies(Work):  # type: ignore[misc]
 
 
 def waiting(out: Any, writes: Writes) -> Any:
-    """`out` of a collective, whose work brings the writes back. Without any these are there now."""
+    """`out` of a collective, with works that copy the writes back. Without works, writes are
+    complete and copied now."""
     for each in list(_unfinished):
-        each.is_completed()  # nobody may wait for it
+        each.is_completed()  # copies back at once if done, since nobody may wait for it
     is_work = [
         isinstance(each, torch.ScriptObject) and each._type().qualified_name() == _NAME
         for each in pytree.tree_leaves(out)

@@ -57,8 +57,8 @@ def _(inputs, channels):
 
 @implements(aten.slice.Tensor, takes="input: blocked, dim: dim")
 def slice_(func, input, dim=0, start=None, end=None, step=1):
-    """A view, except for channels that are not whole blocks: those are copied."""
-    if dim != 1:  # [N, C/b, *spatial, b]: N and the spatial dims are where they were
+    """A view, but channels that are not whole blocks are copied."""
+    if dim != 1:  # [N, C/b, *spatial, b] has N and the spatial dims in the same places
         return BlockedTensor(func(input._physical, dim, start, end, step), input._channels)
     first, last, _ = slice(start, end).indices(input._channels)
     expect(step == 1, "step 1 over the channels")

@@ -7,17 +7,17 @@ The contract names parameters of the handler and says what each must be:
 
     blocked         a blocked tensor
     dense           a tensor or None; a blocked tensor comes as a dense copy
-    alike           a tensor with the rank and dtype of the first parameter named, a blocked one
-    dim             a dim of that; it comes counted from 0
-    spatial dim     one that is neither N nor C
-    dim but C       one that is not C
+    alike           a tensor with the rank and dtype of the first parameter named, which is blocked
+    dim             a dim of that parameter; the handler gets it counted from 0
+    spatial dim     a dim that is neither N nor C
+    dim but C       a dim that is not C
     new dim         a place for one more dim
     dims            a list of different dims
     kept format     a memory format that changes nothing: None or torch.preserve_format
     cpu             None or the device of the CPU
 
-What does not fit is declined, in one sentence. Each contract becomes the source of a function when
-its file is imported, so that a call reads no strings."""
+Other arguments are declined, in one sentence. When its file is imported, each contract becomes the
+source of a function, so that a call reads no strings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from torch_blocked.tensor import BlockedTensor
 
 
 def implements(*overloads: OpOverload, takes: str = "") -> Callable[[Handler], Handler]:
-    """Registers the decorated handler for the given op overloads. The function that takes its place
-    has the same parameters and checks the contract first, also where another handler calls it.
-    Without a contract it is the handler itself."""
+    """Registers the decorated handler for the given op overloads. The function that replaces it has
+    the same parameters and checks the contract first, also when another handler calls it. Without a
+    contract it is the handler itself."""
 
     def register(handler: Handler) -> Handler:
         checked = with_contract(handler, takes) if takes else handler
@@ -48,20 +48,20 @@ def implements(*overloads: OpOverload, takes: str = "") -> Callable[[Handler], H
 
 
 def expect(holds: bool, rule: str) -> None:
-    """Declines what has no blocked kernel: expect(step == 1, "step 1 over the channels")."""
+    """Declines unless the rule holds: expect(step == 1, "step 1 over the channels")."""
     if not holds:
         raise Declined(f"expected {rule}")
 
 
 def wrapped_dim(dim: int, rank: int) -> int:
-    """`dim`, which may count from the end, counted from 0. Declines what is no dim of `rank`."""
+    """`dim`, which may count from the end, counted from 0. Declines a dim out of range."""
     if not -rank <= dim < rank:
         raise Declined(f"expected a dim from {-rank} to {rank - 1}, got {dim}")
     return dim % rank
 
 
 def wrapped_dims(dims: Iterable[int], rank: int) -> list[int]:
-    """The same of several, which must differ."""
+    """The same for several dims, which must differ."""
     wrapped = [wrapped_dim(dim, rank) for dim in dims]
     expect(len(set(wrapped)) == len(wrapped), "different dims")
     return wrapped
@@ -74,14 +74,14 @@ def bound(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict
 
 
 def as_dense(tensor: Tensor) -> Tensor:
-    """`tensor`, or the values of a blocked one in a dense one, for kernels that want it so."""
+    """`tensor`, converted to dense if it is blocked, for kernels that want it dense."""
     if isinstance(tensor, BlockedTensor):
         dense: Tensor = torch.ops.torch_blocked.to_dense(tensor._physical, tensor._channels)
         return dense
     return tensor
 
 
-# The source of each kind's check. {0}: the parameter; {1}: the first blocked one; _rank: of that.
+# The source of each kind's check. {0}: the parameter; {1}: the first one, blocked, of rank _rank.
 _CHECKS = {
     "blocked": """
         if not isinstance({0}, _BlockedTensor):
@@ -127,9 +127,9 @@ _NAMES = {
 
 
 def with_contract(handler: Handler, contract: str) -> Handler:
-    """A function with the parameters of `handler` that tests what the contract says of them, and
-    calls it. The other names that it reads begin with an underscore, so that no parameter hides
-    them. Raises ValueError for a contract that names no parameter or says nothing known."""
+    """A function with the parameters of `handler` that checks the contract and calls it. Other
+    names that it reads begin with an underscore, so that no parameter hides them. Raises ValueError
+    for a contract with unknown parameters or kinds."""
     parameters = inspect.signature(handler).parameters
     kinds = dict(_parsed(contract, handler.__name__, parameters))
     first = next(iter(kinds))
@@ -150,7 +150,7 @@ def with_contract(handler: Handler, contract: str) -> Handler:
 
 
 def _parsed(contract: str, handler: str, parameters: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Each parameter and its kind; the first, which others are measured by, must be blocked."""
+    """Each parameter and its kind. The first must be blocked; others are compared with it."""
     for position, part in enumerate(contract.split(",")):
         name, _, kind = (each.strip() for each in part.partition(":"))
         known = _CHECKS if position else ("blocked",)
@@ -169,7 +169,7 @@ _STARS: dict[Any, str] = {
 
 
 def _declared(parameters: Iterable[inspect.Parameter]) -> Iterable[str]:
-    """Parameters as they stand in the head of a function; a default is a name."""
+    """Parameters as text for the head of a function; defaults are names."""
     positional = True
     for each in parameters:
         if each.kind is each.KEYWORD_ONLY and positional:
@@ -180,7 +180,7 @@ def _declared(parameters: Iterable[inspect.Parameter]) -> Iterable[str]:
 
 
 def _passed(parameter: inspect.Parameter) -> str:
-    """A parameter as it stands in a call."""
+    """A parameter as text for a call."""
     if parameter.kind is parameter.KEYWORD_ONLY:
         return f"{parameter.name}={parameter.name}"
     return f"{_STARS.get(parameter.kind, '')}{parameter.name}"

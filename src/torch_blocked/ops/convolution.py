@@ -18,8 +18,8 @@ aten = torch.ops.aten
 def convolution(
     func, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *_
 ):
-    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]. The weight is
-    packed for its kernel, so the blocks of activations would be no help."""
+    """input [N, IC, *in] blocked, weight [OC, IC/groups, *kernel] -> [N, OC, *out]. The weight
+    stays dense, because it is packed for its kernel anyway."""
     out = torch.ops.torch_blocked.convolution(
         input._physical,
         input._channels,
@@ -38,7 +38,7 @@ def convolution(
 @torch.library.register_fake("torch_blocked::convolution")
 def _(input, channels, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n, _, *spatial, block = input.shape
-    image = input.new_empty((n, channels, *spatial))  # without data: ATen says what comes of it
+    image = input.new_empty((n, channels, *spatial))  # without data, to ask ATen for the dims
     out = torch.convolution(
         image, weight, None, stride, padding, dilation, transposed, output_padding, groups
     )
@@ -53,8 +53,9 @@ def convolution_backward(
     """grad_output [N, OC, *out] blocked or dense, input [N, IC, *in] blocked, weight
     -> gradients of input (blocked), weight (dense, strides of weight) and bias (dense).
 
-    The same bits on every run. With groups of more than one channel the gradient of the weight may
-    differ in the last bits between numbers of threads: oneDNN shares the sum over N among them."""
+    Every run gives the same bits. With groups of more than one channel, the last bits of the
+    weight's gradient may depend on the number of threads, because oneDNN splits the sum over N
+    among them."""
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     gradients = torch.ops.torch_blocked.convolution_backward(
         gradient_like(grad_output, out_channels, input),

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
 _KEEP = (None, torch.preserve_format)
-_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # and their dims
+_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # with their numbers of dims
 
 
 def _expect_rank(memory_format, input) -> None:
@@ -28,8 +28,8 @@ def alias(func, input):
     return BlockedTensor(func(input._physical), input._channels)
 
 
-# Autograd detaches every result that it saves. Nothing changes a physical tensor but its values,
-# so two blocked tensors may hold the same one.
+# Autograd detaches every result that it saves. Only the values of a physical tensor ever change, so
+# two blocked tensors may hold the same one.
 DIRECT[aten.detach.default] = (lambda physical: physical, True)
 
 
@@ -42,7 +42,7 @@ def clone(func, input, memory_format=None):
             physical, input._channels, channels_last=memory_format in _CHANNELS_LAST
         )
     if type(physical) is Tensor and physical.nbytes >= DIRECT_BYTES:
-        # In memory of the pool: autograd clones what hardtanh_ is to overwrite, in every step.
+        # Uses memory of the pool: in every step autograd clones values that hardtanh_ overwrites.
         return BlockedTensor(_tb.empty_like(physical).copy_(physical), input._channels)
     return BlockedTensor(physical.clone(), input._channels)
 
@@ -77,7 +77,7 @@ def zero_(func, input):
 
 @implements(aten.empty_like.default, aten.zeros_like.default, takes="input: blocked, device: cpu")
 def zeros_like(func, input, *, memory_format=None, device=None, **options):
-    """empty_like too: its tail must be zero, and the rest may as well."""
+    """empty_like gives zeros too: its tail must be zero, and the rest may be."""
     if memory_format not in _KEEP:
         return _dense_like(func, input, memory_format, {**options, "device": device})
     dtype = options.get("dtype")
@@ -92,7 +92,7 @@ def full_like(func, input, *value, memory_format=None, device=None, **options):
 
 
 def _dense_like(func, input, memory_format, options, *value):
-    """What asks for a memory format of torch gets a dense tensor; the values are not needed."""
+    """A dense tensor, for calls that name a memory format of torch. It has no values yet."""
     like = input._physical.new_empty(()).expand(input.shape)
     return func(like, *value, memory_format=memory_format, **options)
 
@@ -105,7 +105,7 @@ def _dense_like(func, input, memory_format, options, *value):
     takes="input: blocked, device: cpu",
 )
 def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_memory=None):
-    """Blocked like `input` if it has the same rank, else dense."""
+    """Blocked like `input` if the result has the same rank, else dense."""
     expect(layout in (None, torch.strided) and not pin_memory, "a strided tensor, not pinned")
     if len(size) != input.dim():
         return func(input._physical, size, *value, dtype=dtype)
@@ -117,7 +117,7 @@ def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_mem
 
 @implements(aten.new_empty_strided.default, takes="input: blocked")
 def new_empty_strided(func, input, size, stride, **options):
-    """Blocked if the strides are those of a contiguous tensor, as a blocked tensor shows them."""
+    """Blocked if the strides are contiguous, which is what a blocked tensor shows."""
     contiguous = torch.empty(size, device="meta").stride()
     expect(tuple(stride) == tuple(contiguous), "the strides of a contiguous tensor")
     return new(aten.new_empty.default, input, size, **options)

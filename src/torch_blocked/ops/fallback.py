@@ -1,4 +1,5 @@
-"""What runs an op that no handler takes: its parts, a dense view, or, counted, dense copies."""
+"""The last resorts for an op that no handler takes: its parts, a dense view, or dense copies, which
+are counted."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ def _is_composite(func) -> bool:
 
 
 def in_parts(func, args, kwargs, reason: str):
-    """Runs an op that is composed of other ops, such as conv2d. Elsewhere autograd takes such ops
-    apart; in inference mode it is left out, and they come whole. (Their decompositions in Python go
-    further down than we want.)
+    """Runs an op that is composed of other ops, such as conv2d. Usually autograd takes such ops
+    apart, but inference mode skips autograd. (Their decompositions in Python go further down than
+    we want.)
 
     Dense operands may be conjugated or negated lazily. The dispatch keys that resolve this are
     excluded while a handler runs, so they are included here."""
@@ -52,8 +53,8 @@ def as_dense_view(func, args, kwargs, reason: str):
 
 
 def on_dense_copies(func, args, kwargs, reason: str):
-    """Runs `func` on dense copies; written arguments are written back, results re-blocked if the op
-    belongs to a family that keeps the format."""
+    """Runs `func` on dense copies. Written arguments are copied back, and results are blocked again
+    if the op belongs to a family that keeps the format."""
     blocked = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, BlockedTensor)]
     _announce(func, blocked, reason)
     _refuse_partial_overlap(func, args, kwargs, blocked)
@@ -97,7 +98,7 @@ def _bring(func, argument: BlockedTensor, value: Tensor) -> None:
 
 
 def _tied(blocked: list[BlockedTensor], dense: dict[int, Tensor], value: Tensor) -> Tensor:
-    """A result that shows the dense copy of an argument, tied to that."""
+    """A result, tied to an argument if it is a view of that argument's dense copy."""
     if type(value) is Tensor and value.layout == torch.strided:
         for argument in blocked:
             copy = dense[id(argument)]
@@ -110,8 +111,8 @@ LAST_RESORTS += (in_parts, as_dense_view, on_dense_copies)
 
 
 def regular(value: Tensor) -> Tensor:
-    """`value` with strides that ATen reads right. Its batch norm backward on the CPU takes a
-    gradient with strides [C, 1, W * C, C], as a transposed sequence of batch 1 has them, for
+    """`value` with strides that ATen reads correctly. ATen's batch norm backward on the CPU takes
+    a gradient with strides [C, 1, W * C, C], as of a transposed sequence of batch 1, for
     contiguous."""
     if value.dim() < 3 or value.shape[0] != 1 or value.layout != torch.strided:
         return value
@@ -119,8 +120,8 @@ def regular(value: Tensor) -> Tensor:
 
 
 def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) -> None:
-    """Raises RuntimeError if `out` shares a part of its memory with another argument, as ATen does
-    where it sees the memory; copies would hide it."""
+    """Raises RuntimeError if `out` shares a part of its memory with another argument, as ATen does.
+    On copies ATen would not notice."""
     if not has_out(func):
         return
     for out in written_arguments(func, args, kwargs):
@@ -133,7 +134,8 @@ def _refuse_partial_overlap(func, args, kwargs, blocked: list[BlockedTensor]) ->
 
 
 def _overlap(a: BlockedTensor, b: BlockedTensor) -> bool:
-    """Whether their memory is the same in part and, as ATen asks too, each is in one piece."""
+    """Whether they share a part of their memory. Like ATen's check, it is for tensors without
+    gaps."""
     if type(a._physical) is not Tensor or type(b._physical) is not Tensor:
         return False
     (first, end), (other, other_end) = sorted(
@@ -165,7 +167,7 @@ def _announce(func, blocked: list[BlockedTensor], reason: str) -> None:
 
 
 def _write_back(func, original, dense: Tensor) -> None:
-    if dense.shape != original.shape:  # an `out` of other dims
+    if dense.shape != original.shape:  # an `out` that was resized
         can_block = 3 <= dense.dim() <= 5
         return become(original, to_blocked_like(dense, original) if can_block else dense)
     original._physical.copy_(torch.ops.torch_blocked.to_blocked(dense, original.block))

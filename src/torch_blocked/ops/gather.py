@@ -1,7 +1,7 @@
 """Elements named by index tensors: gather, scatter, index, index_put and index_add.
 
-Along N and the spatial dims ATen's run on the physical tensor. Along C an index of one channel per
-pixel has a kernel of ours, a list of channels is `shuffle.gather_channels`."""
+Along N and the spatial dims ATen's ops run on the physical tensor. Along C we have a kernel for an
+index of one channel per pixel; for a list of channels it is `shuffle.gather_channels`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _tb = torch.ops.torch_blocked
 
 @implements(aten.gather.default, takes="input: blocked, dim: dim")
 def gather(func, input, dim, index, sparse_grad=False):
-    """Along C the result is dense, as the index is."""
+    """Along C the result is dense, like the index."""
     if dim == 1:
         channels = _one_channel(index, input.shape)
         return _tb.pick_channels(input._physical, input._channels, channels).unsqueeze(1)
@@ -63,14 +63,14 @@ def _one_channel(index: Tensor, dims) -> Tensor:
 
 @implements(aten.index.Tensor, takes="input: blocked")
 def index(func, input, indices):
-    """With one list of positions, along any dim; other indices fall back."""
+    """Takes one list of positions along any dim; other indices fall back."""
     if _only_dim(indices) != 1:
         return BlockedTensor(func(input._physical, indices), input._channels)
     return gather_channels(input, _wrapped_channels(indices[1], input._channels))
 
 
 def _wrapped_channels(index: Tensor, count: int) -> list[int]:
-    """The channels of `count` that `index` names, counted from 0."""
+    """The channels, of `count`, that `index` names, counted from 0."""
     channels = channel_list(index)
     expect(all(-count <= channel < count for channel in channels), f"channels below {count}")
     return [channel % count for channel in channels]
@@ -107,7 +107,7 @@ def index_put(func, input, indices, values, *accumulate):
 )
 def index_add(func, input, dim, index, source, alpha=1):
     others = [[n for at, n in enumerate(t.shape) if at != dim] for t in (input, source)]
-    expect(others[0] == others[1], "a source of the dims of the input, but for the one indexed")
+    expect(others[0] == others[1], "a source with the dims of the input, except the indexed one")
     source = to_blocked_like(source, input)
     if dim != 1:
         out = func(input._physical, dim, index, source._physical, alpha=alpha)
@@ -122,7 +122,7 @@ def index_add(func, input, dim, index, source, alpha=1):
 
 
 def _add_channels(input, index, source, alpha):
-    """`source` added to the channels that `index` names, in the order of their naming."""
+    """Adds `source` to the channels that `index` names, in the order of `index`."""
     count = input._channels
     channels = _wrapped_channels(index, count)
     expect(len(channels) == source._channels, "as many channels named as given")
@@ -149,7 +149,7 @@ def index_fill(func, input, dim, index, value):
 
 
 def _only_dim(indices) -> int:
-    """The one dim that is indexed, by a 1-D tensor of positions."""
+    """The only indexed dim, whose index is a 1-D tensor of positions."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     one = indices[given[0]] if len(given) == 1 else None
     positions = one is not None and one.dim() == 1 and one.dtype == torch.int64

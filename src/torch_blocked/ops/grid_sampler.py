@@ -32,7 +32,7 @@ def grid_sampler(func, input, grid, interpolation_mode, padding_mode, align_corn
 def grid_sampler_backward(
     func, grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask
 ):
-    """-> gradients of input (blocked) and grid (dense). Equal runs give equal bits."""
+    """-> gradients of input (blocked) and grid (dense). Every run gives the same bits."""
     grad_input, grad_grid = _tb.grid_sampler_backward(
         gradient_like(grad_output, input._channels, input),
         input._physical,

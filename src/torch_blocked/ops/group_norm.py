@@ -1,5 +1,5 @@
-"""Group norm and layer norm, and their gradients. Instance norm is a batch norm of images that
-`view` puts side by side."""
+"""Group norm and layer norm, and their gradients. Instance norm is a batch norm over images that
+`view` joins into one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _tb = torch.ops.torch_blocked
 @implements(aten.native_group_norm.default, takes="input: blocked")
 def native_group_norm(func, input, weight, bias, batch, channels, pixels, groups, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of every group, dense
-    [N, groups], in the parameters' dtype. The same bits for any number of threads."""
+    [N, groups], in the parameters' dtype. Any number of threads gives the same bits."""
     expect(tuple(input.shape[:2]) == (batch, channels), "N and C of the input")
     out, mean, rstd = _tb.group_norm(input._physical, channels, weight, bias, groups, eps)
     return BlockedTensor(out, channels), mean, rstd
@@ -39,10 +39,10 @@ def native_group_norm_backward(
 
 @implements(aten.native_layer_norm.default, takes="input: blocked")
 def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
-    """Over C and all pixels as one group; over trailing spatial dims each lane as one.
+    """Normalizes over C and all pixels as one group, or over trailing spatial dims in each lane.
 
-    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims:
-    dense in the first case, blocked in the second."""
+    -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims,
+    dense in the first case and blocked in the second."""
     expect(input.dtype == torch.float32, "float32")
     count = _normalized(input, normalized_shape)
     physical, channels = input._physical, input._channels
@@ -69,7 +69,8 @@ def native_layer_norm_backward(
 ):
     """-> gradients of input (in its format), weight and bias (dense).
 
-    dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), dy the gradient times the weight.
+    dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), where dy is the gradient times the
+    weight.
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
     count = _normalized(input, normalized_shape)
     channels, ndim = input._channels, input.dim()
@@ -77,7 +78,7 @@ def native_layer_norm_backward(
     mean, rstd = (_statistics(value) for value in (mean, rstd))
     normalized = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)
-    dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # with the lanes, if with C
+    dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # C includes the lanes
     shares = [
         value.sum(dims, keepdim=True) / math.prod(normalized_shape)
         for value in (scaled, scaled * normalized)
@@ -91,7 +92,7 @@ def native_layer_norm_backward(
 
 
 def _normalized(input: BlockedTensor, normalized_shape) -> int:
-    """How many trailing dims are normalized, N not among them."""
+    """The number of trailing dims that are normalized. N may not be among them."""
     count, trailing = len(normalized_shape), tuple(normalized_shape)
     fits = 0 < count < input.dim() and tuple(input.shape[-count:]) == trailing and 0 not in trailing
     expect(fits, "trailing dims without N, none of them empty")
@@ -99,7 +100,8 @@ def _normalized(input: BlockedTensor, normalized_shape) -> int:
 
 
 def _elementwise(parameter: Tensor, input: BlockedTensor) -> Tensor:
-    """[C, *spatial] or trailing dims of it, to broadcast against a physical tensor."""
+    """A parameter [C, *spatial], or its trailing dims, in dims that broadcast against a physical
+    tensor."""
     if parameter.dim() == input.dim() - 1:
         return _tb.to_blocked(parameter.detach().unsqueeze(0), input.block)
     return parameter.unsqueeze(-1)
@@ -110,7 +112,7 @@ def _statistics(value: Tensor) -> Tensor:
 
 
 def _parameter_gradient(values: Tensor, input: BlockedTensor, count: int) -> Tensor:
-    """`values`, physical, summed to the last `count` logical dims."""
+    """Sums physical `values` to the last `count` logical dims."""
     if count == input.dim() - 1:
         return _tb.to_dense(values.sum(0, keepdim=True), input._channels).squeeze(0)
     return values.sum([*range(input.dim() - count), input.dim()])
@@ -126,7 +128,7 @@ def _(input, channels, weight, bias, groups, eps):
 @torch.library.register_fake("torch_blocked::group_norm_backward")
 def _(grad_output, input, channels, mean, rstd, weight, groups, output_mask):
     for_input, *for_parameters = output_mask
-    if len(for_parameters) != 2:  # which torch checks for kernels in C++ only
+    if len(for_parameters) != 2:  # torch checks this only for kernels in C++
         raise RuntimeError(
             f"torch_blocked::group_norm_backward: expected an output_mask of 3, got "
             f"{len(output_mask)}"

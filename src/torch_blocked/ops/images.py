@@ -1,8 +1,8 @@
-"""Ops that treat each channel alike run on the physical tensor seen as channels-last images.
+"""Ops that treat all channels alike run on the physical tensor as a batch of channels-last images.
 
 A blocked tensor [N, C/b, *spatial, b] is, byte for byte, a channels-last batch of N * C/b images of
 b channels. ATen's channels-last kernels then need no copy, and lanes beyond C stay 0 as long as the
-op makes 0 of zeros."""
+op turns zeros into zeros."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def from_images(images: Tensor, batch: int, channels: int) -> BlockedTensor:
 
 
 def per_image(func, *args, **kwargs):
-    """Runs `func` on images. Its tensor arguments are activations of one N and C; `input_size`,
-    which the backward formulas carry, becomes the images' own."""
+    """Runs `func` on images. Its tensor arguments are activations with the same N and C. The
+    `input_size` of backward formulas becomes the images' size."""
     like = next(a for a in args if isinstance(a, BlockedTensor))
     expect(like.dim() == _rank(func), "a batch")  # ATen also takes one image, [C, *spatial]
-    # Most of these ops refuse C = 0 but take N = 0, which C = 0 would become.
+    # Most of these ops refuse C = 0 but take N = 0, and C = 0 would become N = 0.
     expect(like._channels > 0, "channels")
     batch, channels, block = like.shape[0], like._channels, like.block
     alike = all(a.shape[:2] == like.shape[:2] for a in args if isinstance(a, Tensor))
@@ -58,5 +58,5 @@ def per_image(func, *args, **kwargs):
 
 @cache
 def _rank(func) -> int:
-    """Dims of a batch: 4 for upsample_nearest2d."""
+    """The number of dims of a batch: 4 for upsample_nearest2d."""
     return int(re.findall(r"([123])d", func._schema.name)[0]) + 2

@@ -22,13 +22,14 @@ def local_response_norm(
     """`F.local_response_norm` in one pass over a blocked float32 tensor. Differentiable.
 
     input: [N, C, *spatial], dense or blocked. Each channel of a pixel is divided by
-        (k + alpha * mean of squares)^beta, the mean over the `size` channels around it, beyond the
-        first and the last of which are zeros.
-    Returns a tensor in the format of input.
+        (k + alpha * mean of squares)^beta. The mean is over the `size` channels around it, with
+        zeros beyond the first and the last channel.
+    Returns a tensor in the format of input. Inputs that are not blocked float32, or in forward-mode
+    differentiation, go to F.local_response_norm.
 
-    F.local_response_norm keeps blocked tensors blocked, too, but eager torch runs it as the ten ops
-    that it is made of: a blocked tensor does not see the function that calls them. `optimize` finds
-    them and runs them as one. What is not blocked float32, or in forward mode, goes to it.
+    F.local_response_norm keeps blocked tensors blocked too, but eager torch runs it as ten ops, and
+    a blocked tensor does not see the function that calls them. `optimize` finds these ops and runs
+    them as one.
     Source: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep Convolutional Neural
     Networks" (2012)."""
     checked_tensor("local_response_norm", input)
@@ -53,7 +54,7 @@ class _LocalResponseNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (input,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is to be differentiated itself
+        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
             output = F.local_response_norm(input, *ctx.window)
             return *torch.autograd.grad(output, input, grad, create_graph=True), *[None] * 4
         channels = input._channels

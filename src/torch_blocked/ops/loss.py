@@ -16,7 +16,7 @@ _NONE, _MEAN, _SUM = range(3)  # at::Reduction
 
 
 def _with_reduction(func, args, kwargs, reduction: int) -> tuple[int, list]:
-    """The reduction asked for, and the arguments with another in its place."""
+    """The requested reduction, and the arguments with another reduction in its place."""
     names = [argument.name for argument in func._schema.arguments]
     values = [argument.default_value for argument in func._schema.arguments]
     values[: len(args)] = args
@@ -30,7 +30,7 @@ def _loss_handler(func):
     pointwise = pointwise_handler(func)
 
     def loss(func, *args, **kwargs):
-        """Pointwise, then a sum over the physical tensor, whose tail is 0."""
+        """Runs the loss pointwise, then sums over the physical tensor, whose tail is 0."""
         reduction, values = _with_reduction(func, args, kwargs, _NONE)
         out = pointwise(func, *values)
         if reduction == _NONE:
@@ -45,7 +45,7 @@ def _gradient_handler(func):
     pointwise = pointwise_handler(func)
 
     def gradient(func, grad_output, *args, **kwargs):
-        """The mean is over the logical elements, so its factor comes with the gradient."""
+        """Puts the factor of the mean, which is over the logical elements, into the gradient."""
         asked, _ = _with_reduction(func, (grad_output, *args), kwargs, _NONE)
         if asked == _MEAN:
             grad_output = grad_output / args[0].numel()
@@ -83,7 +83,7 @@ def nll_loss2d(func, input, target, weight, reduction, ignore_index):
 def nll_loss2d_backward(
     func, grad_output, input, target, weight, reduction, ignore_index, total_weight
 ):
-    """Zeros but for the targets' channels."""
+    """Zeros, except in the targets' channels."""
     index, weights = _classes(input, target, weight, ignore_index)
     grad = grad_output / total_weight if reduction == _MEAN else grad_output
     physical = _tb.place_channels(-weights * grad, index, input._channels, input.block)
@@ -91,8 +91,8 @@ def nll_loss2d_backward(
 
 
 def _classes(input, target, weight, ignore_index) -> tuple[Tensor, Tensor]:
-    """The channel of every pixel, -1 where it is ignored, and its weight. The op that takes the
-    channels refuses those that do not exist."""
+    """The channel of every pixel, or -1 if it is ignored, and its weight. The op that takes the
+    channels refuses channels that do not exist."""
     pixels = (input.shape[0], *input.shape[2:])
     expect(input.dim() == 4 and tuple(target.shape) == pixels, "[N, C, H, W] and a class a pixel")
     expect(target.dtype == torch.int64, "classes in int64")

@@ -24,8 +24,8 @@ def to_blocked_like(value: Tensor, like: BlockedTensor) -> BlockedTensor:
 
 
 def gradient_like(gradient: Tensor, channels: int, like: BlockedTensor) -> Tensor:
-    """The physical tensor of the gradient of a result with `channels`, in the format of `like`. The
-    blocks of another number of channels may be as many, so it is looked at here."""
+    """The physical tensor of the gradient of a result with `channels`, in the format of `like`.
+    Checks the channels, because another number may take as many blocks."""
     if gradient.dim() != like.dim() or gradient.shape[1] != channels:
         raise ValueError(
             f"torch_blocked::gradient: expected {like.dim()} dims with {channels} channels, got "
@@ -35,7 +35,8 @@ def gradient_like(gradient: Tensor, channels: int, like: BlockedTensor) -> Tenso
 
 
 def statistics_dtype(input: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """That of a norm's first parameter, or of its input where it has none, as ATen's are."""
+    """The dtype of a norm's statistics: that of its first parameter, or else of its input, as in
+    ATen."""
     return next((each.dtype for each in parameters if each is not None), input.dtype)
 
 
@@ -43,8 +44,8 @@ _has_hook = WeakTensorKeyDictionary()
 
 
 def wants_dense_gradient(operand: Tensor) -> None:
-    """Makes the gradient of a dense operand dense: autograd passes on that of the blocked result as
-    it is, and parameters and optimizers are to see nothing new."""
+    """Makes the gradient of a dense operand dense. Otherwise autograd would pass on the blocked
+    gradient of the result, but parameters and optimizers should see nothing new."""
     if operand.requires_grad and torch.is_grad_enabled() and operand not in _has_hook:
         _has_hook[operand] = operand.register_hook(_dense_gradient)
 
@@ -57,7 +58,8 @@ def _dense_gradient(gradient: Tensor) -> Tensor:
 
 
 def asked_for(gradients, output_mask, channels: int) -> tuple:
-    """The gradients of input (physical), weight and bias with None for those not asked for."""
+    """The gradients of input (physical), weight and bias; None for those that were not
+    requested."""
     input, *others = gradients
     return (
         BlockedTensor(input, channels) if output_mask[0] else None,

@@ -1,4 +1,4 @@
-"""Padding: of the spatial dims constant, reflect and replicate, of N and C constant."""
+"""Padding: constant, reflect and replicate for the spatial dims, constant for N and C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for _mode in ("reflection_pad", "replication_pad"):
 
 @implements(aten.constant_pad_nd.default, takes="input: blocked")
 def constant_pad(func, input, pad, value=0):
-    """pad: (left, right) of the last dim, then of the one before; negative values crop."""
+    """pad: (left, right) of the last dim, then of the dim before it; negative values crop."""
     spatial = 2 * (input.dim() - 2)
     expect(len(pad) % 2 == 0 and len(pad) <= spatial + 4, "two numbers a dim")
     of_channels, of_batch = pad[spatial : spatial + 2], pad[spatial + 2 :]

@@ -1,6 +1,6 @@
 """Pointwise ops run as ATen's on the physical tensor: the same values and dtypes, in one pass.
 
-Operands that broadcast are seen in physical dims first: [C, 1, 1] becomes [C/b, 1, 1, b], and
+Operands that broadcast are first brought to physical dims: [C, 1, 1] becomes [C/b, 1, 1, b], and
 [H, W] becomes [H, W, 1]. Lanes beyond C are set to 0 again unless the op keeps zeros by itself."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
-# f(0) = 0 for any further arguments: no pass over the tail. Only ops frequent in networks.
+# Ops with f(0) = 0 for any other arguments, which need no pass over the tail; only frequent ones.
 # Source: the zero-preserving list of oneDNN's forward eltwise, src/common/eltwise_pd.hpp.
 _KEEPS_ZERO = {
     "abs", "gelu", "gelu_", "hardswish", "hardswish_", "neg", "neg_",
     "relu", "relu_", "silu", "silu_", "sqrt", "square", "tanh", "tanh_", "threshold_backward",
 }  # fmt: skip
 
-# Ops of training steps whose results take memory from our pool, by their forms that write into an
-# argument: the pages of a fresh result cost more than the op itself.
+# Ops of training steps whose results take memory from our pool, by the overloads that write into an
+# argument. The page faults of a fresh result cost more than the op itself.
 _POOLED = {
     aten.add.Tensor: (aten.add.out, "out"),
     aten.mul.Tensor: (aten.mul.out, "out"),
@@ -41,7 +41,7 @@ _POOLED = {
     aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
 }
 
-# Torch's own functions, whose call takes 0.7 us less than that of the op.
+# torch's own functions; a call takes 0.7 us less than a call of the op.
 _FUNCTIONS: dict[OpOverload, Callable[[Tensor], Tensor]] = {
     aten.abs.default: torch.abs,
     aten.exp.default: torch.exp,
@@ -67,7 +67,7 @@ _DIVIDES = {
     aten.floor_divide.default,
 }  # fmt: skip
 
-# Pointwise in fact, though not tagged so.
+# Ops that are pointwise although PyTorch does not tag them so.
 _UNTAGGED = (
     aten.hardswish.default,
     aten.hardswish_.default,
@@ -102,7 +102,7 @@ _UNTAGGED = (
 def pointwise_handler(func) -> Handler:
     """The handler of an op whose result at an index depends on its operands at that index only.
 
-    What the schema says is read here, once per op: reading it costs more than a small relu."""
+    It reads the schema here, once per op, because that costs more than a small relu."""
     writes = func._schema.is_mutable
     keeps_zero = func._schema.name.removeprefix("aten::") in _KEEPS_ZERO
     random = torch.Tag.nondeterministic_seeded in func.tags
@@ -125,7 +125,7 @@ def pointwise_handler(func) -> Handler:
         else:
             operands = [a for a in args if isinstance(a, Tensor)]
             operands += [a for a in kwargs.values() if isinstance(a, Tensor)]
-            if divides:  # integers by the zeros of the tail would be an error
+            if divides:  # an integer division by the zeros of the tail would raise
                 fractions = any(operand.is_floating_point() for operand in operands)
                 expect(fractions, "floating-point numbers to divide")
             like = operands[0] if len(operands) == 1 else _result_like(operands)
@@ -162,8 +162,8 @@ for _op in _UNTAGGED:
 
 
 def _tagged_handler(func) -> Handler | None:
-    """PyTorch tags its pointwise ops, so that a whole family is one rule. What is written into
-    `out` goes the way of the fallback."""
+    """The handler of an op that PyTorch tags as pointwise: one rule for a whole family. Ops with
+    `out` go to the fallback."""
     returns_tensors = all(isinstance(ret.type, torch.TensorType) for ret in func._schema.returns)
     if torch.Tag.pointwise in func.tags and returns_tensors and not has_out(func):
         return pointwise_handler(func)
@@ -174,7 +174,7 @@ RULES.append(_tagged_handler)
 
 
 def _are_alike(args) -> bool:
-    """Whether the first two are blocked, of one shape and format, and the rest no tensors."""
+    """Whether the first two are blocked with the same shape and format, and the rest no tensors."""
     if len(args) < 2 or not (type(args[0]) is type(args[1]) is BlockedTensor):
         return False
     first, second = args[0], args[1]
@@ -210,8 +210,8 @@ def _result_like(operands: list[Tensor]) -> BlockedTensor:
 
 
 def _channels_of_dense(operands: list[Tensor], dims) -> BlockedTensor:
-    """Where every blocked operand has one channel and the result more: a dense one that has them,
-    blocked."""
+    """If every blocked operand has one channel and the result has more: a dense operand that has
+    these channels, converted to blocked."""
     like = next(
         (o for o in operands if isinstance(o, BlockedTensor) and o.dim() == len(dims)), None
     )

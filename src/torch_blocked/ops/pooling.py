@@ -9,8 +9,8 @@ from torch_blocked.ops.images import per_image
 
 aten = torch.ops.aten
 
-# 1-D pooling reaches these through unsqueeze. Not here: adaptive_max_pool3d_backward, which takes
-# channels-last indices for contiguous ones in torch 2.13, and gives wrong values.
+# 1-D pooling reaches these through unsqueeze. adaptive_max_pool3d_backward is not here: in torch
+# 2.13 it takes channels-last indices for contiguous ones, and gives wrong values.
 implements(
     aten._adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d_backward.default,

@@ -1,6 +1,6 @@
 """Random fills, as dropout makes them: the same seed gives the values of the dense tensor.
 
-The stream follows the logical order, so it is drawn dense; one counted reorder brings it over."""
+The stream follows the logical order, so values are drawn dense; one counted reorder blocks them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _tb = torch.ops.torch_blocked
     aten.log_normal_.default,
     aten.normal_.default,
     aten.random_.default,
-    getattr(aten.random_, "from"),  # a keyword of Python
+    getattr(aten.random_, "from"),  # `from` is a keyword of Python
     aten.random_.to,
     aten.uniform_.default,
     takes="input: blocked",

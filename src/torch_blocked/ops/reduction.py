@@ -1,8 +1,8 @@
 """Reductions over any dims: ATen's on the physical tensor.
 
-With keepdim the result stays blocked, with one channel if C was reduced; without it is dense. Over
-C the lanes are reduced too. The zero tail adds nothing to a sum; where a zero would count, whole
-blocks and the last one are reduced apart."""
+With keepdim the result stays blocked, with one channel if C was reduced; without, it is dense. Over
+C the lanes are reduced too. The zero tail adds nothing to a sum. For reductions in which zeros
+count, whole blocks and the last block are reduced separately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ZERO_IS_NEUTRAL = {
     aten.linalg_vector_norm.default,
 }
 
-# Over C, how the results of two parts go together.
+# How the results of two parts of C combine.
 _COMBINES = {
     aten.amax.default: torch.maximum,
     aten.amin.default: torch.minimum,
@@ -104,7 +104,7 @@ def scalar(func, input, *args, **kwargs):
     aten.nanmedian.dim, aten.mode.default, aten.kthvalue.default, takes="input: blocked",
 )  # fmt: skip
 def selection(func, input, *args, **kwargs):
-    """Values and where they are, along one dim; along C only the greatest and the least."""
+    """Values and their positions along one dim; along C only maxima and minima."""
     arguments = bound(func, args, kwargs)
     given: Any = arguments.get("dim", None if func in _ARG else -1)
     expect(given is not None, "a dim")
@@ -139,7 +139,7 @@ def _select_channel(func, input, keepdim):
 def _over_channels(func, input, dims, keepdim, arguments):
     lanes = [*dims, input.dim()]
     expect(input._channels > 0, "channels")
-    if func is aten.linalg_vector_norm.default:  # below 0 the least absolute value: a zero counts
+    if func is aten.linalg_vector_norm.default:  # orders below 0 are minima, so zeros would count
         expect(arguments.get("ord", 2) >= 0, "an order of 0 or more")
     if func in (aten.sum.dim_IntList, aten.mean.dim):
         out = _sum(input._physical, input._channels, dims, **arguments)
@@ -161,7 +161,7 @@ def _over_channels(func, input, dims, keepdim, arguments):
 
 _FRACTIONS = "floating-point numbers"
 
-# What ATen computes for floating-point and complex types only.
+# Ops that ATen computes only for floating-point and complex types.
 _OF_FRACTIONS = {
     aten.mean.default, aten.mean.dim, aten.var.correction, aten.std.correction,
     aten.linalg_vector_norm.default,
@@ -169,7 +169,7 @@ _OF_FRACTIONS = {
 
 
 def _computes(func, input: BlockedTensor, dtype: torch.dtype | None) -> bool:
-    """Whether `func` takes the input's type, and gives `dtype` if one is asked for."""
+    """Whether `func` takes the input's type, and can give `dtype` if that is requested."""
     types = (input.dtype, dtype or input.dtype)
     fractions = [each.is_floating_point or each.is_complex for each in types]
     if func in (aten.mean.default, aten.mean.dim):
@@ -178,7 +178,7 @@ def _computes(func, input: BlockedTensor, dtype: torch.dtype | None) -> bool:
 
 
 def _reduce(func, physical: Tensor, dims: list[int], arguments: dict) -> Tensor:
-    """`func` over physical dims, which are kept with size 1."""
+    """Runs `func` over physical dims, which are kept with size 1."""
     if func not in _SINGLE_DIM:
         return func(physical, dim=dims, keepdim=True, **arguments)
     for dim in dims:
@@ -187,7 +187,7 @@ def _reduce(func, physical: Tensor, dims: list[int], arguments: dict) -> Tensor:
 
 
 def _combined(input: BlockedTensor, combine: Callable, reduce: Callable) -> Tensor:
-    """reduce(whole blocks) and reduce(lanes in use of the last), together."""
+    """Combines reduce(whole blocks) and reduce(used lanes of the last block)."""
     physical, used = input._physical, input._channels % input.block
     if used == 0:
         return reduce(physical)
@@ -197,7 +197,7 @@ def _combined(input: BlockedTensor, combine: Callable, reduce: Callable) -> Tens
 
 
 def _spread(func, input, dims, correction=None) -> Tensor:
-    """Variance or standard deviation: the mean first, then squares about it without the tail."""
+    """Variance or standard deviation: first the mean, then squared deviations without the tail."""
     out = _spread_in(input._physical, func, input, dims, correction)
     if type(out) is Tensor and out.dtype != torch.float64 and not _squares_fit(func, out):
         out = _spread_in(input._physical.double(), func, input, dims, correction).to(out.dtype)
@@ -205,8 +205,8 @@ def _spread(func, input, dims, correction=None) -> Tensor:
 
 
 def _squares_fit(func, out: Tensor) -> bool:
-    """Whether float32 holds the squares behind these results, with their digits: not those of what
-    is beyond 1e19, or below 1e-15. ATen sums in float64."""
+    """Whether float32 holds the squares behind these results with all digits. It does not for
+    values beyond 1e19 or below 1e-15. ATen sums in float64."""
     least = 1e-15 if func is aten.std.correction else 1e-30
     return bool((out.isfinite() & (out > least)).all())
 
@@ -230,8 +230,8 @@ def _logsumexp(input, dims) -> Tensor:
 
 
 def _sum(physical: Tensor, channels: int, dims: list[int], dtype=None) -> Tensor:
-    """Over dims that hold C; reduced dims and lanes are kept with size 1. In float32 the channels
-    go first, in an order that no number of threads changes."""
+    """Sums over dims that include C. Reduced dims and lanes are kept with size 1. In float32 the
+    channels are summed first, in an order that does not depend on the number of threads."""
     lanes = physical.dim() - 1
     if physical.dtype != torch.float32 or dtype not in (None, torch.float32):
         return physical.sum([*dims, lanes], keepdim=True, dtype=dtype)
@@ -241,7 +241,7 @@ def _sum(physical: Tensor, channels: int, dims: list[int], dtype=None) -> Tensor
 
 
 def _dims(input, dims) -> list[int]:
-    """Sorted and from 0; all if none are named."""
+    """The dims, sorted and counted from 0; all dims if none are named."""
     given = [dims] if isinstance(dims, int) else (dims or range(input.dim()))
     return sorted(wrapped_dims(given, input.dim()))
 

@@ -29,27 +29,28 @@ def register(op: OpOverload | str, handler: _Handler, *, takes: str = ...) -> _H
 @overload
 def register(op: OpOverload | str, *, takes: str = ...) -> Callable[[_Handler], _Handler]: ...
 def register(op: OpOverload | str, handler: Any = None, *, takes: str = "") -> Any:
-    """Says what an op of your own, or of another library, does with blocked tensors. Without it the
-    op runs on dense copies.
+    """Registers how an op of your own, or of another library, runs on blocked tensors. Without this
+    it runs on dense copies.
 
     op: an overload, `torch.ops.my.swish.default`, or its name, "my::swish".
     handler: either an op, the blocked form of `op`, or a function.
-        The blocked form takes what `op` takes, with `int channels` after the first argument: the
-        physical tensor [N, ceil(C/b), *spatial, b] and its logical C, then the others as they are,
-        tensors dense. It returns a physical tensor of as many channels with a zero tail, and has a
-        fake. `optimize` and torch.compile(backend="torch_blocked") run it where its neighbours are
-        blocked, and `op` elsewhere. Its results are held to what the fake of `op` says, and to a
-        zero tail when a size is new: what differs is a RuntimeError that names the form.
-        A function is called as handler(op, *args, **kwargs) with the arguments of the call, at
-        least one of them blocked, and returns tensors in any format, or NotImplemented for what it
-        does not take: that runs on dense copies. torch.compile traces it; `optimize` does not call
-        it, it runs `op` on plain tensors.
-    takes: what the function's arguments must be, such as "input: blocked, dim: dim"; others are
-        declined (the words are those of torch_blocked.ops.contract).
+        A blocked form takes the arguments of `op`, with `int channels` after the first one. The
+        first is the physical tensor [N, ceil(C/b), *spatial, b] and `channels` its logical C; other
+        tensors are dense. It returns a physical tensor with as many channels and a zero tail, and
+        has a fake. `optimize` and torch.compile(backend="torch_blocked") run it where its
+        neighbours are blocked, and `op` elsewhere. When a size is new, its result must have the
+        dims and dtype that the fake of `op` gives, and a zero tail; otherwise RuntimeError names
+        the form. A function is called as handler(op, *args, **kwargs) with the arguments of the
+        call, at least one of them blocked. It returns tensors in any format, or NotImplemented for
+        arguments that it does not take; then the op runs on dense copies. torch.compile traces the
+        function. `optimize` does not call it, and runs `op` on plain tensors.
+    takes: what the function's arguments must be, such as "input: blocked, dim: dim", in the words
+    of
+        torch_blocked.ops.contract. Other arguments are declined.
     Returns `handler`; without one, a decorator for it.
 
-    Raises TypeError for an `op` or `handler` of another kind; ValueError for a name that no op has,
-    an op that has a handler already, a form with other arguments, and a contract that names no
+    Raises TypeError for an `op` or `handler` of another kind; ValueError for an unknown op, an op
+    that has a handler already, a form with other arguments, and a contract that names no
     parameter."""
     target = _op_of(op)
     if handler is None:
@@ -112,13 +113,13 @@ def _of_function(function: Handler) -> Handler:
     return handler
 
 
-# Results that are looked at whole: those of so many different calls of an op.
+# How many different calls of an op have their results checked completely.
 _KEPT = 256
 
 
 @dataclass
 class _Form:
-    """Calls the blocked form of an op, and holds it to what the op returns."""
+    """Calls the blocked form of an op, and checks that its result fits the op's."""
 
     op: OpOverload
     form: OpOverload
@@ -157,31 +158,31 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _key(input: BlockedTensor, args: Any, kwargs: Any) -> Any:
-    """What the dims of a result depend on; None if that cannot be looked up."""
+    """The key of everything that a result's dims depend on; None if it cannot be hashed."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
     told = tuple((each.shape, each.dtype) if _is_tensor(each) else each for each in leaves)
     key = (input.shape, input.dtype, input.block, told, structure)
     try:
         hash(key)
-    except TypeError:  # of an argument that is an object
+    except TypeError:  # an argument is an object that cannot be hashed
         return None
     return key
 
 
 def _wanted(func: OpOverload, input: BlockedTensor, args: Any, kwargs: Any) -> Wanted | None:
-    """The dims and the dtype of what the op itself returns, by its fake; None if it has none that
-    runs on the meta device."""
+    """The dims and the dtype of the op's own result, by its fake; None if the fake does not run on
+    the meta device."""
 
     def on_meta(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
-    # Of a program that is traced, this is no part. (The import that it makes takes half a second.)
+    # A traced program does not contain this. (The import here takes half a second.)
     traced = type(input._physical) is not Tensor
     try:
         with _disable_current_modes() if traced else nullcontext(), torch.no_grad():
             args, kwargs = pytree.tree_map_only(Tensor, on_meta, (args, kwargs))
             result = func(on_meta(input), *args, **kwargs)
-    except Exception:  # whatever a fake raises that needs more than dims
+    except Exception:  # a fake that needs more than dims may raise anything
         return None
     return tuple(result.shape), result.dtype
 

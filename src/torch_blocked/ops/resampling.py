@@ -11,7 +11,7 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 _tb = torch.ops.torch_blocked
 
-# What torch_blocked::resample calls them.
+# Their names in torch_blocked::resample.
 _INTERPOLATIONS = {
     "upsample_nearest1d": 0,
     "upsample_nearest2d": 0,
@@ -24,7 +24,7 @@ _INTERPOLATIONS = {
     "upsample_trilinear3d": 2,
     "upsample_bicubic2d": 3,
 }
-# What ATen's nearest modes take; others it refuses.
+# The types that ATen's nearest modes take; ATen refuses others.
 _NEAREST = (torch.float64, torch.bfloat16, torch.float16, torch.uint8)
 _ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 _ALL = (*_INTERPOLATIONS, *_ANTIALIASED)
@@ -32,7 +32,7 @@ _ALL = (*_INTERPOLATIONS, *_ANTIALIASED)
 
 @implements(*(getattr(aten, mode).default for mode in _INTERPOLATIONS), takes="input: blocked")
 def resample(func, input, output_size, *rest):
-    """input [N, C, *in] -> [N, C, *output_size], nearest to cubic; what ATen refuses, it does."""
+    """input [N, C, *in] -> [N, C, *output_size], nearest to cubic. Refuses what ATen refuses."""
     spatial = len(output_size)
     interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
     dtype = input._physical.dtype
@@ -59,8 +59,8 @@ for _mode in _ALL:
 
 @implements(*(getattr(aten, mode).default for mode in _ANTIALIASED), takes="input: blocked")
 def antialiased(func, input, output_size, *rest):
-    """ATen 2.13's kernel misreads channels-last images where one column of several pixels comes
-    out: these are made plain."""
+    """Converts images to plain if the result is one column of several pixels, because the kernel of
+    ATen 2.13 misreads channels-last images there."""
     if input.dim() != 4 or input._channels == 0 or output_size[-1] != 1:
         return per_image(func, input, output_size, *rest)
     images = func(as_images(input._physical).contiguous(), output_size, *rest)

@@ -1,4 +1,4 @@
-"""Running sums and sorts along N or a spatial dim: ATen's on the physical tensor."""
+"""Running sums and sorts along N or a spatial dim: ATen's ops on the physical tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Another order of N, C or the spatial dims: index_select, flip, roll, repeat, channel and pixel
-shuffles. Over N and the spatial dims ATen's run on the physical tensor; channels are gathered by a
-kernel of ours, whatever the order."""
+"""Ops that reorder N, C or the spatial dims: index_select, flip, roll, repeat, channel and pixel
+shuffles. Over N and the spatial dims ATen's ops run on the physical tensor. Our kernel gathers
+channels in any order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _tb = torch.ops.torch_blocked
 
 
 def gather_channels(input: BlockedTensor, index: Sequence[int]) -> BlockedTensor:
-    """Channel i of the result is channel index[i] of `input`, zeros where that is -1."""
+    """Channel i of the result is channel index[i] of `input`, or zeros if that is -1."""
     physical = input._physical
-    if physical.dtype in (torch.bfloat16, torch.float16):  # exact in float32, which the kernel has
+    if physical.dtype in (torch.bfloat16, torch.float16):  # the kernel has float32, which is exact
         out = _tb.gather_channels(physical.float(), input._channels, index).to(physical.dtype)
     else:
         out = _tb.gather_channels(physical, input._channels, index)
@@ -37,7 +37,7 @@ def index_select(func, input, dim, index):
 
 
 def channel_list(index: torch.Tensor) -> list[int]:
-    """The values of a 1-D integer tensor; in tracing there are none to be had."""
+    """The values of a 1-D integer tensor. Declines in a trace, where values are unknown."""
     values = not isinstance(index, (FakeTensor, BlockedTensor)) and not index.dtype.is_complex
     expect(values and index.dim() <= 1, "channels in a list whose values are known")
     return index.reshape(-1).tolist()
@@ -53,7 +53,7 @@ def flip(func, input, dims):
 
 @implements(aten.roll.default, takes="input: blocked")
 def roll(func, input, shifts, dims=()):
-    expect(len(dims) == len(shifts) > 0, "a dim for each shift")  # none: as if it had one dim
+    expect(len(dims) == len(shifts) > 0, "a dim for each shift")  # no dims would mean a flat tensor
     dims = [wrapped_dim(dim, input.dim()) for dim in dims]
     for shift, dim in zip(shifts, dims, strict=True):
         if dim == 1:
@@ -93,7 +93,7 @@ def pixel_shuffle(func, input, upscale_factor):
 @implements(aten.pixel_unshuffle.default, takes="input: blocked")
 def pixel_unshuffle(func, input, downscale_factor):
     if input.shape[0] == 0:
-        return input.clone()  # ATen gives an empty batch back as it is
+        return input.clone()  # ATen returns an empty batch unchanged
     out = _tb.pixel_unshuffle(input._physical, input._channels, downscale_factor)
     return BlockedTensor(out, input._channels * downscale_factor**2)
 

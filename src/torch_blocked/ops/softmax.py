@@ -16,7 +16,8 @@ _LOGARITHMS = {aten._log_softmax.default, aten._log_softmax_backward_data.defaul
 
 @implements(aten._softmax.default, aten._log_softmax.default, takes="input: blocked, dim: dim")
 def softmax(func, input, dim, half_to_float):
-    """The same bits for any number of threads. Types other than float32: over C on a dense copy."""
+    """Any number of threads gives the same bits. Over C, types other than float32 run on a dense
+    copy."""
     physical, channels = input._physical, input._channels
     if dim != 1 and physical.dtype != torch.float32:
         return clear_tail(func(physical, dim, half_to_float), channels)

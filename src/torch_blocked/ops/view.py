@@ -1,8 +1,8 @@
 """Views of blocked tensors.
 
-Dims of size 1 come and go among the spatial dims without a copy. A tensor [N, C, 1, ...] is, in
-rows of whole blocks, the dense [N, C], so flattening into a classifier is a view too. Any other
-change of dims has no blocked form: its result is dense, one counted reorder away."""
+Adding and removing spatial dims of size 1 takes no copy. A tensor [N, C, 1, ...] has the memory of
+a dense [N, C] with rows of whole blocks, so flattening for a classifier is a view too. Any other
+change of dims has no blocked form: the result is dense, and costs one counted reorder."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ aten = torch.ops.aten
 
 
 def flat_channels(input: BlockedTensor) -> Tensor | None:
-    """[N, C, 1, ...] as dense [N, C], the same memory; None if there is more than one pixel, or
-    memory between the blocks."""
+    """[N, C, 1, ...] as dense [N, C] in the same memory; None if there is more than one pixel, or a
+    gap between the blocks."""
     if any(size != 1 for size in input.shape[2:]):
         return None
     try:
         rows = input._physical.view(input.shape[0], -1 if input._channels else 0)
-    except (RuntimeError, ValueError):  # blocks of a slice lie apart; traced, a ValueError
+    except (RuntimeError, ValueError):  # blocks of a slice lie apart (ValueError in a trace)
         return None
     return rows[:, : input._channels]
 
 
 def without_dims(input: BlockedTensor, dims: list[int]) -> Tensor:
-    """`input`, whose `dims` have size 1, without them, dense."""
+    """`input` without its `dims` of size 1, dense."""
     flat = flat_channels(input)
     dense = flat
     if dense is None:
@@ -62,7 +62,7 @@ def view(func, input, size, *_strides):
     if flat is not None:
         try:
             return flat.view(size)
-        except (RuntimeError, ValueError):  # rows are padded to whole blocks, and `size` joins them
+        except (RuntimeError, ValueError):  # `size` joins rows, which are padded to whole blocks
             pass
     same_channels = _with_spatial(input, size)
     if same_channels is not None:
@@ -73,18 +73,18 @@ def view(func, input, size, *_strides):
 
 
 def _with_spatial(input: BlockedTensor, size) -> BlockedTensor | None:
-    """Other spatial dims for the same N and C, the same memory; None if that cannot be."""
+    """The same N, C and memory with other spatial dims; None if that is impossible."""
     if not 3 <= len(size) <= 5 or tuple(size[:2]) != tuple(input.shape[:2]):
         return None
     try:
         physical = input._physical.view(*input._physical.shape[:2], *size[2:], input.block)
-    except (RuntimeError, ValueError):  # ATen has the error to name, or a copy to make
+    except (RuntimeError, ValueError):  # ATen then raises its own error, or makes a copy
         return None
     return BlockedTensor(physical, input._channels)
 
 
 def _shares_images(input: BlockedTensor, size) -> bool:
-    """Whether the channels of N images become those of one image, or those of one become N's."""
+    """Whether the channels of N images become the channels of one image, or the reverse."""
     if len(size) != input.dim() or tuple(size[2:]) != tuple(input.shape[2:]):
         return False
     if 1 not in (size[0], input.shape[0]):
@@ -93,8 +93,8 @@ def _shares_images(input: BlockedTensor, size) -> bool:
 
 
 def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTensor:
-    """[N, C, ...] as [1, N * C, ...] or the reverse, as instance norm needs it: the same memory for
-    whole blocks, else a copy tied to it."""
+    """[N, C, ...] as [1, N * C, ...] or the reverse, for instance norm. Whole blocks keep the
+    memory; otherwise it is a copy tied to `input`."""
     block = input.block
     if channels % block == 0 and input._channels % block == 0:
         physical = input._physical.contiguous()
@@ -107,7 +107,7 @@ def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTens
         return _regrouped(input, batch, channels)
 
     if type(input._physical) is not Tensor:
-        return BlockedTensor(copy(), channels)  # tracing has made in-place ops functional already
+        return BlockedTensor(copy(), channels)  # in a trace in-place ops are functional already
     view = BlockedCopy(copy(), channels)
 
     def push() -> None:
@@ -121,7 +121,7 @@ def _with_images(input: BlockedTensor, batch: int, channels: int) -> BlockedTens
 
 
 def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
-    """The physical tensor of `input` with N * C shared out to `batch` images of `new` channels."""
+    """The physical tensor of `input` with N * C split into `batch` images of `new` channels."""
     n, blocks, *rest = input._physical.shape
     block, old = input.block, input._channels
     padded = blocks_of(new, block) * block
@@ -139,7 +139,7 @@ def _regrouped(input: BlockedTensor, batch: int, new: int) -> Tensor:
 @implements(aten.permute.default, takes="input: blocked, dims: dims")
 def permute(func, input, dims):
     ndim = input.dim()
-    if dims[:2] == [0, 1] and len(dims) == ndim:  # of the spatial dims only
+    if dims[:2] == [0, 1] and len(dims) == ndim:  # permutes spatial dims only
         return BlockedTensor(func(input._physical, [*dims, ndim]), input._channels)
     return dense_view(func, input, dims, pixels_last=dims == [0, *range(2, ndim), 1])
 
@@ -167,7 +167,7 @@ def unbind(func, input, dim=0):
 
 @implements(aten.select_backward.default, takes="grad_output: blocked, dim: new dim")
 def select_backward(func, grad_output, input_sizes, dim, index):
-    """Zeros but for the selected place."""
+    """Zeros, except at the selected place."""
     rank = len(input_sizes)
     expect(grad_output.dim() + 1 == rank <= 5 and dim >= 2, "a spatial dim of at most three")
     physical, channels = grad_output._physical, grad_output._channels
@@ -201,7 +201,7 @@ def squeeze(func, input, dim=None):
 
 @implements(aten.expand.default, takes="input: blocked")
 def expand(func, input, size, implicit=False):
-    """Over N and the spatial dims the same memory, as the gradient of a mean needs it."""
+    """Keeps the memory over N and the spatial dims, for the gradient of a mean for example."""
     same_channels = len(size) == input.dim() and size[1] in (-1, input._channels)
     expect(same_channels, "a size of the same rank and channels")
     physical = func(input._physical, [size[0], -1, *size[2:], -1])
@@ -210,7 +210,7 @@ def expand(func, input, size, implicit=False):
 
 @implements(*(op for op, view in IN_PLACE_VIEWS.items() if view is not None))
 def change_dims(func, input, *args, **kwargs):
-    """Makes `input` the view that the op without its underscore gives of what it was."""
+    """Turns `input` into the view that the op without the underscore returns."""
     view: Any = IN_PLACE_VIEWS[func]
     become(input, view(anchor(input), *args, **kwargs))
     return input
@@ -218,7 +218,7 @@ def change_dims(func, input, *args, **kwargs):
 
 @implements(aten.resize_.default)
 def resize_(func, input, size, **options):
-    """Other dims for the same elements in logical order. `input` turns dense."""
+    """Gives the same elements, in logical order, other dims. `input` becomes dense."""
     if tuple(size) == tuple(input.shape):
         return input
     become(input, dense_view(aten.alias.default, input))
@@ -232,14 +232,14 @@ def resize_as_(func, input, template, **options):
 
 @implements(aten.set_.default)
 def set_(func, input):
-    """Without elements, as models free memory; `input.set_(other)` brings it back."""
+    """Removes all elements, as models do to free memory; `input.set_(other)` restores it."""
     become(input, torch.empty(0, dtype=input.dtype))
     return input
 
 
 @implements(aten.set_.source_Tensor)
 def set_to(func, input, source):
-    """The memory of `source`, blocked or dense."""
+    """Takes the memory of `source`, blocked or dense."""
     expect(input.dtype == source.dtype, "a source of the same dtype")
     blocked = isinstance(source, BlockedTensor)
     become(input, anchor(source) if blocked else source.detach())
@@ -248,7 +248,7 @@ def set_to(func, input, source):
 
 @implements(aten.set_.source_Storage, aten.set_.source_Storage_storage_offset)
 def set_to_storage(func, input, *_):
-    """A storage does not say how its elements are ordered."""
+    """Raises: a storage does not say in which order its elements are."""
     raise RuntimeError(
         f"torch_blocked::set_: expected a tensor whose memory {input.format} {tuple(input.shape)} "
         "takes, got a storage; pass the tensor itself, x.set_(y)"
