@@ -13,15 +13,17 @@ DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["d
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
 
-.PHONY: help built extension demo test test-torch fuzz bench wheel docs lint clean
+.PHONY: help built extension demo test test-all quick test-torch fuzz bench wheel docs lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
 	@echo "make test    run the test suite on every instruction set of this CPU"
+	@echo "make test-all   the same with more random models, inputs, files and calls"
+	@echo "make quick STEM=winograd   build, and run the tests whose file or folder is named so"
 	@echo "make test-torch VERSION=2.14   the same for another torch, in an environment of its own"
 	@echo "make wheel   build wheels for Python 3.11 to 3.13, each for every supported torch: dist/"
 	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
-	@echo "make bench   time models in every format: make bench MODELS='resnet18 vgg16'"
+	@echo "make bench   time models in every format: make bench MODELS='resnet18 unet'"
 	@echo "make docs    build the site of the documents: build/docs/index.html"
 	@echo "make lint    run the formatters and linters, and check the types"
 	@echo "make clean   remove the build; delete $(VENV)* to start from nothing"
@@ -60,6 +62,16 @@ demo: built
 test: extension
 	$(BIN)/python test/run_isas.py
 
+test-all: extension
+	TORCH_BLOCKED_TEST_ALL=1 $(BIN)/python test/run_isas.py
+
+# Builds the kernels that this CPU runs, and no others; the next build makes those.
+QUICK_SETS := $(shell grep -qsm1 avx512bw /proc/cpuinfo && echo "AVX2;AVX512" || { grep -qsm1 avx2 /proc/cpuinfo && echo AVX2 || echo DEFAULT; })
+quick: $(BUILD)/installed $(BUILD)/dev-installed
+	@$(BIN)/cmake -D TORCH_BLOCKED_SETS="$(QUICK_SETS)" $(BUILD) > /dev/null
+	@$(BIN)/cmake --build $(BUILD); built=$$?; $(BIN)/cmake -U TORCH_BLOCKED_SETS $(BUILD) > /dev/null; exit $$built
+	$(BIN)/python test/run_isas.py --stem "$(STEM)"
+
 # On the best instruction set only: what depends on torch is the same for all.
 test-torch:
 	$(MAKE) TORCH=$(VERSION) VENV=.venv-torch$(VERSION) BUILD=build/torch$(VERSION) extension
@@ -70,10 +82,10 @@ wheel: $(VENV)/tools-installed
 	$(BIN)/python release/wheels.py
 
 fuzz: extension
-	$(BIN)/python test/fuzz_models.py --models $(FUZZ_MODELS)
-	$(BIN)/python test/fuzz_files.py --files $(FUZZ_MODELS)
-	$(BIN)/python test/random_edges.py --models $(FUZZ_MODELS)
-	$(BIN)/python test/random_inputs.py --models 20
+	$(BIN)/python test/random/fuzz_models.py --models $(FUZZ_MODELS)
+	$(BIN)/python test/random/fuzz_files.py --files $(FUZZ_MODELS)
+	$(BIN)/python test/random/random_edges.py --models $(FUZZ_MODELS)
+	$(BIN)/python test/random/random_inputs.py --models 20
 
 bench: built
 	$(BIN)/python -m torch_blocked bench models $(MODELS)
