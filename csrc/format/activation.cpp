@@ -1,3 +1,4 @@
+// The table of activation formats, with their names and oneDNN's tags.
 #include "format/activation.h"
 
 #include <numeric>
@@ -9,7 +10,7 @@ namespace {
 
 struct Row {
   Format format;
-  std::array<std::string_view, 3> names;  // of 3, 4 and 5 dims
+  std::array<std::string_view, 3> names;  // for 3, 4 and 5 dims
   std::array<dnnl_format_tag_t, 3> tags;
 };
 #define ROW(format, w, hw, dhw)                                  \
@@ -27,7 +28,7 @@ static_assert(kFormats.size() == 2 + Format::kBlocks.size());
 
 constexpr std::size_t kLeastDims = 3, kMostDims = 5;
 
-// What else oneDNN has a name for.
+// Other activation formats that oneDNN has a name for.
 constexpr std::array<std::string_view, 3> kOtherNames{"nc", "cn", "chwn"};
 
 const Row* row_of(Format format, std::size_t ndims) {

@@ -1,11 +1,11 @@
-// The memory format of an activation [N, C, *spatial]: which of its elements lie side by side.
+// The memory format of an activation [N, C, *spatial]: which elements lie side by side.
 //
 //   kPlain         the channels of an image, one after the other: nchw
 //   kChannelsLast  all channels of a pixel: nhwc
 //   blocked(b)     b channels of a pixel, zeros beyond C in the last block: nChw16c
 //
-// The three are one, [N, ceil(C / lanes), *spatial, lanes] with 1, C or b lanes. The fourth,
-// kStrided, is that of any other tensor: its strides say where its elements lie.
+// All three are [N, ceil(C / lanes), *spatial, lanes], with 1, C or b lanes. The fourth, kStrided,
+// is for any other tensor: its strides say where its elements lie.
 #pragma once
 
 #include <oneapi/dnnl/dnnl_types.h>
@@ -26,7 +26,7 @@ struct Format {
   enum class Kind : std::uint8_t { kStrided, kPlain, kChannelsLast, kBlocked };
 
   Kind kind;
-  std::int64_t block = 0;  // channels of a block; 0 of the other kinds
+  std::int64_t block = 0;  // channels of a block; 0 for the other kinds
 
   static constexpr std::array<std::int64_t, 4> kBlocks{4, 8, 16, 32};
   static constexpr bool is_block(std::int64_t lanes) {
@@ -35,8 +35,8 @@ struct Format {
   // `block` must be one of kBlocks.
   static constexpr Format blocked(std::int64_t block) { return {Kind::kBlocked, block}; }
 
-  // The format of a tag of 3 to 5 dims, or of a descriptor; of several that fit a descriptor the
-  // first of the table in activation.cpp. Nothing if it is none of these.
+  // The format of a tag of 3 to 5 dims, or of a descriptor. If several fit a descriptor, the first
+  // one in the table of activation.cpp. Nothing if none fits.
   static std::optional<Format> of(const FormatTag& tag);
   static std::optional<Format> of(const Descriptor& descriptor);
 
@@ -49,14 +49,14 @@ struct Format {
            : kind == Kind::kChannelsLast ? std::max<std::int64_t>(channels, 1)
                                          : 1;
   }
-  // How many blocks of so many channels there are: ceil(C / lanes). No C overflows.
+  // How many blocks `channels` channels need: ceil(C / lanes). No C overflows.
   constexpr std::int64_t blocks(std::int64_t channels) const {
     return channels / lanes(channels) + (channels % lanes(channels) > 0);
   }
   // The channels in the last block if they do not fill it; 0 if all blocks are full.
   constexpr std::int64_t tail(std::int64_t channels) const { return channels % lanes(channels); }
 
-  // Sizes of a contiguous tensor that is the memory of an activation with these dims.
+  // The sizes of the contiguous tensor that holds the memory of an activation with these dims.
   Dims physical_shape(std::span<const std::int64_t> dims) const;
 
   // For 3 to 5 dims, and not for kStrided, which is "strided" and has no tag.
@@ -68,10 +68,10 @@ struct Format {
 inline constexpr Format kStrided{Format::Kind::kStrided}, kPlain{Format::Kind::kPlain},
     kChannelsLast{Format::Kind::kChannelsLast};
 
-// The name that people know, where oneDNN has one, else the agnostic one: "aBcd16b" -> "nChw16c",
-// "bcda" -> "chwn", "ABcd16b16a" stays.
+// The common name if oneDNN has one, else the agnostic one: "aBcd16b" -> "nChw16c", "bcda" ->
+// "chwn", "ABcd16b16a" stays.
 std::string activation_name(const FormatTag& tag);
-// The name of a descriptor's format; nothing if no tag fits. Where several do, plain comes first.
+// The name of a descriptor's format; nothing if no tag fits. If several fit, plain comes first.
 std::optional<std::string> activation_name(const Descriptor& descriptor);
 
 }  // namespace torch_blocked

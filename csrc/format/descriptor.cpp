@@ -1,3 +1,5 @@
+// Builds and checks memory descriptors, and makes others of them: regions, reshapes and
+// permutations.
 #include "torch_blocked/descriptor.h"
 
 #include <algorithm>
@@ -111,7 +113,7 @@ std::optional<std::vector<DimGroup>> match_dims(const Dims& from,
       --group.from_begin;
     } else if (to_end > 0 && to[to_end - 1] == 1) {
       --group.to_begin;
-      // A padded dim of size 1 cannot go, so it takes the first place that is free.
+      // A padded dim of size 1 cannot be dropped, so it takes the first free place.
       if (from_end > 0 && from[from_end - 1] == 1) --group.from_begin;
     } else if (!grow_to_equal_volume(from, to, group)) {
       return std::nullopt;
@@ -253,7 +255,7 @@ void Descriptor::pad_to_blocks() {
     padded_dims_[dim] = checked_mul(ceil_div(dims_[dim], block_of(dim)), block_of(dim));
 }
 
-// Dims that are given replace those that pad_to_blocks() has found.
+// Given padded dims replace those that pad_to_blocks() has computed.
 void Descriptor::set_padded_dims(const Dims& padded_dims) {
   if (padded_dims.empty()) return;
   if (padded_dims.size() != dims_.size())
@@ -330,7 +332,8 @@ void Descriptor::check_size() const {
 
 std::int64_t Descriptor::size_bytes() const {
   if (format_kind_ != FormatKind::blocked || has_zero_dim()) return 0;
-  // A submemory ends with its last element: full rows could reach beyond the memory it lies in.
+  // A submemory ends with its last element: full rows could reach beyond the memory that it is cut
+  // from.
   if (offset0_ != 0) return end_bytes();
   std::int64_t extent = inner_size();
   for (int dim = 0; dim < ndims(); ++dim)
@@ -434,11 +437,11 @@ Descriptor Descriptor::reshaped(const Dims& dims) const {
   result.inner_blocks_ = inner_blocks_;
   result.offset0_ = offset0_;
   result.strides_.resize(dims.size());
-  std::int64_t stride = inner_size();  // of a dim of size 1 put here; its value does not matter
+  std::int64_t stride = inner_size();  // of an inserted dim of size 1: any value would do
   for (const auto& [from_begin, from_end, to_begin, to_end] : *groups) {
-    if (to_begin == to_end) continue;  // a dim of size 1 goes
+    if (to_begin == to_end) continue;  // a dropped dim of size 1
     const bool keep = from_end - from_begin == 1 && to_end - to_begin == 1;
-    if (from_begin == from_end) {  // a dim of size 1 comes
+    if (from_begin == from_end) {  // an inserted dim of size 1
       result.strides_[to_begin] = stride;
     } else if (keep) {
       result.strides_[to_begin] = strides_[from_begin];

@@ -70,7 +70,7 @@ std::string text(const Args&... args) {
   return out.str();
 }
 
-// What a user passed may be a megabyte long; a sentence shows its beginning, cut between two UTF-8
+// A user's value may be a megabyte long. The sentence shows its beginning, cut between two UTF-8
 // characters.
 inline std::string shortened(std::string_view value) {
   constexpr std::size_t kMost = 400, kShown = 120;

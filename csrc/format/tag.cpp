@@ -1,3 +1,4 @@
+// Parses and prints format tags, agnostic ("aBcd16b") and by domain ("nChw16c").
 #include "torch_blocked/tag.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr std::string_view domains[] = {
     "tn", "tnc", "ldnc", "ldigo", "ldio", "ldgo"};
 
 // oneDNN names that break the grammar (an upper-case letter without an inner block, or I and O
-// exchanged), and the regular name of the format that oneDNN's library means by each.
+// exchanged), and the regular name of the format that oneDNN means by each.
 constexpr std::pair<std::string_view, std::string_view> irregular_names[] = {
     {"OhwI24o", "Ohwi24o"},
     {"OhwI32o", "Ohwi32o"},
@@ -45,7 +46,7 @@ std::optional<std::string_view> find_in(const Table& table, std::string_view key
   return std::nullopt;
 }
 
-// A name cut into its parts, letters not yet translated to dims.
+// A name split into its parts. Letters are not yet translated to dims.
 struct SplitName {
   std::string outer;                                 // "aBcd" of "aBcd16b"
   std::vector<std::pair<std::int64_t, char>> inner;  // {16, 'b'}

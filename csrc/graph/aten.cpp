@@ -1,3 +1,5 @@
+// Tables of ATen's ops: which are pointwise, which move elements, and where convolutions and
+// poolings have their arguments.
 #include "graph/aten.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -94,7 +96,7 @@ bool moves_elements(const Node& node) {
                         "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle"}));
 }
 
-// [0, 2, 3, 1] and the like.
+// For example [0, 2, 3, 1].
 Dims order_to_last(std::size_t rank) {
   Dims order(rank);
   for (std::size_t i = 1; i < rank; ++i) order[i] = static_cast<std::int64_t>(i % (rank - 1) + 1);

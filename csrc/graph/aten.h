@@ -1,5 +1,5 @@
-// What ATen's ops are: their names, where they have their arguments, what they mean for dims. Each
-// is written here once.
+// What the passes know of ATen's ops: names, places of arguments, effects on dims. Each fact is
+// written here once.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ inline double number(const Argument& argument, double missing) {
   return is_real(argument) ? argument.constant().toScalar().toDouble() : missing;
 }
 
-// The integers of a list of constants, one given for all spatial dims spread over them; nothing if
-// it holds something else.
+// The integers of a list of constants. A single integer is repeated for all spatial dims. Nothing
+// if the list holds something else.
 std::optional<Dims> integers(const Argument& argument, std::size_t spatial);
 
-// The numbers of a list of constants; nothing if it holds something else.
+// The numbers of a list of constants; nothing if the list holds something else.
 std::optional<std::vector<double>> reals(const Argument& argument);
 
 // Whether an op of ATen, named without "aten::", computes each element of its result from the same
@@ -45,7 +45,7 @@ struct ConvolutionOp {
   std::int64_t stride, padding, dilation, output_padding, groups;
   bool transposed;
 };
-// Null if the name is no convolution's.
+// Null if no convolution has this name.
 const ConvolutionOp* convolution_op(std::string_view name);
 
 // Where a pooling (input, kernel, stride, padding, ...) has its other arguments; -1: it has none.
@@ -56,7 +56,7 @@ struct PoolingOp {
 };
 const PoolingOp* pooling_op(std::string_view name);
 
-// Whether the node shows the same elements in the same order with other dims.
+// Whether the node's result has the same elements in the same order with other dims.
 bool is_reshape(const Node& node);
 
 // Whether the node joins tensors of that rank along `dim`.
@@ -71,7 +71,7 @@ Dims order_of(const Node& node, std::size_t rank);
 Dims order_to_last(std::size_t rank);
 Dims order_from_last(std::size_t rank);
 
-// Whether the op draws numbers.
+// Whether the op draws random numbers.
 bool is_random(const Node& node);
 
 }  // namespace torch_blocked::graph

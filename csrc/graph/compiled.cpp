@@ -1,3 +1,4 @@
+// Plans a graph for the inputs that come, keeps the plans and their runs, and runs them.
 #include "graph/compiled.h"
 
 #include <ATen/Parallel.h>
@@ -21,11 +22,11 @@ namespace {
 
 // Plans kept, each with its memory: enough for the sizes a server meets often.
 constexpr std::size_t kPlans = 16;
-// Sizes that are noted where each was captured.
+// The most sizes that are noted as covered.
 constexpr std::size_t kCovered = 4096;
 
-// Kernels read where constants lie. (The weights of a model have names, by which Python refuses
-// them before.)
+// Kernels read constants directly, so they must be in the CPU's memory. (Python refuses a model's
+// weights earlier, by their names.)
 void check_devices(const Graph& graph) {
   for (const auto& [value, tensor] : graph.constants) {
     if (tensor.device().is_cpu()) continue;
@@ -34,7 +35,8 @@ void check_devices(const Graph& graph) {
   }
 }
 
-// Whether somebody reads a value without elements. An op may leave out what nobody asked it for.
+// Whether a node reads a value without elements. Only read values count: an op may leave a result
+// empty that nobody asked for.
 bool has_empty(const Graph& graph, const std::vector<Meta>& metas) {
   bool found = false;
   const auto look = [&](Value value) {
@@ -61,7 +63,7 @@ bool Compiled::add_covered(const std::vector<Given>& inputs) {
   std::vector<Meta> metas = metas_of(inputs);
   try {
     infer(graph_, metas);
-  } catch (const std::exception& error) {  // an op tells the sizes of its results in a run only
+  } catch (const std::exception& error) {  // an op tells the sizes of its results only in a run
     if (is_interrupt(error)) throw;
     return false;
   }
@@ -90,8 +92,8 @@ auto Compiled::with_tuner(F&& f) {
   return f(by_estimates);
 }
 
-// In a child of fork(): another thread of its parent was planning. After release() nothing of it is
-// written any more.
+// Runs in a child of fork() if another thread of the parent was planning. After release() none of
+// this is written any more.
 void Compiled::renew() {
   if (released_) return;
   abandon(simplified_);
@@ -107,7 +109,7 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
   Entries& entries = simplified ? simplified_ : as_captured_;
   const auto found = std::ranges::find(entries, key, [](const auto& each) { return each->key; });
   if (found != entries.end()) {
-    if (released_) return *found;  // none makes room for another any more
+    if (released_) return *found;  // plans are no longer replaced
     entries.splice(entries.begin(), entries, found);
     return entries.front();
   }
@@ -124,8 +126,8 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
   return entry;
 }
 
-// Kernels need something to compute: a graph that meets an empty value runs as it was captured, and
-// ATen knows what empty means to each op.
+// Kernels need something to compute. A graph that reads an empty value runs as it was captured,
+// because ATen knows what empty means to each op.
 std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inputs,
                                                    bool simplified, Tuner& tuner, Weights& packed) {
   check_inputs(inputs, graph_.input_metas);
@@ -166,7 +168,7 @@ std::unique_ptr<Run> Compiled::take(Entry& entry) {
 }
 
 void Compiled::put_back(Entry& entry, std::unique_ptr<Run> run) {
-  // As many as can run at a time; others give their memory back, outside the lock.
+  // Keeps as many as can run at a time. Others are destroyed outside the lock.
   static const std::size_t kept = std::max(1u, std::thread::hardware_concurrency());
   const std::lock_guard lock(entry.mutex);
   if (entry.idle.size() < kept) entry.idle.push_back(std::move(run));

@@ -1,5 +1,5 @@
-// What torch_blocked.optimize returns, below Python: a graph, its plans by input dims, and as many
-// runs of each as callers need at once.
+// The C++ side of what torch_blocked.optimize returns: a graph, a plan per set of input dims, and
+// as many runs of each plan as callers need at once.
 #pragma once
 
 #include <list>
@@ -18,40 +18,42 @@ class Compiled {
 
   // What the graph returns for these inputs; a list where it returns several. Any thread may call.
   std::vector<at::Tensor> operator()(const std::vector<Given>& inputs);
-  // The same by the ops of the capture, one after the other, as they are.
+  // The same, by running the ops of the capture as they are, one after the other.
   std::vector<at::Tensor> by_ops(const std::vector<Given>& inputs);
 
-  // Raises what infer() raises for the inputs of the capture: results whose sizes depend on values.
+  // Raises infer()'s error for the inputs of the capture: the sizes of some results depend on
+  // values.
   void check_sizes() const;
-  // The same of arguments that no sizes tell of, by runs (well_formed.h); for graphs of files.
+  // For graphs from files: runs the ops that tell the sizes of their results only in a run, so that
+  // they check their arguments (well_formed.h).
   void check_unknown() const;
   // Whether the graph is what the model computes for inputs of these sizes.
   bool covers(const std::vector<Given>& inputs);
-  // Notes that another run of the model, for these inputs, has recorded the same graph; false if it
-  // cannot be planned for them, because an op tells the sizes of its results in a run only.
+  // Notes that a run of the model on these inputs recorded the same graph. False if it cannot be
+  // planned for them, because an op tells the sizes of its results only in a run.
   bool add_covered(const std::vector<Given>& inputs);
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);
-  // Its steps' names, implementations and formats: of plans with the same weights, those that have
-  // these in common give the same bits.
+  // The names, implementations and formats of the plan's steps. Plans with the same weights and the
+  // same outline give the same bits.
   std::string outline(const std::vector<Given>& inputs);
-  // For each step of report() what else could have been. Raises ValueError after release().
+  // For each step of report(), what else could run in its place. Raises ValueError after release().
   std::vector<StepExplanation> explain(const std::vector<Given>& inputs);
-  // The first step whose result is not that of the capture's ops, within `tolerance` of the largest
-  // value, in words; empty if there is none.
+  // Describes the first step whose result differs from that of the capture's ops by more than
+  // `tolerance` of the largest value; empty if there is none.
   std::string first_difference(const std::vector<Given>& inputs, double tolerance);
-  // What the graph returns by a plan from estimates that is not kept.
+  // What the graph returns by a plan that is made from estimates and not kept.
   std::vector<at::Tensor> by_estimates(const std::vector<Given>& inputs);
-  // Lets go of plans and packed weights: by_ops() is what runs.
+  // Drops plans and packed weights, for graphs that only by_ops() runs.
   void forget_plans();
   Tuner::Known times();
-  // Lets go of the dense weights: from now on only dims that have a plan are taken.
+  // Drops the dense weights. From now on only inputs that have a plan are accepted.
   void release();
   std::int64_t arena_bytes(const std::vector<Given>& inputs);
 
  private:
-  // One plan, the graph that it is of, and the runs that nobody uses at the moment.
+  // One plan, its graph, and the runs that nobody uses at the moment.
   struct Entry {
     std::string key;
     Graph graph;
@@ -66,7 +68,7 @@ class Compiled {
   std::shared_ptr<Entry> entry_for(const std::vector<Given>& inputs, bool simplified = true);
   std::shared_ptr<Entry> planned(const std::vector<Given>& inputs, bool simplified, Tuner& tuner,
                                  Weights& packed);
-  // Calls f with the tuner that chooses: one that knows no times where these must not decide.
+  // Calls f with the tuner to choose by. In deterministic mode that is one that knows no times.
   template <typename F>
   auto with_tuner(F&& f);
   std::vector<StepExplanation> explained(const Entry& entry, const std::vector<Given>& inputs,

@@ -1,4 +1,5 @@
-// A model's forward as nodes and values, free of sizes, formats and memory: those are a plan's.
+// A model's forward as nodes and values. Sizes, formats and memory belong to a plan, not to the
+// graph.
 //
 //   Meta (value.h)           what a value is: sizes and type; with a format, of a slot
 //   Graph (graph.h)          what is computed, and for which inputs that was shown (guards.cpp)
@@ -59,18 +60,18 @@ extern const NodeKind boxed;  // anything: an op called through the dispatcher o
 
 struct Node {
   std::string name, overload;       // the op it came from: "aten::conv2d", ""
-  std::vector<Argument> arguments;  // the op's; of kinds with a `held`, the values that they read
+  std::vector<Argument> arguments;  // the op's; for a kind with a `held`, the values it reads
   std::vector<Value> outputs;
   const NodeKind* kind = &nodes::boxed;
-  std::any held = {};         // what more the kind says of this node: weights, sizes, an epilogue
-  Origin origin = {};         // stays where it is when neighbours are fused into the node
-  std::string declined = {};  // why the kind that is for its op did not take it
+  std::any held = {};         // what the kind stores for this node: weights, sizes, an epilogue
+  Origin origin = {};         // does not change when neighbours are fused into the node
+  std::string declined = {};  // why the kind meant for its op did not take it
 
   Value output() const { return outputs[0]; }
   // An argument that is a value; kNone if it is something else, or there are fewer.
   Value read(std::size_t i) const { return i < arguments.size() ? arguments[i].value() : kNone; }
   bool is(const NodeKind& other) const { return kind == &other; }
-  // What the kind holds; null if that is of another type.
+  // What the kind holds; null if it has another type.
   template <typename T>
   const T* as() const {
     return std::any_cast<T>(&held);
@@ -87,13 +88,13 @@ struct Node {
   }
 };
 
-// What Python asked of a value's sizes while the model ran, and the answer that it got. With the
-// same answers it calls the same ops.
+// What Python asked about a value's sizes while the model ran, and the answer. Given the same
+// answers, Python calls the same ops.
 struct Question {
-  // Values of `what`, which else is the dim whose size was asked for. kOnePixel: whether the dims
-  // from the third on have one element.
+  // Special values of `what`. Any other value is the dim whose size was asked for. kOnePixel:
+  // whether the dims from the third on have one element.
   static constexpr std::int64_t kSizes = -1, kRank = -2, kElements = -3, kOnePixel = -4;
-  // Whether a dim is so long: the answer is {dim, length, 1 if it is}.
+  // Whether a dim is at least that long: the answer is {dim, length, 1 if it is}.
   static constexpr std::int64_t kAtLeast = -5;
 
   Value value;
@@ -108,7 +109,7 @@ struct Graph {
   std::map<Value, at::Tensor> constants;
   Value values = 0;                     // how many there are
   std::vector<Meta> input_metas;        // of the run that recorded the nodes
-  std::vector<std::vector<Meta>> also;  // of inputs for which another run recorded the same
+  std::vector<std::vector<Meta>> also;  // of inputs for which another run recorded the same nodes
   std::map<Value, Meta> metas;          // of results in that run
   std::vector<Question> questions;
   bool fixed_sizes = false;  // it holds for these sizes only: not all questions are known
@@ -125,26 +126,26 @@ void for_values(std::span<const Argument> arguments, F&& f) {
   }
 }
 
-// simplify.cpp, in place: nodes that do nothing in inference go, and each kind of node takes the
-// ops that it is for. It holds for values of these metas only: at other sizes a sum may broadcast,
-// a reshape move channels.
+// simplify.cpp: in place, removes nodes that do nothing in inference and lets each kind of node
+// take its ops. The result holds for these metas only: at other sizes a sum may broadcast, or a
+// reshape may move channels.
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights);
 
-// simplify.cpp: ops on constants alone are run, once and for all sizes, but for those to `keep`.
+// simplify.cpp: runs ops that read only constants, once for all sizes, except those to `keep`.
 void fold_constants(
     Graph& graph, bool (*keep)(const Node& node) = [](const Node&) { return false; });
 
 // guards.cpp: whether the graph is what the model computes for inputs of these metas.
 bool covers(const Graph& graph, const std::vector<Meta>& inputs);
 
-// spellings.cpp: makes a node what it is called elsewhere; false if nobody calls it otherwise.
-// Metas are those of the values that it reads.
+// spellings.cpp: rewrites a node to the spelling that the passes look for; false if its op has no
+// other. `metas`: of all values that it reads.
 bool respell(Node& node, const std::vector<Meta>& metas);
 
 // shapes.cpp: the metas of the node's results by a rule for its op; nothing if there is none.
 std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas);
-// infer.cpp: the metas of all values for inputs of these metas; by meta tensors where no rule knows
-// better.
+// infer.cpp: the metas of all values for inputs of these metas. Ops without a rule run on meta
+// tensors.
 std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs);
 
 }  // namespace torch_blocked::graph

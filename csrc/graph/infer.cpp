@@ -1,4 +1,4 @@
-// The sizes and types of all values of a graph, for inputs of given ones.
+// Infers the sizes and types of all values of a graph from those of its inputs.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_empty_affine_quantized.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +22,7 @@ Meta meta_of(const IValue& value) {
   return {value.toTensor().sizes().vec(), value.toTensor().scalar_type()};
 }
 
-// Whether the capture's run recorded the results' sizes, and the op's sizes follow from no values.
+// Whether the capture's run recorded the sizes of the results, and they do not depend on values.
 bool is_in_run(const Graph& graph, const Node& node) {
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
   const bool by_values = !op || op->hasTag(at::Tag::dynamic_output_shape) ||
@@ -31,7 +31,8 @@ bool is_in_run(const Graph& graph, const Node& node) {
                            node.outputs, [&](Value value) { return graph.metas.contains(value); });
 }
 
-// ATen reads as many states of one kind as it has of the other.
+// Checks that h and c of an LSTM are equally many: ATen reads as many of one as it has of the
+// other.
 void check_states(const Node& node, const std::vector<Meta>& metas) {
   if (node.name != "aten::lstm") return;
   const Argument& given = node.arguments[node.overload == "data" ? 2 : 1];
@@ -45,8 +46,8 @@ void check_states(const Node& node, const std::vector<Meta>& metas) {
              "optimize the model again");
 }
 
-// What is to be done with a node whose results are as large as in the capture's run, because its op
-// does not tell without data.
+// Called for a node whose op does not tell the sizes of its results without data, so that those of
+// the capture's run are taken.
 using OnUnknown = std::function<void(const Node& node, const std::vector<Meta>& metas)>;
 
 std::vector<Meta> inferred(const Graph& graph, const std::vector<Meta>& inputs,
@@ -68,7 +69,7 @@ std::vector<Meta> inferred(const Graph& graph, const std::vector<Meta>& inputs,
     }
     if (const auto known = known_results(node, metas)) {
       for (std::size_t i = 0; i < known->size(); ++i) {
-        check_dims((*known)[i].dims);  // a product of what a rule takes as it is given
+        check_dims((*known)[i].dims);  // a rule may multiply sizes unchecked
         meta(node.outputs[i]) = (*known)[i];
       }
       continue;
@@ -83,7 +84,7 @@ std::vector<Meta> inferred(const Graph& graph, const std::vector<Meta>& inputs,
       for (const Value value : node.outputs) meta(value) = graph.metas.at(value);
       continue;
     }
-    // x.unbind() has as many results as a dim is long; the model went on with those of its run.
+    // x.unbind() has one result per index of a dim, and the model was captured with a fixed number.
     if (results.size() != node.outputs.size()) {
       fail_value("optimize", text(node.outputs.size(), " results of ", node.name),
                  text(results.size()), "optimize the model for these sizes");
@@ -93,7 +94,7 @@ std::vector<Meta> inferred(const Graph& graph, const std::vector<Meta>& inputs,
   return metas;
 }
 
-// Data of these sizes, all of one number.
+// A tensor of these sizes, filled with one number.
 at::Tensor filled(const Meta& meta, int number) {
   if (!c10::isQIntType(meta.dtype)) return at::full(meta.dims, number, meta.dtype);
   const at::TensorOptions options(meta.dtype);
@@ -116,9 +117,9 @@ std::vector<Meta> infer(const Graph& graph, const std::vector<Meta>& inputs) {
 void check_unknown(const Graph& graph) {
   inferred(graph, graph.input_metas, [](const Node& node, const std::vector<Meta>& metas) {
     try {
-      run_filled(node, metas, 0);  // an index of anything that is there
+      run_filled(node, metas, 0);  // a valid index of any dim
     } catch (const c10::Error&) {
-      run_filled(node, metas, 1);  // a length, or what something is divided by
+      run_filled(node, metas, 1);  // valid as a length or as a divisor
     }
   });
 }

@@ -1,3 +1,5 @@
+// Describes a plan's steps for .plan() and explain: formats, implementation, reason, origin, flops
+// and bytes.
 #include "graph/report.h"
 
 #include <algorithm>
@@ -7,14 +9,14 @@
 namespace torch_blocked::graph {
 namespace {
 
-// "nChw16c [1, 64, 56, 56]"; dims alone of what is no image.
+// "nChw16c [1, 64, 56, 56]"; only the dims if the value is no image.
 std::string described(const SlotPlan& slot) {
   const std::string format = format_name(slot);
   return format.empty() ? text(slot.dims) : text(format, " ", slot.dims);
 }
 
-// A step between nodes is there for the one that reads what it writes; for none if the graph
-// returns that.
+// The origin of a step's node. A step between nodes has that of its first reader, and none if only
+// the graph's result needs it.
 Origin origin_of(const Plan& plan, std::size_t i) {
   const Step& step = plan.steps[i];
   if (step.node) return step.node->origin;
@@ -25,7 +27,7 @@ Origin origin_of(const Plan& plan, std::size_t i) {
   return {};
 }
 
-// Of the first value that the step reads, in the order of its node's arguments.
+// The first value that the step reads, in the order of its node's arguments.
 std::string input_of(const Plan& plan, const Step& step) {
   if (step.reads.empty()) return "";
   auto first = step.reads.begin();
@@ -48,7 +50,7 @@ double bytes_of(const Plan& plan, const Step& step) {
   return bytes;
 }
 
-// What the kind says, and whether the step is one of several that each band of rows goes through.
+// The kind's reason, and whether the step is part of a chain that runs band by band.
 std::string why_of(const Plan& plan, std::size_t i) {
   const std::string why = plan.steps[i].kind->why(plan.steps[i]);
   for (const Chain& chain : plan.chains) {

@@ -1,8 +1,8 @@
-// Sizes and types of what an op returns, from those of its arguments: a table by op.
+// The sizes and types of an op's results, from those of its arguments: a table of rules by op.
 //
-// PyTorch answers the same with meta tensors, but for convolution, batch norm, sums, concats and
-// many others in Python: the first such call imports sympy and 400 modules, 70 MiB and 0.7 s. What
-// is not in the table, or not as its rule expects, is left to them; so are all errors.
+// Meta tensors give the same answers. But many of PyTorch's meta kernels, such as convolution and
+// sums, are in Python: the first call imports sympy and 400 modules, 70 MiB and 0.7 s. Meta tensors
+// serve ops without a rule, arguments that a rule does not expect, and all errors.
 #include <ATen/native/TypeProperties.h>
 
 #include <algorithm>
@@ -25,14 +25,14 @@ void require(bool known) {
   if (!known) throw NotKnown{};
 }
 
-// `dim`, which may count from the end of `rank` dims, counted from 0.
+// `dim` counted from 0; it may count from the end of `rank` dims.
 std::size_t wrap(std::int64_t dim, std::size_t rank) {
   const auto size = static_cast<std::int64_t>(rank);
   require(dim >= -size && dim < size);
   return static_cast<std::size_t>(dim < 0 ? dim + size : dim);
 }
 
-// The arguments of a node; what is not of the kind asked for ends the rule.
+// The arguments of a node. An argument of another kind than asked for ends the rule.
 class Call {
  public:
   Call(const Node& node, const Metas& metas)
@@ -44,7 +44,7 @@ class Call {
     require(is_tensor(i));
     return meta(argument(i));
   }
-  // A tensor of floating-point numbers: for rules that would give another dtype for other types.
+  // A floating-point tensor, for rules that would give another dtype for other types.
   const Meta& floating(std::size_t i) const {
     require(c10::isFloatingType(tensor(i).dtype));
     return tensor(i);
@@ -65,7 +65,7 @@ class Call {
     require(constant(i).isBool());
     return constant(i).toBool();
   }
-  // A list of `size` integers, where one may be given for all; size 0: as many as there are.
+  // A list of `size` integers, where a single one stands for all; size 0: as many as there are.
   Dims list(std::size_t i, std::size_t size = 0) const {
     require(!is_none(i));
     const auto dims = integers(argument(i), size > 0 ? size : 1);
@@ -110,7 +110,7 @@ class Call {
 
 Metas same(const Call& call) { return {call.floating(0)}; }
 
-// Ops whose last argument, `dtype`, is none.
+// Only without `dtype`, the last argument.
 Metas softmax(const Call& call) {
   require(call.is_none(2));
   return {call.floating(0)};
@@ -128,8 +128,8 @@ Dims broadcast(const Dims& a, const Dims& b) {
   return dims;
 }
 
-// The dtype follows tensors that have dims before tensors that have none, and these before numbers.
-// Source: at::result_type.
+// Tensors with dims decide the dtype before tensors without dims, and these before numbers. Source:
+// at::result_type.
 Metas pointwise(const Call& call) {
   at::native::ResultTypeState types{};
   const auto join = [](at::ScalarType& type, at::ScalarType other) {
@@ -162,7 +162,7 @@ Metas true_divide(const Call& call) {
 
 // ---- convolutions and windows -------------------------------------------------------------------
 
-// Weight [OC, IC / groups, *kernel], of transposed ones [IC, OC / groups, *kernel].
+// Weights are [OC, IC / groups, *kernel], and [IC, OC / groups, *kernel] if transposed.
 Metas convolution(const Call& call) {
   const ConvolutionOp& op = *convolution_op(call.name());
   const Meta &src = call.floating(0), &weight = call.tensor(1);
@@ -177,7 +177,7 @@ Metas convolution(const Call& call) {
   std::int64_t inputs = weight.dims[1] * groups, outputs = weight.dims[0];
   if (op.transposed) std::swap(inputs, outputs);
   require(src.dims[1] == inputs);
-  if (inputs == 0) outputs = 0;  // what ATen makes of no channels, whatever the weight
+  if (inputs == 0) outputs = 0;  // ATen's result for no channels, whatever the weight
   Meta dst = src;
   dst.dims[1] = outputs;
   for (std::size_t i = 0; i + 2 < rank; ++i) {
@@ -190,10 +190,10 @@ Metas convolution(const Call& call) {
   return {dst};
 }
 
-// Of an op whose name ends in "2d", say.
+// The number of spatial dims, from a name such as "max_pool2d".
 std::size_t spatial_of(std::string_view name) { return std::size_t(name[name.size() - 2] - '0'); }
 
-// (input, kernel, stride, padding, ...); in front of the spatial dims, channels and perhaps N.
+// (input, kernel, stride, padding, ...). Channels stand before the spatial dims, and perhaps N.
 Metas pooling(const Call& call) {
   const PoolingOp& op = *pooling_op(call.name());
   const std::size_t spatial = spatial_of(op.name);
@@ -338,7 +338,7 @@ Metas reduction(const Call& call) {
   return {dst};
 }
 
-// The same, with the result's dtype as the next argument, which must be none.
+// The same for ops with the result's dtype as the next argument, which must be none.
 Metas reduction_with_dtype(const Call& call) {
   require(call.is_none(3));
   return reduction(call);
@@ -402,7 +402,7 @@ Metas unsqueeze(const Call& call) {
   return {dst};
 }
 
-// (input, a dim or several): those of size 1 go.
+// (input, a dim or several): removes those of size 1.
 Metas squeeze(const Call& call) {
   const Meta& src = call.tensor(0);
   std::vector<bool> named(src.dims.size(), false);
@@ -414,7 +414,7 @@ Metas squeeze(const Call& call) {
   return {dst};
 }
 
-// (input, dims): -1 keeps a size, others must be the size or come from 1.
+// (input, dims): -1 keeps a size. Other sizes must be equal, or expand a dim of size 1.
 Metas expand(const Call& call) {
   Meta dst = call.tensor(0);
   const Dims wanted = call.list(1);
@@ -493,7 +493,7 @@ Metas split_with_sizes(const Call& call) {
   return result;
 }
 
-// There are no quantized meta tensors: those kernels raise errors, or give floats.
+// Quantized meta tensors do not exist: their kernels raise errors or return floats.
 template <std::size_t dtype>
 Metas quantize(const Call& call) {
   return {{call.floating(0).dims, static_cast<at::ScalarType>(call.integer(dtype))}};
@@ -508,13 +508,13 @@ Metas dequantize(const Call& call) {
 
 using Rule = Metas (*)(const Call& call);
 
-// Ops without overload whose result is like their first argument, beside the pointwise ones.
+// Ops without overload, other than pointwise ones, whose result is like their first argument.
 constexpr auto kSame = std::to_array<std::string_view>(
     {"log", "rsqrt", "clamp_max", "dropout", "feature_dropout", "alpha_dropout", "detach",
      "contiguous", "clone", "batch_norm", "instance_norm", "group_norm", "layer_norm", "prelu",
      "_prelu_kernel"});
 
-// Others, by "op.overload".
+// All other ops, as "op.overload".
 struct Row {
   Rule rule;
   std::vector<std::string_view> ops;
@@ -568,7 +568,7 @@ const std::vector<Row>& rows() {
   return rows;
 }
 
-// The rule of an op, as of "relu" with overload "".
+// The rule of an op, such as "relu" with overload "".
 Rule rule_of(std::string_view name, std::string_view overload) {
   const bool is_same = is_pointwise(name) || std::ranges::find(kSame, name) != kSame.end();
   if (overload.empty() && is_same) return same;

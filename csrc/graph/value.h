@@ -1,6 +1,6 @@
-// What a value of a graph is. Whatever else is to be known of one, such as the scale and zero point
-// of integers, belongs into Meta: rules make the Meta of a result from those of arguments, and
-// slots, inputs and the keys of plans contain a whole Meta.
+// What the graph knows of a value. A new property, such as the scale and zero point of integers,
+// belongs into Meta: rules make the Meta of a result from those of its arguments, and slots, inputs
+// and the keys of plans contain a whole Meta.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -17,8 +17,8 @@ struct Meta {
   bool operator==(const Meta&) const = default;
 };
 
-// A value in memory. kStrided is never chosen: what ATen makes has it, and constants. A step that
-// reads raw memory asks for kPlain instead, and the planner puts a step in between.
+// A value in memory. kStrided is never chosen: only constants and results of ATen have it. A step
+// that reads raw memory asks for kPlain, and the planner inserts a step that copies.
 struct SlotPlan : Meta {
   Format format = kPlain;
 

@@ -1,8 +1,8 @@
-// What becomes of a model's constants: folded, packed and copied once, however many graphs and
-// plans use them. Constants are told apart by where they lie, so the store keeps them alive.
+// A store of a model's constants: each is folded, packed and copied once, however many graphs and
+// plans use it. The store identifies constants by their addresses, so it keeps them alive.
 //
-// The product of a weight with the factors that were folded into it lives only while it is packed,
-// so that a model's weights are there twice and not three times.
+// The product of a weight and the factors folded into it lives only during packing, so that a
+// model's weights exist twice and not three times.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +16,11 @@
 
 namespace torch_blocked::graph {
 
-// A layer's weight, and factors of what was folded into it. They are multiplied when it is packed:
-// products that stay would be a second copy of a model's weights, 97 MiB of ResNet-50's.
+// A layer's weight, and the factors that were folded into it. They are multiplied during packing:
+// keeping the products would be a second copy of a model's weights, 97 MiB for ResNet-50.
 struct Weight {
   at::Tensor source;
-  at::Tensor factors = {};  // float64, of sizes that broadcast to the source's; undefined: none
+  at::Tensor factors = {};  // float64, broadcast to the source's sizes; undefined: none
 
   at::IntArrayRef sizes() const { return source.sizes(); }
   std::vector<at::Tensor> parts() const { return {source, factors}; }
@@ -37,28 +37,28 @@ struct Folded {
 // Any thread may call.
 class Weights {
  public:
-  // What `others` have packed already is used; what is packed besides dies with this store.
+  // Uses what `others` has already packed. What this store packs itself dies with it.
   explicit Weights(Weights* others = nullptr) : others_(others) {}
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
-  // Plans are gone before their weights: then the system gets back what the model had.
+  // Plans are destroyed before their weights, so here the system gets the model's memory back.
   ~Weights();
 
-  // In the packed form named `format`. Packed weights that stay lie one after the other in large
-  // pieces of memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
+  // The weights in the packed form named `format`. Packed weights that stay share large pieces of
+  // memory: whole huge pages for each would leave 14 MiB of ResNet-50's unused.
   at::Tensor packed(const std::vector<at::Tensor>& weights, const std::string& format,
                     const std::function<at::Tensor()>& pack);
-  // What fold() makes of `sources`, made once; `how` names all else that decides the result.
+  // What fold() makes of `sources`, made once. `how` names everything else that decides the result.
   Folded folded(const std::vector<at::Tensor>& sources, const std::string& how,
                 const std::function<Folded()>& fold);
-  // A copy that later changes of the model do not reach.
+  // A copy that does not follow later changes of the model.
   at::Tensor own(const at::Tensor& constant);
 
-  // Notes the values of constants, or raises ValueError if they were noted before and are others.
+  // Notes the values of constants. Raises ValueError if they have changed since they were noted.
   void check_unchanged(const std::vector<at::Tensor>& constants);
-  // Lets go of all but the packed weights.
+  // Drops everything except the packed weights.
   void release();
-  // Lets go of the packed weights: nothing runs that reads them.
+  // Drops the packed weights. Nothing that reads them may run any more.
   void drop_packed();
   std::int64_t packed_bytes();
 
@@ -79,7 +79,7 @@ class Weights {
   std::map<std::string, at::Tensor> own_;
   std::map<std::string, Noted> noted_;
   std::vector<at::Tensor> kept_;  // so that no other constant gets the address of one in a key
-  at::Tensor piece_;              // the one that is being filled, this far
+  at::Tensor piece_;              // the piece being filled, up to filled_
   std::int64_t filled_ = 0, touched_ = 0;
 };
 

@@ -72,7 +72,7 @@ std::vector<int> inner_idxs(const Descriptor& d) {
   return dims;
 }
 
-// All fields of a descriptor, for pickle: by name, and only what Python has itself.
+// All fields of a descriptor, for pickle: names instead of enums, and only Python's own types.
 py::tuple to_state(const Descriptor& d) {
   return py::make_tuple(d.dims(), std::string(data_type_name(d.data_type())),
                         format_kind_name(d.format_kind()), d.strides(), inner_blks(d),
@@ -94,7 +94,7 @@ Descriptor from_state(const Dims& dims, const std::string& data_type, const std:
 
 void bind_tags(py::module_& m) {
   m.def("canonical_tag", [](const std::string& tag) { return canonical_tag(tag); });
-  // The logical dims from outer-most to inner-most in memory; nothing of a tag with inner blocks.
+  // The logical dims from outer-most to inner-most in memory; None for a tag with inner blocks.
   m.def("memory_order", [](const std::string& name) -> std::optional<std::vector<int>> {
     const FormatTag tag = parse_tag(name);
     return tag.is_plain() ? std::optional(tag.outer_order) : std::nullopt;

@@ -1,8 +1,8 @@
-// torch_blocked._C.DirectCalls: calls of an optimized model that need no Python of ours.
+// torch_blocked._C.DirectCalls: runs calls of an optimized model without our Python code.
 //
-// After milliseconds of kernels neither the interpreter nor its objects are in the caches: what
-// takes 10 us in a loop took 100 to 160 behind a MobileNetV2 of 8 ms on a Zen 3, 4 % of a
-// ShuffleNetV2.
+// After milliseconds of kernels, neither the interpreter nor its objects are in the caches. Python
+// code that takes 10 us in a loop took 100 to 160 us after a MobileNetV2 of 8 ms on a Zen 3, and
+// was 4 % of a ShuffleNetV2.
 #include <ATen/TracerMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
@@ -21,13 +21,13 @@ namespace py = pybind11;
 namespace torch_blocked {
 namespace {
 
-// Whether somebody watches the ops of this thread: a tracer, a mode, or our own recorder.
+// Whether a tracer, a mode or our own recorder watches the ops of this thread.
 bool is_watched() {
   return at::tracer::impl::is_dispatch_enabled() ||
          c10::impl::TorchDispatchModeTLS::any_modes_set() || graph::Recorder::current();
 }
 
-// The tensors of a call, if all of its arguments are ordinary ones; else none.
+// The arguments of a call, if all of them are ordinary tensors; else none.
 std::vector<graph::Given> ordinary(const py::tuple& arguments) {
   std::vector<graph::Given> inputs;
   inputs.reserve(arguments.size());
@@ -40,7 +40,7 @@ std::vector<graph::Given> ordinary(const py::tuple& arguments) {
 
 class DirectCalls {
  public:
-  // Says that `compiled` runs for calls like this one, and that its one result is the call's.
+  // From now on `compiled` serves calls like this one. Its only result is the call's result.
   void add(const py::tuple& arguments, const py::object& compiled) {
     const std::vector<graph::Given> inputs = ordinary(arguments);
     if (!inputs.empty()) served_[key_of(inputs)] = compiled;
@@ -48,13 +48,13 @@ class DirectCalls {
 
   void clear() { served_.clear(); }
 
-  // The result, or None for a call that is like none before.
+  // The result, or None if no call like this one was added.
   py::object operator()(const py::tuple& arguments) const {
     if (served_.empty() || is_watched()) return py::none();
     const std::vector<graph::Given> inputs = ordinary(arguments);
     const auto found = served_.find(key_of(inputs));
     if (inputs.empty() || found == served_.end()) return py::none();
-    const py::object held = found->second;  // by the run, too, which others may clear meanwhile
+    const py::object held = found->second;  // stays alive if another thread calls clear()
     auto& compiled = held.cast<graph::Compiled&>();
     std::vector<at::Tensor> results;
     {

@@ -1,4 +1,5 @@
-// torch_blocked._C.Compiled: a graph from the plain data of torch_blocked/captured.py.
+// Python bindings of graphs. torch_blocked._C.Compiled is made from the plain data of
+// torch_blocked/captured.py.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +24,7 @@ namespace {
 
 using graph::Argument;
 
-// Schemas have lists in lists at most.
+// Lists may nest this deep. Schemas have only lists in lists.
 constexpr int kDeepest = 8;
 
 // A constant, ["value", id], or a list of these.
@@ -64,7 +65,7 @@ Argument argument_of(const py::handle& object, int depth = 0) {
   return {std::move(items)};
 }
 
-// What the recorder takes as a constant.
+// The Python object of a constant that the recorder has noted.
 py::object object_of(const c10::IValue& constant) {
   if (constant.isBool()) return py::bool_(constant.toBool());
   if (constant.isInt()) return py::int_(constant.toInt());
@@ -92,7 +93,7 @@ py::object object_of(const Argument& argument) {
   return list;
 }
 
-// As the fields of capture.Node.
+// The recorded calls, each as the fields of captured.Node.
 py::list calls_of(const graph::Recorder& recorder) {
   py::list calls;
   for (const graph::Node& node : recorder.nodes()) {
@@ -166,7 +167,7 @@ Times times_of(const graph::Tuner::Known& known) {
   return times;
 }
 
-// (dims, dtype) of what a node returns for these values, or None; for tests.
+// For tests: (dims, dtype) of a node's results for these values, or None.
 using Result = std::pair<Dims, at::ScalarType>;
 std::optional<std::vector<Result>> known_results(const py::object& node,
                                                  const std::map<graph::Value, at::Tensor>& values) {
@@ -181,13 +182,13 @@ std::optional<std::vector<Result>> known_results(const py::object& node,
   return results;
 }
 
-// Makes a Python tensor one of the class `to`, if it is one of `from` and of no subclass of it.
+// Changes the class of a Python tensor to `to`, if it is exactly `from` and no subclass.
 void change_class(const at::Tensor& tensor, const py::object& from, const py::object& to) {
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   if (py::type::handle_of(object).is(from)) object.attr("__class__") = to;
 }
 
-// `watched` is the class of tensors whose sizes Python cannot ask for unnoticed; where() returns
+// `watched` is the class of tensors that notices when Python asks for their sizes. where() returns
 // the path of the module that runs, and the user's line.
 std::unique_ptr<graph::Recorder> make_recorder(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& state,
@@ -214,8 +215,8 @@ void stop(graph::Recorder& recorder, const py::object& watched) {
   recorder.raise_again();
 }
 
-// Errors of Python that are no failures: KeyboardInterrupt, SystemExit and others that `except
-// Exception` lets through.
+// Whether an error of Python is no failure: KeyboardInterrupt, SystemExit and others that `except
+// Exception` does not catch.
 bool is_python_interrupt(const std::exception& error) {
   const py::gil_scoped_acquire gil;
   if (const auto* of_pybind = dynamic_cast<const py::error_already_set*>(&error)) {
@@ -226,15 +227,16 @@ bool is_python_interrupt(const std::exception& error) {
          !PyErr_GivenExceptionMatches(of_torch->type, PyExc_Exception);
 }
 
-// Runs the handlers of signals that have come, in the thread that may.
+// Runs Python's handlers of pending signals. Only Python's main thread may do so; in others it does
+// nothing.
 void check_python_signals() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// The tensors among the arguments of a call, each as Python has it; others are left out.
-// `blocked` and `view` are BlockedTensor and DenseView, whose memory is read where it lies;
-// `watched` is the class of ordinary tensors during a capture.
+// The tensors among the arguments of a call; other arguments are skipped. `blocked` and `view` are
+// BlockedTensor and DenseView, whose memory is read in place. `watched` is the class of ordinary
+// tensors during a capture.
 std::vector<graph::Given> inputs_of(const py::list& arguments,
                                     const std::optional<at::ScalarType>& dtype,
                                     const py::object& blocked, const py::object& view,
@@ -263,7 +265,7 @@ std::vector<graph::Given> inputs_of(const py::list& arguments,
   return inputs;
 }
 
-// (slot, format, dims, dtype) of each.
+// Each value as (slot, format, dims, dtype).
 py::list held_of(const std::vector<graph::StepExplanation::Held>& all) {
   py::list list;
   for (const auto& [slot, format, dims, dtype] : all) {
@@ -272,7 +274,7 @@ py::list held_of(const std::vector<graph::StepExplanation::Held>& all) {
   return list;
 }
 
-// A context: `with SizesOnly():`.
+// A context manager: `with SizesOnly():`.
 struct SizesOnly {
   std::unique_ptr<graph::SizesOnly> held = nullptr;
 };
@@ -282,7 +284,7 @@ struct Inputs {
   std::string key;
 };
 
-// As optimize() takes it: False, True or "full".
+// From optimize()'s argument: False, True or "full".
 graph::Timing timing_of(const py::object& tune) {
   if (py::isinstance<py::str>(tune)) return graph::Timing::kAll;
   return tune.cast<bool>() ? graph::Timing::kOpen : graph::Timing::kNothing;
@@ -388,8 +390,8 @@ void bind_graph(py::module_& m) {
             return rivals;
           })
       .def_readonly("formats", &graph::StepExplanation::formats);
-  // Kernels run without the GIL. Planning, too: for shapes it may ask ops that are written in
-  // Python, which take the GIL again.
+  // Kernels and planning run without the GIL. For shapes, planning may call ops written in Python,
+  // which take the GIL again.
   const auto without_gil = [](auto method) {
     return [method](Compiled& compiled, const Inputs& inputs) {
       const py::gil_scoped_release no_gil;

@@ -1,5 +1,5 @@
-// Python binding of what works on described memory: reorders, and the question for formats.
-// torch_blocked/memory.py and torch_blocked/wanted_formats.py wrap it for users.
+// Python bindings for memory with descriptors: reorders, and which formats an implementation wants.
+// torch_blocked/memory.py and torch_blocked/wanted_formats.py wrap them for users.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>

@@ -1,5 +1,6 @@
-// The Python module torch_blocked._C: the descriptor, the trace and what the library runs on.
-// The ops are not here: torch.ops.torch_blocked has them (ops/list.inc).
+// The Python module torch_blocked._C. It binds the trace and the state of the runtime here, and
+// calls the other files' bindings. Ops are not here: torch.ops.torch_blocked has them
+// (ops/list.inc).
 #include <omp.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -143,7 +144,8 @@ py::dict onednn_version() {
   return result;
 }
 
-// Threads a parallel region of ours really ran on, and those oneDNN's OpenMP would use.
+// The number of threads that a parallel region of ours really ran on, and the number that oneDNN's
+// OpenMP would use.
 std::pair<std::size_t, int> threads_in_use() {
   std::mutex mutex;
   std::set<std::thread::id> ids;
@@ -154,9 +156,9 @@ std::pair<std::size_t, int> threads_in_use() {
   return {ids.size(), omp_get_max_threads()};
 }
 
-// For tests: runs loops of these numbers of units on all threads together. Returns how often each
-// unit ran and, for each loop, how many units the calling thread ran, which sleeps in its first
-// piece of every loop. The loop numbered `fails` raises.
+// For tests: runs loops with these numbers of units on all threads together. The calling thread
+// sleeps in its first piece of every loop. Returns how often each unit ran and, for each loop, how
+// many units the calling thread ran. The loop numbered `fails` raises.
 std::pair<std::vector<std::vector<int>>, std::vector<int>> walk_loops(
     const std::vector<std::int64_t>& loops, std::chrono::microseconds sleep, std::int64_t fails) {
   const auto caller = std::this_thread::get_id();
@@ -277,7 +279,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("memory_bandwidth_gbs", &memory_bandwidth_gbs,
         "GB/s read and written by copies beyond the caches, by all threads",
         py::call_guard<py::gil_scoped_release>());
-  isa();  // fixes the limits, and refuses a bad one, at import
+  isa();  // fixes the limits at import, and raises for a bad one
 }
 
 }  // namespace torch_blocked

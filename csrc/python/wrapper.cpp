@@ -1,4 +1,4 @@
-// Python objects of blocked tensors, made without the interpreter: torch's own way of making one
+// Makes the Python objects of blocked tensors without the interpreter. torch's own way
 // (Tensor._make_wrapper_subclass, and two attributes) takes longer than a small op.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,13 @@ namespace py = pybind11;
 namespace torch_blocked {
 namespace {
 
-// What C++ reads that asks a wrapper for its data, as data_ptr<T>() and accessors do.
+// The error for C++ code that asks a wrapper for its data, as data_ptr<T>() and accessors do.
 constexpr const char* kNoMemory =
     "torch_blocked::data_ptr: expected a dense tensor, got a blocked one, or a view of one, whose "
     "values do not lie in memory as its strides say; pass .to_dense() or, of a view, .clone()";
 
-// From now on whoever asks `tensor` for its data gets an error: neither null nor other values.
+// From now on, asking `tensor` for its data raises an error instead of returning null or other
+// values.
 void deny_memory(const at::Tensor& tensor) {
   tensor.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       kNoMemory);
@@ -48,7 +49,7 @@ constexpr const char* kOp = "BlockedTensor";
 
 void check_tail_of_any(const at::Tensor& physical, std::int64_t channels) {
   if (!physical.is_cpu() || physical.numel() == 0) return;
-  // The values themselves: no mode may trace this.
+  // This reads the values themselves, so no mode may trace it.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
@@ -103,8 +104,8 @@ PyObject* wrap(PyTypeObject* type, PyObject* physical_object, PyObject* channels
   return object;
 }
 
-// wrap(cls, physical, channels): a blocked tensor of class `cls`; physical is a torch.Tensor, of no
-// subclass.
+// wrap(cls, physical, channels): a blocked tensor of class `cls`. `physical` is a torch.Tensor and
+// no subclass.
 PyObject* wrap_method(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyType_Check(args[0])) {
     PyErr_SetString(PyExc_TypeError, "torch_blocked::wrap: expected (cls, physical, channels)");
@@ -131,8 +132,8 @@ PyMethodDef wrap_definition{
     "wrap", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(wrap_method)), METH_FASTCALL,
     "wrap(cls, physical, channels): a blocked tensor of class cls around a plain tensor"};
 
-// What an in-place op that changes dims needs: the same object with the dims, dtype and storage of
-// `other`. Its version counter and its place in the autograd graph stay.
+// For in-place ops that change dims: gives the same object the dims, dtype and storage of `other`.
+// Its version counter and its place in the autograd graph stay.
 void take_metadata(const at::Tensor& self, const at::Tensor& other) {
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   impl->shallow_copy_from(other.getIntrusivePtr());
@@ -145,7 +146,7 @@ void share_version(const at::Tensor& self, const at::Tensor& other) {
   self.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
-// Makes `self` show the storage of `other`, as a view does: ATen then knows that they are one
+// Makes `self` share the storage of `other`, as a view does. ATen then knows that both are the same
 // memory.
 void share_storage(const at::Tensor& self, const at::Tensor& other) {
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(other.storage());

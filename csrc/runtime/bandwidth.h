@@ -1,10 +1,10 @@
-// What the memory could do at most: the yardstick of what computes little.
+// Measures the memory's bandwidth, to compare steps with that compute little.
 #pragma once
 
 namespace torch_blocked {
 
-// GB/s read and written by copies of memory that no cache holds, by all threads now: the fastest of
-// several.
+// GB/s that all threads read and write now when they copy memory that no cache holds: the fastest
+// of several copies.
 double memory_bandwidth_gbs();
 
 }  // namespace torch_blocked

@@ -1,3 +1,4 @@
+// Hashes a tensor's bytes in parts, on all threads.
 #include "runtime/content_hash.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr std::size_t kLanes = 8;  // so many independent chains hide the latency of a product
+constexpr std::size_t kLanes = 8;  // independent chains, enough to hide the latency of a product
 constexpr std::int64_t kPart = std::int64_t{64} << 10;  // bytes
 
 // A step is a bijection of either argument, so one changed word always shows. The rotation brings

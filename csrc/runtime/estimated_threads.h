@@ -6,11 +6,11 @@
 namespace torch_blocked {
 
 // Under torch.use_deterministic_algorithms(True) neither times nor the number of threads may decide
-// which kernels run, as these differ in their last bits.
+// which kernels run, because kernels differ in their last bits.
 inline bool is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
 
-// While one lives and is_deterministic(), threads() is the same number whatever it is otherwise:
-// for estimates, in which nothing runs on threads.
+// While an object lives and is_deterministic(), threads() returns a fixed number. Only for
+// estimates: nothing may run on threads meanwhile.
 class EstimatedThreads {
  public:
   EstimatedThreads();

@@ -1,3 +1,5 @@
+// Handlers that run before and after fork(): they hold it back while NoFork objects live, and free
+// mutexes in the child.
 #include "runtime/fork.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -8,10 +10,10 @@ namespace torch_blocked {
 
 // Never destroyed: mutexes of other static objects may outlive every other one.
 struct ForkHandlers {
-  std::mutex mutex;  // of the two that follow; held for no longer than it takes to write them
+  std::mutex mutex;  // guards the next two; held only while they are written
   ForkMutex* first = nullptr;
   std::vector<void (*)()> callbacks;
-  // Readers: those who keep others from forking. Readers come first, so that they may nest.
+  // NoFork objects are readers, fork() is the writer. Readers come first, so that they may nest.
   pthread_rwlock_t gate = PTHREAD_RWLOCK_INITIALIZER;
 
   static ForkHandlers& all() {
@@ -21,8 +23,8 @@ struct ForkHandlers {
 
   ForkHandlers() { pthread_atfork(before, in_parent, in_child); }
 
-  // torch leaves the lock of its random numbers as fork() finds it. Capture and verification set
-  // their state in whatever thread they run, so it's ours to free.
+  // torch does not free the lock of its random numbers in a child of fork(). Capture and
+  // verification set the generator's state in any thread, so we have to free it.
   static std::mutex& random_numbers() {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     return generator.mutex();
@@ -62,8 +64,8 @@ ForkMutex::~ForkMutex() {
   (before_ ? before_->after_ : all.first) = after_;
 }
 
-// The only thread asks. One that was about to say that it holds the mutex, or no longer does,
-// counts as one that holds it.
+// Called by the child's only thread. A thread that was just locking or unlocking the mutex counts
+// as its holder.
 void ForkMutex::free_in_child() {
   if (pthread_equal(owner_.load(), pthread_self())) return;
   if (mutex_.try_lock()) return mutex_.unlock();

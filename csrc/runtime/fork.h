@@ -1,7 +1,7 @@
-// What a child of fork() finds.
+// Keeps mutexes and data usable in a child of fork().
 //
-// It has one thread, the one that forked. What others held stays held for ever there, and what they
-// were writing stays half written, unless somebody cares for it: here.
+// The child has only the thread that forked. Without this file, mutexes that other threads held
+// would stay locked for ever, and data that they were writing would stay half written.
 #pragma once
 
 #include <pthread.h>
@@ -13,9 +13,8 @@
 
 namespace torch_blocked {
 
-// A mutex that is free in a child of fork(), unless the thread that forked holds it. Where another
-// thread held it, `renew` is called in the child before anybody has the mutex: to begin anew with
-// what that thread may have left half written.
+// A mutex that is free in a child of fork(), unless the thread that forked holds it. If another
+// thread held it, the child first calls `renew`, to start over with data that may be half written.
 class ForkMutex {
  public:
   using Renew = std::function<void()>;
@@ -40,18 +39,19 @@ class ForkMutex {
   std::mutex mutex_;
   std::atomic<pthread_t> owner_{};
   Renew renew_;
-  ForkMutex *before_ = nullptr, *after_ = nullptr;  // of all that there are
+  ForkMutex *before_ = nullptr, *after_ = nullptr;  // a list of all ForkMutexes
 };
 
-// What may be half written is made anew where it lies, and its memory is left to the dead: nobody
-// could free it.
+// Replaces a value that may be half written by a new one, in place. The old one's memory is leaked:
+// nobody could free it safely.
 template <typename Value>
 void abandon(Value& value) {
   new (&value) Value();
 }
 
-// While one lives, fork() waits: for code of others that holds locks of its own, such as oneDNN
-// where it makes a primitive. Neither locks of ours nor the GIL may be waited for meanwhile.
+// While an object lives, fork() waits. This is for other libraries' code that holds locks of its
+// own, such as oneDNN when it makes a primitive. Meanwhile the thread may wait neither for our
+// locks nor for the GIL.
 class NoFork {
  public:
   NoFork();
@@ -60,7 +60,7 @@ class NoFork {
   ~NoFork();
 };
 
-// Calls `then` in each child of fork(), where it may neither raise nor take a mutex.
+// Calls `then` in each child of fork(). It may neither raise nor take a mutex.
 void in_forked_children(void (*then)());
 
 }  // namespace torch_blocked

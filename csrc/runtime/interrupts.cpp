@@ -7,7 +7,7 @@ namespace torch_blocked {
 namespace {
 
 Interrupts& interrupts() {
-  static Interrupts& interrupts = *new Interrupts;  // never destroyed: it may hold Python's objects
+  static Interrupts& interrupts = *new Interrupts;  // never destroyed: it may hold Python objects
   return interrupts;
 }
 
@@ -17,7 +17,7 @@ void set_interrupts(Interrupts given) { interrupts() = std::move(given); }
 
 void check_interrupts() {
   using Clock = std::chrono::steady_clock;
-  // Seldom: who asks Python waits until no other thread of it runs.
+  // Seldom: the caller waits for the GIL.
   constexpr std::chrono::milliseconds kOften{50};
   static thread_local Clock::time_point last = Clock::now();
   const auto now = Clock::now();

@@ -1,4 +1,4 @@
-// How a user stops what takes long: Ctrl-C in Python, whose signals only Python knows.
+// Lets a user stop long work. Ctrl-C is a signal that only Python sees.
 #pragma once
 
 #include <exception>
@@ -6,15 +6,16 @@
 
 namespace torch_blocked {
 
-// What runs this library tells, once, how to ask whether somebody wants it to stop, which raises an
-// error if so, and which errors mean that rather than a failure: those nobody may swallow.
+// The host (Python) sets these once. `check` raises an error if somebody wants to stop. `is_one`
+// tells whether an error means that rather than a failure: nobody may swallow such an error.
 struct Interrupts {
   std::function<void()> check;
   std::function<bool(const std::exception&)> is_one;
 };
 void set_interrupts(Interrupts interrupts);
 
-// Asks, if the last time was a while ago. May raise; to be called where work can be left.
+// Calls `check` if the last time was a while ago. It may raise, so call it where work can be
+// abandoned.
 void check_interrupts();
 bool is_interrupt(const std::exception& error);
 

@@ -1,3 +1,5 @@
+// Finds the instruction set to use: what the CPU has, within the limits of the environment and of
+// oneDNN.
 #include "runtime/isa.h"
 
 #include <cpuid.h>
@@ -18,7 +20,7 @@ struct IsaRow {
   Isa isa;
   const char* name;
   dnnl::cpu_isa onednn;  // the least oneDNN ISA that runs this set
-  dnnl::cpu_isa limit;   // the best that has no more
+  dnnl::cpu_isa limit;   // the best oneDNN ISA that has nothing beyond this set
 };
 
 constexpr std::array<IsaRow, 4> kIsas{{
@@ -28,13 +30,13 @@ constexpr std::array<IsaRow, 4> kIsas{{
     {Isa::kAmx, "amx", dnnl::cpu_isa::avx512_core_amx, dnnl::cpu_isa::avx512_core_amx_fp16},
 }};
 
-// Linux lends the 8 KiB of tiles only to processes that ask.
+// Linux gives the 8 KiB of tiles only to processes that ask for permission.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// GCC 12 does not know amx_bf16 and amx_tile by name: two bits of EDX in leaf 7.
+// GCC 12 does not know amx_bf16 and amx_tile by name. They are two bits of EDX in leaf 7.
 bool has_tiles() {
   constexpr unsigned kTiles = 1u << 22 | 1u << 24;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -57,7 +59,7 @@ bool covers(dnnl::cpu_isa a, dnnl::cpu_isa b) {
   return (bits_a & bits_b) == bits_b;
 }
 
-// Within oneDNN's limit.
+// Whether an ISA is within oneDNN's limit.
 bool allowed(dnnl::cpu_isa isa) { return covers(dnnl::get_effective_cpu_isa(), isa); }
 
 Isa choose() {
@@ -73,7 +75,7 @@ Isa choose() {
     }
     if (row->isa < chosen) {
       chosen = row->isa;
-      // Only lowers: ONEDNN_MAX_CPU_ISA may already ask for less.
+      // The limit is only lowered: ONEDNN_MAX_CPU_ISA may already ask for less.
       if (covers(dnnl::get_effective_cpu_isa(), row->limit)) dnnl::set_max_cpu_isa(row->limit);
     }
   }

@@ -6,12 +6,12 @@
 
 namespace torch_blocked {
 
-// kAmx is kAvx512 and tiles of bfloat16 products (AMX).
+// kAmx is kAvx512 plus AMX tiles for products of bfloat16.
 enum class Isa { kDefault, kAvx2, kAvx512, kAmx };
 
-// The best set the CPU has, limited by TORCH_BLOCKED_MAX_ISA (default, avx2, avx512, amx) and
-// by oneDNN's own limit (ONEDNN_MAX_CPU_ISA): both sides always run the same one. Fixed at first
-// call, which asks the system for the state of tiles.
+// The best set that the CPU has, limited by TORCH_BLOCKED_MAX_ISA (default, avx2, avx512, amx) and
+// by oneDNN's own limit (ONEDNN_MAX_CPU_ISA). Our kernels and oneDNN always use the same set. It is
+// fixed at the first call, which also asks the system for permission to use tiles.
 Isa isa();
 
 const char* isa_name(Isa isa);
@@ -20,12 +20,12 @@ const char* isa_name(Isa isa);
 // oneDNN runs 16c as `ref` below AVX-512, and 8c with AVX2 kernels on AVX-512.
 std::vector<std::int64_t> native_blocks();
 
-// Whether an instruction sums products of bytes (VNNI) within these limits; the set for CPUs
-// without AVX2 does it in scalar code.
+// Whether an instruction sums products of bytes (VNNI) within these limits. The default set does it
+// in scalar code.
 bool multiplies_bytes();
-// Whether kernels of bfloat16 run: on AVX-512 that takes avx512_bf16, other sets convert.
+// Whether bfloat16 kernels run. On AVX-512 they need avx512_bf16; other sets convert.
 bool multiplies_bfloats();
-// Whether, beside sums of bytes, one puts the bytes of a vector into any order.
+// Whether there is also an instruction that permutes the bytes of a vector in any order.
 bool permutes_bytes();
 
 }  // namespace torch_blocked

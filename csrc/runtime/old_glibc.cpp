@@ -1,11 +1,13 @@
-// What keeps a module that was built on a new system loadable on an old one.
+// Keeps a module that was built on a new system loadable on an old one.
 //
-// The linker takes the newest version of each symbol of glibc, and the module then asks for that
-// glibc. These few are the ones newer than 2.28, which manylinux_2_28 allows; CMakeLists.txt has
-// the linker send calls of f to __wrap_f. `auditwheel` tells when another is needed.
+// The linker takes the newest version of each glibc symbol, and the module then requires that
+// glibc. manylinux_2_28 allows versions up to 2.28; the symbols below have newer ones.
+// CMakeLists.txt makes the linker send calls of f to __wrap_f. `auditwheel` tells when another
+// symbol is needed.
 #include <sys/stat.h>
 
-// The newer versions of these only leave out error handlers of System V; the values are the same.
+// The newer versions of these differ only in that they call no System V error handlers. The values
+// are the same.
 #define TORCH_BLOCKED_OLD(name, version) __asm__(".symver old_" #name ", " #name "@GLIBC_" #version)
 
 extern "C" {
@@ -31,8 +33,8 @@ double __wrap_pow(double x, double y) { return old_pow(x, y); }
 // Until 2.33 fstat was an inline function that called this one.
 int __wrap_fstat(int file, struct stat* result) { return __fxstat(1, file, result); }
 
-// Since 2.32 libstdc++ asks whether a shared_ptr may count without atomics. A process with torch in
-// it has threads.
+// With glibc 2.32 or newer, libstdc++ asks here whether a shared_ptr may count without atomics. It
+// may not: a process with torch has threads.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
 }  // extern "C"

@@ -1,3 +1,4 @@
+// Opens files only if this user or root alone can change them; then reads or appends.
 #include "runtime/own_file.h"
 
 #include <fcntl.h>
@@ -29,19 +30,19 @@ class File {
   int file_;
 };
 
-// Of whom one must believe what they write: whoever may change it is this user or root.
+// Whether a file or folder can be trusted: only this user or root may change it.
 bool is_own(const struct stat& status) {
   const bool ours = status.st_uid == ::geteuid() || status.st_uid == 0;
   return ours && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-// Another name of a file would let lines into something else.
+// A file with a second name could be another file, which our lines would change.
 bool is_own_file(const struct stat& status) {
   return S_ISREG(status.st_mode) && status.st_nlink == 1 && is_own(status);
 }
 
-// A pipe does not block, and a link is not followed: not the last one, which is all that somebody
-// who may write to the folder could plant.
+// Opens a file without blocking on a pipe. A link as the last part of the path is not followed;
+// somebody who may write to the folder could plant only that.
 File opened(const std::string& path, int how) {
   const std::size_t slash = path.rfind('/');
   if (slash == path.npos) return File(-1);
@@ -79,7 +80,7 @@ std::optional<std::string> read_own_file(const std::string& path, std::int64_t f
 bool append_to_own_file(const std::string& path, std::string_view lines) {
   const File file = opened(path, O_RDWR | O_APPEND | O_CREAT);
   if (file.get() < 0) return false;
-  // A process that ended, or a full disk, may have left part of a line.
+  // A process that was killed, or a full disk, may have left part of a line.
   std::string content(ends_in_line(file.get()) ? "" : "\n");
   content += lines;
   return ::write(file.get(), content.data(), content.size()) == std::ssize(content);

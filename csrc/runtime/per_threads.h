@@ -1,4 +1,4 @@
-// What depends on the number of threads, which may change between runs.
+// A value that depends on the number of threads, which may change between runs.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace torch_blocked {
 
-// Made once for each number of threads. All threads of a loop ask for it at the same time, so they
-// read it without a lock, and what was made stays as long as this does.
+// Makes the value once for each number of threads. All threads of a loop ask for it at the same
+// time, so they read it without a lock, and values live as long as this object.
 template <typename Value>
 class PerThreads {
  public:

@@ -1,8 +1,9 @@
-// A thread tells the others of its pieces once a loop, in a line of memory that it alone writes;
-// the others add those lines up while they wait. On 16 cores of a Xeon a core reads what another
-// core has written at 6 to 8 GB/s, and what all read at once at 27: most of what is lost on many
-// cores is lost there. Estimates know how many threads a cut keeps busy: on 16 threads a Winograd
-// convolution of four tiles takes as long as on four.
+// Shares loops among a team of threads.
+// A thread reports its finished pieces once per loop, in a cache line that only it writes. The
+// others add up these lines while they wait. On 16 cores of a Xeon, a core reads what another core
+// has written at 6 to 8 GB/s, and what all cores read at once at 27: most of the time lost on many
+// cores is lost there. Estimates account for how many threads a cut keeps busy: on 16 threads a
+// Winograd convolution of four tiles takes as long as on four.
 #include "torch_blocked/threads.h"
 
 #include <ATen/Parallel.h>
@@ -32,13 +33,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// At the end of a loop the others wait for its last piece: of this many, one takes 25 us in a step
-// of 0.4 ms.
+// At the end of a loop the threads wait for the last piece. With this many pieces, one takes 25 us
+// in a step of 0.4 ms.
 constexpr std::int64_t kPiecesPerThread = 16;
 
-// Least elements of a piece where the threads go through a loop together already: sharing it costs
-// 0.2 us and not the start of threads. A layer norm of [197, 192] takes 4.2 us on two instead of
-// 6.8; MixNet-S 0.95 of the time, EfficientNet-B0 and RegNetY-008 0.98, none of 13 models more.
+// The least elements of a piece if the threads already go through loops together: sharing then
+// costs 0.2 us and no start of threads. A layer norm of [197, 192] takes 4.2 us on two threads
+// instead of 6.8. MixNet-S takes 0.95 of the time, EfficientNet-B0 and RegNetY-008 0.98, and none
+// of 13 models takes more.
 constexpr std::int64_t kTeamPiece = kLargeUnit / 4;
 
 // How often a thread offers its core to other processes, between two pieces. Otherwise the system
@@ -46,11 +48,11 @@ constexpr std::int64_t kTeamPiece = kLargeUnit / 4;
 // ResNet-50 on two cores, one of them busy (benchmarks/peers.py --busy 1), takes 1.65 times as long
 // as alone with such offers and 2.3 times without. An offer that nobody takes costs 0.3 us.
 constexpr std::chrono::microseconds kTurn{2000};
-// If more time than this passes between two offers, the thread was without its core: its turn
-// begins anew.
+// If more time than this passes between two offers, the thread had lost its core, and its turn
+// starts again.
 constexpr std::chrono::microseconds kAway{1000};
-// After this many spins a waiting thread yields its core, too; at once where teams have more
-// threads than there are cores: who it waits for may be waiting for its core.
+// After this many spins a waiting thread yields its core, too. If teams have more threads than
+// there are cores it yields at once: the thread that it waits for may need its core.
 constexpr int kSpins = 1 << 14;
 
 int cores() {
@@ -58,9 +60,9 @@ int cores() {
   return count;
 }
 
-// The threads of one team among those of all teams of the process. A team that comes while others
-// run has the cores that are left, at least one: callers that each take all cores would wait for
-// threads that have none. The results are the same bits with any number.
+// Limits the threads of all teams of the process together. A team that starts while others run gets
+// the remaining cores, at least one: if all callers took all cores, they would wait for threads
+// without a core. Results have the same bits with any number of threads.
 class Places {
  public:
   explicit Places(int wanted) {
@@ -78,7 +80,7 @@ class Places {
 
  private:
   static inline std::atomic<int> all{0};
-  // A child of fork() has none of the threads of the others.
+  // A child of fork() has no other threads.
   static inline const bool at_fork = (in_forked_children([] { all = 0; }), true);
   int count_;
 };
@@ -89,7 +91,7 @@ void pause() {
 #endif
 }
 
-// What this thread has computed, without the time in which others had its core.
+// The CPU time of this thread, without the time in which others had its core.
 std::chrono::nanoseconds thread_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -100,17 +102,18 @@ thread_local WorkTimer* work_timer = nullptr;
 
 constexpr std::size_t kLine = 64;
 
-// How many pieces of one thread's share are taken: a single word, so that it changes atomically.
+// How many pieces of one thread's share are taken. It is a single word, so that it changes
+// atomically.
 struct Taken {
-  std::uint32_t loop;         // counted from 1; the counts of an earlier loop mean nothing
+  std::uint32_t loop;         // counted from 1; counts of an earlier loop do not matter
   std::uint16_t front, back;  // pieces taken from either end
 };
 
-// What others see of a thread, in one line: what is left of its share, and how many pieces of all
-// loops it has done, its own and others'.
+// What other threads see of a thread, in one cache line: what is left of its share, and how many
+// pieces of all loops it has done, its own and others'.
 struct alignas(kLine) Share {
   std::atomic<Taken> taken{Taken{}};
-  std::atomic<std::int64_t> done{0};  // which it alone adds to
+  std::atomic<std::int64_t> done{0};  // only the thread itself adds to it
 
   void add_done(std::int64_t more) {
     done.store(done.load(std::memory_order_relaxed) + more, std::memory_order_release);
@@ -125,7 +128,7 @@ struct Team {
   std::mutex mutex;
   std::exception_ptr error;
   bool is_timed;
-  std::atomic<std::int64_t> work_ns{0};  // of a thread, where all take as many pieces as others
+  std::atomic<std::int64_t> work_ns{0};  // of one thread, if all took equally many pieces
 
   Team(std::size_t threads, bool is_timed) : shares(threads), is_timed(is_timed) {}
 
@@ -137,9 +140,9 @@ struct Team {
     failed = true;
   }
 
-  // Whether so many pieces are done, all of those of the loops so far. Nobody begins a loop before
-  // all pieces of the last one are done, so what a thread has done of the next makes up for
-  // nothing; and who sees that has seen, through it, what all others wrote before.
+  // Whether `pieces` pieces, all those of the loops so far, are done. Nobody begins a loop before
+  // all pieces of the last one are done, so pieces of the next loop cannot be counted in their
+  // place. A thread that gets true also sees everything that the others wrote before.
   bool has_done(std::int64_t pieces) const {
     for (const Share& each : shares) pieces -= each.done.load(std::memory_order_acquire);
     return pieces <= 0;
@@ -158,10 +161,10 @@ struct Member {
   Team& team;
   std::int64_t id;
   std::uint32_t loop = 0;
-  std::int64_t pieces = 0;  // of the loops so far, all threads'
+  std::int64_t pieces = 0;  // of the loops so far, of all threads
   Clock::time_point turn = Clock::now(), last = turn;
 
-  // Whether it is time to.
+  // Whether it is time to offer the core.
   bool offers_core() {
     const auto now = Clock::now();
     if (now - last > kAway) turn = now;
@@ -177,8 +180,8 @@ struct Member {
 thread_local Member* member = nullptr;
 thread_local std::int64_t most_pieces = 0;
 
-// Few enough for a small machine, and enough that what leaves threads idle shows. 0: as many as
-// run.
+// The number of threads in estimates under is_deterministic(): few enough for a small machine, and
+// enough that cuts which leave threads idle cost more. 0: as many as run.
 constexpr int kEstimated = 4;
 thread_local int estimated = 0;
 
@@ -190,7 +193,7 @@ class TeamPieces final : public Pieces {
   bool next(Range& piece) override {
     const std::int64_t size = member_.team.size();
     if (member_.offers_core()) {
-      tell();  // before: others may wait for the pieces that are done
+      tell();  // first: others may wait for the pieces that are done
       member_.offer_core();
     }
     for (; helped_ < size && !member_.team.failed; ++helped_) {
@@ -205,21 +208,22 @@ class TeamPieces final : public Pieces {
     }
     return false;
   }
-  // The team, of the pieces that are done.
+  // Tells the team how many pieces are done.
   void tell() {
     if (untold_ > 0) own().add_done(std::exchange(untold_, 0));
   }
 
  private:
   Share& own() const { return member_.team.shares[static_cast<std::size_t>(member_.id)]; }
-  // Where a thread's share begins. A loop of one piece is left to the calling thread, whose caches
-  // have what it reads.
+  // Where a thread's share begins. The calling thread does loops of one piece: its caches have what
+  // the loop reads.
   std::int64_t first_of(std::int64_t id) const {
     const std::int64_t size = member_.team.size();
     return (id * pieces_ + size - 1) / size;
   }
 
-  // A piece of [begin, end), from the front of one's own share and the back of another's; -1: none.
+  // Takes a piece of [begin, end) from the front of the thread's own share, or from the back of
+  // another's; -1: none is left.
   std::int64_t take(Share& share, std::int64_t begin, std::int64_t end) const {
     Taken seen = share.taken.load(std::memory_order_acquire), now{};
     std::int64_t piece = -1;
@@ -236,7 +240,7 @@ class TeamPieces final : public Pieces {
   std::int64_t units_, pieces_, helped_ = 0, untold_ = 0;
 };
 
-// All of a loop, for a thread on its own.
+// A whole loop as one piece, for a single thread.
 class OnePiece final : public Pieces {
  public:
   explicit OnePiece(std::int64_t units) : left_(units) {}
@@ -249,8 +253,8 @@ class OnePiece final : public Pieces {
   std::int64_t left_;
 };
 
-// A thread's work in a loop, as part of the time of the loop: as many pieces as the busiest thread
-// must take, each of the mean time of all.
+// A thread's contribution to the time of a loop, from its work: the loop takes as many pieces as
+// the busiest thread must take, each with the mean time.
 std::int64_t part_ns(std::chrono::nanoseconds work, std::int64_t pieces, std::int64_t threads) {
   return work.count() * ((pieces + threads - 1) / threads) / pieces;
 }
@@ -264,7 +268,7 @@ void share(Member& self, std::int64_t units, std::int64_t pieces,
   const auto start = is_timed ? thread_time() : std::chrono::nanoseconds(0);
   member = nullptr;  // loops in the body are the thread's own
   try {
-    body(mine);  // takes all there is
+    body(mine);  // takes all pieces
     mine.tell();
   } catch (...) {
     self.team.fail();

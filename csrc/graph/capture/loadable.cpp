@@ -1,3 +1,4 @@
+// Checks that a graph from a file names only ops of a fixed list, on the CPU.
 #include "graph/capture/loadable.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -26,7 +27,7 @@ const std::unordered_set<std::string>& listed_ops() {
   return listed;
 }
 
-// Another version's op of that name could write to what it is given.
+// In another version of PyTorch, the op of that name could write to its arguments.
 bool may_write(const Node& node) {
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
   return op && std::ranges::any_of(op->schema().arguments(), [](const c10::Argument& argument) {
@@ -34,7 +35,8 @@ bool may_write(const Node& node) {
          });
 }
 
-// A device or a layout among the arguments of an op of ATen's.
+// Raises if an argument of ATen's op names another device than the CPU or another layout than
+// strided.
 void check_places(const Node& node) {
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});
   for (std::size_t i = 0; op && i < node.arguments.size(); ++i) {

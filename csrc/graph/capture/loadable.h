@@ -1,4 +1,4 @@
-// Which graphs may be made from a file that a stranger wrote.
+// Decides which graphs may be made from a file that a stranger wrote.
 #pragma once
 
 #include <set>
@@ -11,8 +11,8 @@ namespace torch_blocked::graph {
 // Whether an op is on the list of those that any file may name (loadable_ops.inc).
 bool is_loadable(const std::string& name, const std::string& overload);
 
-// Raises ValueError unless the graph's ops are on the list, or among `more` by their names, and
-// name no device but the CPU and no layout but the strided one.
+// Raises ValueError unless all ops of the graph are on the list or named in `more`, and their
+// arguments name no device except the CPU and no layout except the strided one.
 void check_loadable(const Graph& graph, const std::set<std::string>& more);
 
 }  // namespace torch_blocked::graph

@@ -1,3 +1,5 @@
+// Records the ops of a forward as nodes, through an observer of PyTorch's dispatcher. In-place ops
+// become functional ones, and writes into shared memory are followed.
 #include "graph/capture/record.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,7 +23,7 @@ using c10::IValue;
 
 thread_local Recorder* running = nullptr;
 
-// What is called in its lifetime is not the forward's.
+// Ops that are called during its lifetime are not recorded.
 struct Unheard {
   Recorder* was = std::exchange(running, nullptr);
   Unheard() = default;
@@ -38,7 +40,7 @@ void on_leave(const at::RecordFunction& function, at::ObserverContext* /*context
   if (running) running->leave(function);
 }
 
-// A number that Python's `x * 2` has made a tensor of.
+// The number in a tensor that Python's `x * 2` has wrapped it in.
 IValue number_of(const at::Tensor& wrapped) {
   switch (wrapped.scalar_type()) {
     case at::kDouble:
@@ -54,7 +56,7 @@ IValue number_of(const at::Tensor& wrapped) {
   }
 }
 
-// The arguments of the op. TorchScript gives observers its whole stack; they are the end of it.
+// The arguments of the op. TorchScript gives observers its whole stack, which ends with them.
 at::ArrayRef<const IValue> arguments_of(const at::RecordFunction& function) {
   const at::ArrayRef<const IValue> all = function.inputs();
   const std::size_t count = function.operator_schema()->arguments().size();
@@ -66,15 +68,15 @@ bool writes(const c10::Argument& argument) {
 }
 
 // Ops that are not recorded. torch.tensor([...]) makes a tensor with dispatch to Python off and
-// fills it unseen: it counts as one that was there before.
+// fills it unseen, so the tensor counts as one that existed before.
 bool is_silent(std::string_view name) {
   return name == "aten::detach_" ||
          (name.starts_with("aten::empty") &&
           c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
 }
 
-// Ops that tell how a tensor is made, not what it holds. TorchScript calls them; Python has no need
-// of an op (watched.py hears of its questions).
+// Ops that tell a tensor's metadata, not its values. Only TorchScript calls them: Python asks
+// without an op (watched.py records its questions).
 constexpr std::array<std::string_view, 10> kOfMetadata = {
     "aten::dim",
     "aten::is_complex",
@@ -93,8 +95,8 @@ bool shows_otherwise(const c10::OperatorName& name) {
   return op && op->hasTag(at::Tag::inplace_view);
 }
 
-// The op that returns what an in-place one writes; nothing if none takes the same arguments.
-// pow_.Scalar is pow.Tensor_Scalar: pow.Scalar has a number as its base.
+// The op that returns what an in-place op writes; nothing if none takes the same arguments. That of
+// pow_.Scalar is pow.Tensor_Scalar, because pow.Scalar has a number as its base.
 std::optional<c10::OperatorHandle> functional_op(const c10::FunctionSchema& in_place,
                                                  const std::string& name) {
   const auto same_type = [](const c10::Argument& a, const c10::Argument& b) {
@@ -111,7 +113,7 @@ std::optional<c10::OperatorHandle> functional_op(const c10::FunctionSchema& in_p
   return std::nullopt;
 }
 
-// The same argument on the meta device, where numbers stay what they are.
+// The same argument on the meta device. Numbers stay as they are.
 IValue on_meta(const IValue& argument) {
   if (argument.isTensor()) {
     const at::Tensor& tensor = argument.toTensor();
@@ -124,7 +126,7 @@ IValue on_meta(const IValue& argument) {
   return list;
 }
 
-// The type of what an op returns for these arguments. Throws what the op does.
+// The type of an op's result for these arguments. Throws what the op throws.
 at::ScalarType type_on_meta(const c10::OperatorHandle& op, at::ArrayRef<const IValue> inputs) {
   const Unheard unheard;
   torch::jit::Stack stack;
@@ -192,7 +194,7 @@ bool Recorder::runs_constant_op() const {
          !varies(nodes_.back());
 }
 
-// x.new_zeros(2) takes no more of x than its type, which all inputs of a capture have.
+// x.new_zeros(2) depends only on x's type, which is the same for all inputs of a capture.
 bool Recorder::varies(const Node& node) const {
   if (is_random(node)) return true;
   if (node.name.starts_with("aten::new_")) return false;
@@ -201,8 +203,8 @@ bool Recorder::varies(const Node& node) const {
   return varies;
 }
 
-// Whether an op has read constants, and what it returns is no tensor: Python has a number now, the
-// same for all inputs.
+// Whether an op has read only constants and returned no tensor: Python then has a number that is
+// the same for all inputs.
 bool Recorder::is_number_of_constants(const Node& node, at::ArrayRef<IValue> results) const {
   const auto has_tensors = [](const IValue& each) {
     return each.isTensor() || each.isTensorList() || each.isOptionalTensorList();
@@ -223,7 +225,7 @@ void Recorder::restore() {
   written_.clear();
 }
 
-// Saves the state that an op is about to write, also inside another op and after a refusal.
+// Saves the state that an op is about to write, even inside another op or after a refusal.
 void Recorder::save_written(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
   if (!schema || !schema->is_mutable()) return;
@@ -245,7 +247,7 @@ void Recorder::refuse(const std::string& reason) {
   if (refusal_.empty()) refusal_ = reason;
 }
 
-// Where the error that is being caught is none of the op's, the forward is to end with it.
+// If the error being caught is an interrupt and not the op's, the forward has to end with it.
 void Recorder::refuse(const std::exception& error) {
   if (!raised_ && is_interrupt(error)) raised_ = std::current_exception();
   refuse(error.what());
@@ -256,7 +258,7 @@ void Recorder::raise_again() {
 }
 
 // An observer must not throw, so errors become refusals. A call without an operator name, such as a
-// Python function of autograd, is not recorded: the ops that it calls are.
+// Python function of autograd, is not recorded, but the ops that it calls are.
 void Recorder::enter(const at::RecordFunction& function) {
   has_fixed_sizes_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
   if (!function.operator_name()) return;
@@ -289,7 +291,8 @@ void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IVal
             .arguments = {},
             .outputs = {},
             .origin = where_()};
-  // at::autocast::is_autocast_enabled(at::kCPU), whose header includes those of all ops.
+  // The same as at::autocast::is_autocast_enabled(at::kCPU), whose header includes those of all
+  // ops.
   if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU))
     refuse("autocast changes types unseen");
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -304,8 +307,8 @@ void Recorder::begin(const at::RecordFunction& function, at::ArrayRef<const IVal
   if (schema.is_mutable()) replace_in_place(schema, inputs);
 }
 
-// Makes the op its functional form, which has the same result; note_write() then brings the write
-// to other tensors of the memory.
+// Replaces the op by its functional form, which has the same result. note_write() then applies the
+// write to other tensors of the memory.
 void Recorder::replace_in_place(const c10::FunctionSchema& schema,
                                 at::ArrayRef<const IValue> inputs) {
   Node& node = nodes_.back();
@@ -330,7 +333,7 @@ void Recorder::replace_in_place(const c10::FunctionSchema& schema,
   if (memory != memories_.end()) has_fixed_sizes_ |= memory->second.may_be_copied;
 }
 
-// By the rules where one knows the op: meta kernels written in Python import torch's tracer.
+// Uses a rule if there is one for the op: meta kernels written in Python import torch's tracer.
 at::ScalarType Recorder::type_of_result(const c10::OperatorHandle& functional,
                                         at::ArrayRef<const IValue> inputs) const {
   Node node = nodes_.back();
@@ -406,7 +409,7 @@ void Recorder::note_results(const std::vector<at::Tensor>& tensors,
   }
 }
 
-// What a result shows. Memory that no argument has was made by the op.
+// The memory and views of a result. Memory that no argument has was made by the op.
 Recorder::Shown Recorder::shown_by(const at::Tensor& result, const Node& node, std::size_t output,
                                    const std::vector<Meta>& results) {
   const c10::StorageImpl* memory = memory_of(result);
@@ -417,7 +420,7 @@ Recorder::Shown Recorder::shown_by(const at::Tensor& result, const Node& node, s
   if (source == running_.tensors.end()) {
     computed_.emplace(memory, result.storage().getWeakStorageImpl());
     const bool is_new = running_.made.insert(memory).second;
-    if (!is_new) {  // several results in one piece, none of which is the whole
+    if (!is_new) {  // several results in one memory, and none of them is all of it
       memories_.erase(memory);
       return {value};
     }
@@ -470,7 +473,7 @@ Value Recorder::emit(Node node, const std::vector<Meta>& results) {
   return first;
 }
 
-// `value` in the type of `result`, which has its dims.
+// `value` converted to the type of `result`, which has the same dims.
 Value Recorder::cast(Value value, const Meta& result) {
   std::vector<Argument> arguments{{ValueRef{value}}};
   for (const IValue& argument :
@@ -489,8 +492,8 @@ Value Recorder::show(const ViewStep& step, Value source) {
   return emit(shown(step, source), step.results) + static_cast<Value>(step.output);
 }
 
-// The value that a tensor has now: its views are repeated if its memory was written through another
-// tensor since.
+// The value that a tensor has now. If its memory was written through another tensor, its views are
+// repeated on the new value.
 Value Recorder::current(Shown& self) {
   const auto found = memories_.find(self.memory);
   if (found == memories_.end() || self.writes == found->second.writes) return self.value;
@@ -521,7 +524,7 @@ Argument Recorder::argument(const IValue& value) {
   return {value};
 }
 
-// A tensor that no recorded op has made was there before, and becomes a constant; unless it shares
+// A tensor that no recorded op has made existed before and becomes a constant, unless it shares
 // memory with an op's result.
 Value Recorder::value_of(const at::Tensor& tensor) {
   const auto found = values_.find(tensor.unsafeGetTensorImpl());

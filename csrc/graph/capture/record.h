@@ -1,12 +1,12 @@
-// The ops that a forward calls, noted while it runs.
+// Records the ops that a forward calls while it runs.
 //
-// PyTorch tells observers of each call through its dispatcher, for its profiler's sake; the
-// outermost calls are the forward in ATen's own words: conv2d, batch_norm, relu_. Tracing by
-// torch.export gives the same for 100 MiB of Python modules and 1.5 s.
+// PyTorch's dispatcher tells observers of each call, for its profiler. The outermost calls are the
+// forward in ATen's own terms: conv2d, batch_norm, relu_. Tracing by torch.export gives the same
+// ops, but takes 100 MiB of Python modules and 1.5 s.
 //
-// The recorder knows which values vary, that is depend on values of the inputs or are random. A
+// The recorder knows which values vary: those that depend on values of the inputs or are random. A
 // number that Python reads from a value that does not vary is the same for all inputs of the
-// capture, and its op becomes no node; a number from a varying value ends the record.
+// capture, so its op becomes no node. A number from a varying value ends the recording.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -28,15 +28,15 @@ class OperatorHandle;
 namespace torch_blocked::graph {
 
 // Values are numbered as they come: inputs, then constants and results by their first use. In-place
-// ops become functional ones; after a write into memory that several tensors show, each of them is
-// made anew where it is used next. Memory of `state` and of inputs that the forward writes is put
-// back by restore().
+// ops become functional ones. After a write into memory that several tensors show, each of them is
+// made anew at its next use. restore() puts back the memory of `state` and of inputs that the
+// forward has written.
 class Recorder {
  public:
-  // Hears of each tensor that an op has made, before anyone else does.
+  // Called with each tensor that an op has made, before anyone else sees it.
   using OnResult = std::function<void(const at::Tensor&)>;
 
-  // Says where the op that begins was called.
+  // Says where the op that now begins was called.
   using Where = std::function<Origin()>;
 
   Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
@@ -45,43 +45,44 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder() { stop(); }
 
-  // From now on this thread's ops are noted, until stop().
+  // Records this thread's ops until stop().
   void start();
   void stop();
   const std::vector<Node>& nodes() const { return nodes_; }
-  // Tensors that were there before: parameters, buffers and others.
+  // Tensors that existed before: parameters, buffers and others.
   const std::map<Value, at::Tensor>& constants() const { return constants_; }
   Value value_of(const at::Tensor& tensor);
   // Notes that Python asked for sizes of a value (Question); constants always give the same answer.
   void ask(const at::Tensor& tensor, std::int64_t what, Dims answer);
-  // Whether the values of a tensor are the same for all inputs that give the same answers: they
-  // follow from constants and sizes. A constant that Python reads is one of the capture's.
+  // Whether a tensor follows from constants and sizes only, so that its values are the same for all
+  // inputs that give the same answers. A constant that Python reads becomes one of the capture's.
   bool is_constant(const at::Tensor& tensor);
-  // Notes that Python sees the memory of a tensor, so that a write into it is one that others see.
+  // Notes that Python sees the memory of a tensor, so that writes into it count as seen by others.
   void expose(const at::Tensor& tensor);
-  // The same of the op that runs now.
+  // Like is_constant(), for the op that runs now.
   bool runs_constant_op() const;
   const std::vector<Question>& questions() const { return questions_; }
   const std::map<Value, Meta>& metas() const { return metas_; }
   void restore();
-  // Whether the forward wrote memory of `state` or of inputs, even by results that ATen does not
-  // call views, as those of unsafe_chunk.
+  // Whether the forward wrote memory of `state` or of inputs, even through results that ATen does
+  // not call views, such as those of unsafe_chunk.
   bool wrote_state() const { return wrote_state_; }
-  // What the ops took, without what Python and the recorder do between them.
+  // The time in ops, without what Python and the recorder do between them.
   std::chrono::duration<double> seconds_in_ops() const { return in_ops_; }
   // Results of ops that somebody still holds.
   std::vector<at::Tensor> alive() const;
-  // What was raised in the forward where nobody may raise, such as Ctrl-C while Python was asked
-  // for a place; raised once, here.
+  // Raises, once, an error that came up where nobody may raise, such as Ctrl-C while Python was
+  // asked for the origin of an op.
   void raise_again();
-  // Why the nodes do not tell the whole forward; empty: they do.
+  // Why the nodes are not the whole forward; empty if they are.
   const std::string& refusal() const { return refusal_; }
 
   // The recorder of this thread; null if none is running.
   static Recorder* current();
 
-  // Whether the nodes hold for these sizes only: TorchScript ran a part, whose questions nobody
-  // hears, or a write reached others by a view that is a copy at other sizes.
+  // Whether the nodes hold for these sizes only. Either TorchScript ran a part, and its questions
+  // about sizes are not seen, or a write reached other tensors through a view that is a copy at
+  // other sizes.
   bool has_fixed_sizes() const { return has_fixed_sizes_; }
 
   // For the observer.
@@ -89,20 +90,20 @@ class Recorder {
   void leave(const at::RecordFunction& function);
 
  private:
-  // What a tensor shows of its memory: `views` lead from the memory's first tensor to it.
+  // What a tensor shows of its memory. `views` lead from the memory's first tensor to this one.
   struct Shown {
     Value value;
-    const c10::StorageImpl* memory = nullptr;  // null: nothing that an op made
-    int writes = 0;                            // how many the value has seen
+    const c10::StorageImpl* memory = nullptr;  // null: no op made it
+    int writes = 0;                            // how many are in the value
     std::vector<ViewStep> views = {};
   };
   struct Memory {
     Value value;  // of its first tensor, as it is now
     int writes = 0;
-    bool may_be_copied = false;  // an op shows it at some sizes and copies it at others
+    bool may_be_copied = false;  // an op makes a view of it at some sizes and a copy at others
   };
-  // The outermost op that runs: its tensors, by the place of the argument, the memory that it has
-  // made, whether its write reaches others, and the type that its functional form gives.
+  // The outermost op that runs: its tensors by argument, the memory that it has made, whether its
+  // write reaches other tensors, and the type of its functional form's result.
   struct Running {
     bool is_noted = true;
     std::vector<std::pair<std::size_t, at::Tensor>> tensors = {};
@@ -135,10 +136,10 @@ class Recorder {
 
   std::vector<Node> nodes_;
   std::map<Value, at::Tensor> constants_;
-  std::unordered_set<Value> varying_;  // values that depend on those of the inputs, or are random
+  std::unordered_set<Value> varying_;  // values that depend on values of inputs, or are random
   std::string refusal_;
-  // Tensors and storages are told apart by their addresses. Weak references keep these from being
-  // reused, but do not keep the memory of dead tensors.
+  // Tensors and storages are identified by their addresses. Weak references keep these from being
+  // reused, without keeping the memory of dead tensors.
   std::unordered_map<const c10::TensorImpl*, Shown> values_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;  // that ops have made
   Running running_;

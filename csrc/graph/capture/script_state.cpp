@@ -1,3 +1,4 @@
+// Takes snapshots of a TorchScript module's attributes, compares and restores them.
 #include "graph/capture/script_state.h"
 
 #include <ATen/core/class_type.h>
@@ -20,7 +21,7 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a, b) || (a.is_floating_point() && at::allclose(a, b, 0, 0, true));
 }
 
-// What a value holds, in the order of HeldValue::items.
+// The items of a value, in the order of HeldValue::items.
 std::vector<IValue> contents(const IValue& value) {
   if (value.isTuple()) return value.toTupleRef().elements().vec();
   if (value.isList()) return value.toListRef().vec();

@@ -1,4 +1,5 @@
-// What a TorchScript module keeps between calls: attributes, which Python does not see.
+// Saves and restores what a TorchScript module keeps between calls: attributes that Python does not
+// see.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,8 +9,8 @@
 
 namespace torch_blocked::graph {
 
-// A value as it was: the value itself, the values of a tensor's memory, and what a list, a tuple, a
-// dict (keys and values in turn) or an object (its slots) held.
+// A value as it was: the value itself, a copy of a tensor's memory, and the items of a list, a
+// tuple, a dict (keys and values in turn) or an object (its slots).
 struct HeldValue {
   c10::IValue value;
   at::Tensor memory = {};
@@ -21,7 +22,7 @@ struct HeldValue {
 class ScriptState {
  public:
   explicit ScriptState(const c10::IValue& module);
-  // Names of the attributes that hold something else now, "part.calls".
+  // Names of the attributes that have changed, such as "part.calls".
   std::vector<std::string> changes() const;
   // Puts all back.
   void restore() const;

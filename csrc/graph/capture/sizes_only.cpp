@@ -1,3 +1,5 @@
+// Runs ops for their sizes only: a fallback for a dispatch key that we switch on returns zeros
+// where a rule knows the sizes.
 #include "graph/capture/sizes_only.h"
 
 #include <ATen/ops/from_blob.h>
@@ -18,16 +20,17 @@ namespace {
 using c10::IValue;
 using Stack = torch::jit::Stack;
 
-// PyTorch keeps this key for libraries that put off what ops compute, and has no kernels for it. It
-// comes before all others but those of tracers, so composite ops are met whole: conv2d.
+// PyTorch reserves this key for libraries that defer ops, and has no kernels for it. It comes
+// before all keys except those of tracers, so we see composite ops such as conv2d whole.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
 bool is_alias(const c10::Argument& argument) { return argument.alias_info() != nullptr; }
 
-// Ops that return their input itself in evaluation mode, though their schema does not say so.
+// Ops that may return their input itself in evaluation mode, though their schema does not say so.
 bool may_return_input(const Node& node) { return may_copy(node) || node.name.ends_with("dropout"); }
 
-// As a rule wants it: tensors are values, whose metas are added, numbers are constants.
+// The argument as rules want it: tensors become values, whose metas are added, and numbers
+// constants.
 Argument argument_of(const IValue& value, std::vector<Meta>& metas) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -46,7 +49,7 @@ bool are_floating(const std::vector<Meta>& metas) {
   return std::ranges::all_of(metas, [](const Meta& m) { return at::isFloatingType(m.dtype); });
 }
 
-// What the op returns, if it makes new tensors of floating-point numbers and a rule knows it.
+// The metas of the op's results, if it makes new floating-point tensors and has a rule.
 std::optional<std::vector<Meta>> made_by(const c10::FunctionSchema& schema,
                                          at::ArrayRef<IValue> arguments) {
   if (std::ranges::any_of(schema.arguments(), is_alias)) return std::nullopt;
@@ -61,7 +64,7 @@ std::optional<std::vector<Meta>> made_by(const c10::FunctionSchema& schema,
   return results && are_floating(*results) ? results : std::nullopt;
 }
 
-// Whether all that the op does is to write numbers into its first argument, which it returns.
+// Whether the op does nothing except write numbers into its first argument and return it.
 bool only_writes(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) {
   const c10::FunctionSchema& schema = op.schema();
   const auto writes = [](const c10::Argument& a) {
@@ -74,8 +77,8 @@ bool only_writes(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) 
          arguments[0].toTensor().has_storage();
 }
 
-// Pages of the system are zeros that nobody has written yet: those of ResNet-50's values, which
-// nobody reads either, took 18 ms to fill.
+// Pages fresh from the system are zeros without being written. To fill ResNet-50's values, which
+// nobody reads, took 18 ms.
 at::Tensor zeros(const Meta& meta) {
   constexpr std::size_t kLeastBytes = 64 << 10;
   const auto bytes =
@@ -83,7 +86,7 @@ at::Tensor zeros(const Meta& meta) {
   if (bytes < kLeastBytes) return at::zeros(meta.dims, meta.dtype);
   void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (pages == MAP_FAILED) return at::zeros(meta.dims, meta.dtype);  // which says what is missing
+  if (pages == MAP_FAILED) return at::zeros(meta.dims, meta.dtype);  // raises a better error
   const auto unmap = [bytes](void* data) { munmap(data, bytes); };
   return at::from_blob(pages, meta.dims, unmap, meta.dtype);
 }

@@ -1,12 +1,12 @@
-// Runs of a model for its ops and sizes, without the values.
+// Runs a model for its ops and sizes without computing values.
 #pragma once
 
 namespace torch_blocked::graph {
 
-// In its lifetime, on this thread, ops whose sizes a rule knows (shapes.cpp) return zeros instead
-// of what they compute, and writes into tensors of floating-point numbers are left out; all others
-// run, and so do ops on constants, which Python may read. A ResNet-50's forward takes 15 ms so, in
-// place of 90.
+// During its lifetime, on this thread, ops for which shapes.cpp has a rule return zeros instead of
+// computing, and writes into floating-point tensors are skipped. All other ops run, and so do ops
+// on constants, because Python may read their results. A ResNet-50's forward takes 15 ms instead of
+// 90.
 class SizesOnly {
  public:
   SizesOnly();

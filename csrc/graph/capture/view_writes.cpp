@@ -1,3 +1,4 @@
+// Inverts view ops: a table says how the source of each view follows from what was written into it.
 #include "graph/capture/view_writes.h"
 
 #include <algorithm>
@@ -12,18 +13,18 @@ namespace {
 
 using c10::IValue;
 
-// How to make the source of a view from what was written into the view.
+// How to get the source of a view from what was written into the view.
 enum class Inverse {
-  kSame,         // the op shows all as it is
+  kSame,         // the op returns its source as it is
   kReshape,      // the same elements in the same order
   kSelf,         // the op again
   kPermute,      // the inverse order
   kSwap,         // from and to, exchanged
   kScatter,      // the op's `_scatter`, with the same arguments
   kNarrow,       // start and length
-  kUnbind,       // as many as the dim is long
-  kSplit,        // parts one after the other, of lengths that the arguments say
-  kSplitEvenly,  // of lengths that follow from the source's size
+  kUnbind,       // one part per index of the dim
+  kSplit,        // consecutive parts of the lengths in the arguments
+  kSplitEvenly,  // consecutive parts of lengths that follow from the source's size
 };
 
 const std::map<std::pair<std::string_view, std::string_view>, Inverse> kInverses = {
@@ -83,7 +84,7 @@ Node plain(std::string name, std::vector<Argument> arguments) {
       .name = std::move(name), .overload = {}, .arguments = std::move(arguments), .outputs = {}};
 }
 
-// The op's own arguments, with `written` in the source's place.
+// The same op with `written` in the source's place.
 Node again(const ViewStep& step, Value written) {
   Node node{.name = step.node.name,
             .overload = step.node.overload,
@@ -112,7 +113,7 @@ Node slice_scatter(Value source, Value written, const Argument& dim, std::int64_
                                        constant(std::int64_t{1})});
 }
 
-// A part starts where those before it end.
+// A part of a split starts where the parts before it end.
 std::optional<Node> joined(const ViewStep& step, Value source, Value written) {
   const Argument& argument = step.node.arguments[2];
   if (!argument.is_constant() || !argument.constant().isInt()) return std::nullopt;
@@ -138,7 +139,7 @@ bool depends_on_sizes(const ViewStep& step) {
   return inverse_of(step.node) == Inverse::kSplitEvenly;
 }
 
-// The new source may have other strides, for which view() would need a copy: reshape() makes it.
+// The new source may have other strides. Where view() would fail, reshape() copies.
 Node shown(const ViewStep& step, Value source) {
   Node node = again(step, source);
   if (node.name == "aten::view") node.name = "aten::reshape";

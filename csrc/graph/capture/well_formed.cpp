@@ -1,3 +1,5 @@
+// Checks a graph from a file: its value numbers, the arguments and results of its nodes, and its
+// sizes.
 #include "graph/capture/well_formed.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,14 +17,14 @@ namespace {
 
 constexpr auto kOptimizeAgain = "optimize the model again";
 
-// Vectors are as long as the highest number; a model of 100,000 ops has some 300,000 values.
+// Vectors are as long as the highest value number; a model of 100,000 ops has some 300,000 values.
 constexpr Value kMostValues = Value{1} << 22;
-// Bytes beyond any memory, with room for products of what a kernel has in flight.
+// More than any memory holds, and small enough that kernels' products of sizes do not overflow.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
 constexpr std::size_t kMostDims = 64;
 
-// What quantizes is written in Python and unknown to the dispatcher until somebody imports it; its
-// nodes have kinds of their own.
+// The ops that quantize are written in Python, and the dispatcher does not know them until somebody
+// imports them. Their nodes have kinds of their own.
 const c10::FunctionSchema* known_schema(const Node& node) {
   static const std::array schemas{
       torch::jit::parseSchema("quantized_decomposed::quantize_per_tensor(Tensor input, float "
@@ -47,7 +49,7 @@ bool is_name_below(const c10::IValue& value, std::int64_t end) {
   return value.isInt() && value.toInt() >= 0 && value.toInt() < end;
 }
 
-// Ints that stand for a name of torch's are cast to it.
+// Ints that stand for an enum of torch's are cast to it, so they must be in its range.
 bool is_constant_of(const c10::IValue& value, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType:
@@ -87,7 +89,7 @@ bool argument_fits(const Argument& argument, const c10::Type& type) {
   if (argument.value() != kNone) return type.kind() == c10::TypeKind::TensorType;
   const auto* list = type.castRaw<c10::ListType>();
   if (argument.is_constant()) {
-    // One int stands for all that a list of sizes has.
+    // One int may stand for all entries of a list of sizes.
     if (list) return argument.constant().isInt() && is_int_list(*list->getElementType());
     return is_constant_of(argument.constant(), type);
   }
@@ -116,7 +118,7 @@ void check_arguments(const Node& node, const c10::FunctionSchema& schema) {
   }
 }
 
-// A list of tensors has as many as it has; of other results each has a number.
+// A list of tensors may have any length; otherwise each result of the schema has a value.
 void check_result_count(const Node& node, const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   const bool list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
@@ -158,7 +160,7 @@ class Values {
     fail_value("optimize", "values that are there before they are read", text(value),
                kOptimizeAgain);
   }
-  // Whether it is less than the highest.
+  // Whether it is within the highest number.
   bool is_counted(Value value) const { return value >= 0 && value < count(); }
   Value count() const { return std::ssize(known_); }
 
@@ -178,7 +180,7 @@ void check_metas(const std::vector<Meta>& metas, std::size_t inputs) {
   for (const Meta& meta : metas) check_dims(meta.dims);
 }
 
-// A number of a value that no node makes any more is as good as another.
+// A question may be about a value that no node makes any more.
 void check_question(const Question& question, const Values& values) {
   if (values.is_counted(question.value) && question.what >= Question::kAtLeast) return;
   fail_value("optimize", "questions about values of the graph",

@@ -1,21 +1,22 @@
-// Whether the numbers and arguments of a graph are what the passes take them for.
+// Checks that a graph from a file has the value numbers and arguments that the passes rely on.
 #pragma once
 
 #include "graph/graph.h"
 
 namespace torch_blocked::graph {
 
-// Sets how many values there are. Raises ValueError unless each value has a number of its own,
-// within bounds, and is there before it is read; each node calls an op of this PyTorch with
-// arguments that its schema takes, and has results as it declares them; and all sizes are possible.
+// Sets how many values there are. Raises ValueError unless
+// - each value has a number of its own, within bounds, and is made before it is read;
+// - each node calls an op of this PyTorch with arguments and results that fit its schema;
+// - all sizes are possible.
 void check_and_count(Graph& graph);
 
 // Raises ValueError for sizes that no tensor has.
 void check_dims(const Dims& dims);
 
-// infer.cpp: where an op does not tell the sizes of its results without data, and the graph says
-// what they were, lets the op itself say whether it takes such arguments: raises its error. What it
-// returns is compared with the graph's word when it runs.
+// infer.cpp: some ops do not tell the sizes of their results without data, and the graph says what
+// they were. Runs each of these ops, and raises its error if it does not take such arguments.
+// Whether the sizes are those of the graph is checked when the graph runs.
 void check_unknown(const Graph& graph);
 
 }  // namespace torch_blocked::graph

@@ -1,9 +1,9 @@
-// Ops that keep a blocked tensor blocked, by the kernels and ways that BlockedTensor has for them.
-// In plain formats ATen's op runs. Local response norms, which are no op of ATen's, are found in
-// the ops that they are made of, and take a blocked copy of a plain image.
+// Ops that keep a blocked tensor blocked, run as BlockedTensor runs them. In plain formats ATen's
+// op runs. ATen has no op for local response norms: they are found as the ops that they consist of,
+// and work on a blocked copy of a plain image.
 //
-// Not here are softmax and reductions over the channels, where ATen's plain kernels are faster than
-// the blocked ones by more than the reorders around them cost.
+// Softmax and reductions over the channels are not here: ATen's plain kernels are faster than the
+// blocked ones by more than the reorders around them cost.
 #include <ATen/ops/_prelu_kernel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -27,7 +27,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What an op reads at a run: its first argument in a blocked format, others as they are.
+// What an op reads in a run: its first argument in a blocked format, the others as they are.
 struct Arguments {
   const Step& step;
   const std::vector<at::Tensor>& tensors;
@@ -36,7 +36,7 @@ struct Arguments {
 
   const Argument& argument(std::size_t i) const { return step.node->arguments[i]; }
   std::int64_t block() const { return physical.size(-1); }
-  // Parameters, each of which may be none.
+  // A parameter, which may be none.
   std::optional<at::Tensor> tensor(std::size_t i) const {
     const Value value = step.node->read(i);
     if (value == kNone) return std::nullopt;
@@ -46,7 +46,7 @@ struct Arguments {
   bool flag(std::size_t i) const { return argument(i).constant().toBool(); }
 };
 
-// From src to dst, both physical: what threads go through together.
+// Computes physical dst from physical src. Threads go through it together.
 using Ready = std::function<void(const void* src, void* dst)>;
 
 bool is_integer(const Argument& argument) {
@@ -87,8 +87,8 @@ at::Tensor run_group_norm(const Arguments& a) {
                                 number(a.argument(4), 1e-5)));
 }
 
-// (input, weight, bias, running mean, running variance, statistics are the input's, momentum, eps,
-// ...): each channel is a group.
+// (input, weight, bias, running mean, running variance, use input stats, momentum, eps, ...): each
+// channel is a group.
 bool instance_norm_fits(const Candidate& candidate) {
   const auto& arguments = candidate.node.arguments;
   const Dims channels{src_dims(candidate)[1]};
@@ -107,7 +107,7 @@ at::Tensor run_instance_norm(const Arguments& a) {
                                 number(a.argument(7), 1e-5)));
 }
 
-// (input, normalized dims, weight, bias, eps, ...): over C and all pixels, which is one group.
+// (input, normalized dims, weight, bias, eps, ...): over C and all pixels, as one group.
 bool layer_norm_fits(const Candidate& candidate) {
   const Dims& dims = src_dims(candidate);
   const Dims of_image(dims.begin() + 1, dims.end());
@@ -135,12 +135,12 @@ struct ResponseNorm {
   double alpha, beta, k;
 };
 
-// From a quotient back to the tensor that it normalizes, by what the nodes on the way are.
+// Walks from a quotient back to the tensor that it normalizes, node by node.
 class ResponseNormWalk {
  public:
   ResponseNormWalk(const Uses& uses, const std::vector<Meta>& metas) : uses_(uses), metas_(metas) {}
 
-  // What a quotient is, or a product; nothing if it is something else.
+  // The response norm that a quotient or a product computes; nothing if it computes something else.
   std::optional<ResponseNorm> find(const Node& node) {
     if (node.name == "aten::div") return find(node.read(0), node.read(1), 1);
     const auto found = find(node.read(0), node.read(1), -1);
@@ -173,7 +173,7 @@ class ResponseNormWalk {
     return number(node.arguments[1], 1);
   }
 
-  // Whether it shows the elements of its argument in the same order.
+  // Whether the node's result has the elements of its argument in the same order.
   bool is_view(const Node& node) const {
     const bool drops_dims = is_any(node, {"aten::unsqueeze", "aten::squeeze", "aten::select"});
     return node.read(0) != kNone && (is_reshape(node) || drops_dims) &&
@@ -185,7 +185,7 @@ class ResponseNormWalk {
     for (const Node* node = maker(); node && is_view(*node); node = maker()) at_ = node->read(0);
   }
 
-  // Numbers that the mean is multiplied by and that are added to it.
+  // Takes numbers that multiply the mean or are added to it.
   void skip_scaling(ResponseNorm& found) {
     for (skip_views(); const Node* node = maker(); skip_views()) {
       if (!is_any(*node, {"aten::mul", "aten::div", "aten::add"}) || node->arguments.size() < 2 ||
@@ -200,7 +200,7 @@ class ResponseNormWalk {
     }
   }
 
-  // The mean over a window of channels, of [N, 1, C, ...], which a pad may come before.
+  // Takes the mean over a window of channels of [N, 1, C, ...]. A pad may stand before it.
   bool take_windows(ResponseNorm& found, const Dims& image) {
     const Node* pool = maker();
     const PoolingOp* row = pool ? pooling_op(pool->name) : nullptr;
@@ -224,7 +224,7 @@ class ResponseNormWalk {
     at_ = pool->read(0);
     Dims around = taken_pads(2 * spatial);
     if (around.empty()) return false;
-    // Pads begin with those of the last dim.
+    // A list of pads begins with the last dim's.
     for (std::size_t i = 0; i < 2 * spatial; ++i) around[i] += (*padding)[spatial - 1 - i / 2];
     wanted.assign(2 * spatial, 0);
     wanted[2 * spatial - 2] = found.size / 2;
@@ -232,7 +232,7 @@ class ResponseNormWalk {
     return around == wanted;
   }
 
-  // The zeros that are put around spatial dims, as ATen counts them; empty if it is something else.
+  // The zeros that a pad puts around spatial dims, in ATen's order; empty for any other pad.
   Dims taken_pads(std::size_t count) {
     const Node* node = maker();
     if (!node || !is_any(*node, {"aten::pad", "aten::constant_pad_nd"})) return Dims(count, 0);
@@ -263,7 +263,8 @@ class ResponseNormWalk {
   Value at_ = kNone;
 };
 
-// What a node is of (input, size, alpha, beta, k). Not an op's name: those have a namespace.
+// The name of a node with arguments (input, size, alpha, beta, k). No op has it: ops have a
+// namespace.
 constexpr std::string_view kResponseNorm = "local_response_norm";
 
 void find_response_norms(Rewrite& rewrite) {
@@ -307,8 +308,8 @@ at::Tensor run_pixel_unshuffle(const Arguments& a) {
   return pixel_unshuffle(a.physical, a.channels, a.integer(1));
 }
 
-// (input, grid [N, *out, dims], mode, padding mode, align corners). Finding a point's pixels and
-// their weights takes as long as reading the pixels of 40 channels.
+// (input, grid [N, *out, dims], mode, padding mode, align corners). To find a point's pixels and
+// their weights takes as long as to read the pixels of 40 channels.
 bool grid_sampler_fits(const Candidate& candidate) {
   constexpr std::int64_t kLeastChannels = 48;
   const Dims& dims = src_dims(candidate);
@@ -324,7 +325,8 @@ at::Tensor run_grid_sampler(const Arguments& a) {
   return grid_sampler(a.physical, a.channels, *a.tensor(1), a.integer(2), a.integer(3), a.flag(4));
 }
 
-// Pads of spatial dims, (input, pads, ...), whatever fills them leaves a zero tail zero.
+// (input, pads, ...): whether only spatial dims are padded. Zeros and copied pixels then keep a
+// zero tail zero.
 bool pads_pixels(const Candidate& candidate) {
   const auto pads = integers(candidate.node.arguments[1], 1);
   return pads && pads->size() % 2 == 0 && pads->size() <= 2 * (src_dims(candidate).size() - 2);
@@ -355,7 +357,7 @@ at::Tensor run_constant_pad(const Arguments& a) {
 
 // ---- ATen's ops on the physical tensor ----------------------------------------------------------
 
-// (input, weight): one for all channels, or one each.
+// (input, weight): one weight for all channels, or one per channel.
 bool prelu_fits(const Candidate& candidate) {
   const Value weight = candidate.node.read(1);
   if (weight == kNone) return false;
@@ -373,8 +375,8 @@ at::Tensor run_prelu(const Arguments& a) {
   return at::_prelu_kernel(src, to_blocked(weight.reshape(shape), a.block(), std::nullopt));
 }
 
-// (input, dims, keepdim, ...), with the dims at `first`: the reduced dims as the physical tensor
-// counts them, if all are spatial and stay with size 1; else nothing.
+// (input, dims, keepdim, ...), with dims at argument `first`: the reduced dims, counted in the
+// physical tensor. Nothing unless all are spatial and stay with size 1.
 std::optional<Dims> reduced_pixels(const Node& node, std::size_t rank, std::size_t first = 1) {
   auto dims = integers(node.arguments[first], 1);
   if (!dims || dims->empty() || !node.arguments[first + 1].constant().toBool()) return std::nullopt;
@@ -389,7 +391,7 @@ bool reduction_fits(const Candidate& candidate) {
   return reduced_pixels(candidate.node, src_dims(candidate).size()).has_value();
 }
 
-// The same, and the type of the result stays.
+// As reduction_fits, and the result keeps the type.
 bool sum_fits(const Candidate& candidate) {
   return reduction_fits(candidate) && is_none(candidate.node.arguments[3]);
 }
@@ -431,11 +433,12 @@ bool keeps_channels(const Candidate& candidate) {
 
 struct Row {
   std::string_view name, overload;
-  bool (*fits)(const Candidate& candidate);       // null: no op, but found in several
-  at::Tensor (*run)(const Arguments& arguments);  // null: a form of another library's does it
-  bool (*has_kernel)(at::ScalarType);             // of ours, for that type; null: ATen's does it
-  bool has_channels_last;                         // ATen has an own kernel for nhwc and ndhwc
-  // run() made ready for src of these sizes, where all other arguments are constants; null: is not.
+  bool (*fits)(const Candidate& candidate);       // null: not one op, but found as several
+  at::Tensor (*run)(const Arguments& arguments);  // null: a form of another library runs
+  bool (*has_kernel)(at::ScalarType);  // whether we have one for that type; null: ATen's runs
+  bool has_channels_last;              // ATen has a kernel for nhwc and ndhwc
+  // run() made ready for src of these sizes, if all other arguments are constants; null: run() is
+  // used.
   Ready (*ready)(const Arguments& arguments, const SlotPlan& src) = nullptr;
 };
 
@@ -462,7 +465,7 @@ constexpr std::array kRows{
         ready_vector_norm},
 };
 
-// Of every op that has a blocked form.
+// The row of every op that another library has given a blocked form.
 constexpr Row kRegistered{"", "", keeps_channels, nullptr, nullptr, false};
 
 // Null if there is none.
@@ -474,11 +477,11 @@ const Row* row_of(const Node& node) {
   return blocked_form({node.name, node.overload}) ? &kRegistered : nullptr;
 }
 
-// The arguments beside the first.
+// The arguments after the first.
 std::span<const Argument> others(const Node& node) { return std::span(node.arguments).subspan(1); }
 
-// Only values that come from images have formats; others are plain, and ATen's op serves them. It
-// also serves a result that no node reads: the graph returns it plain.
+// Only values that come from images have formats. Others are plain, and ATen's op serves them.
+// ATen's op also serves a result that no node reads, because the graph returns it plain.
 bool takes(const Candidate& candidate) {
   const Node& node = candidate.node;
   const Row* row = row_of(node);
@@ -489,12 +492,12 @@ bool takes(const Candidate& candidate) {
   if (dims.size() < 3 || dims.size() > 5 || dtype != candidate.result().dtype) return false;
   if (row->has_kernel && !row->has_kernel(dtype)) return false;
   if (!is_input && !candidate.is_from_image(src)) return false;
-  bool again = false;  // src would be read in two formats
+  bool again = false;  // src is also another argument, so it would be read in two formats
   for_values(others(node), [&](Value value) { again |= value == src; });
   return !again && candidate.result().dims.size() == dims.size() && row->fits(candidate);
 }
 
-// Sizes and type are those of the image; ATen's ops say theirs themselves.
+// A response norm has the sizes and type of its image; those of ATen's ops are inferred.
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   if (node.name != kResponseNorm) return {};
   return {metas[Uses::at(node.read(0))]};
@@ -508,7 +511,7 @@ double cost(Planner& planner, const Node& node, Format format) {
   const std::size_t rank = planner.metas()[Uses::at(node.output())].dims.size();
   const Row* row = row_of(node);
   const bool copies = (format == kChannelsLast && (!row->has_channels_last || rank == 3)) ||
-                      (format == kPlain && !row->fits);  // which then runs on a blocked copy
+                      (format == kPlain && !row->fits);  // it then runs on a blocked copy
   if (copies) total += 2 * planner.reorder_cost(node.output(), kPlain, kChannelsLast);
   return total;
 }

@@ -1,5 +1,5 @@
-// What no kind takes: the op itself, called through the dispatcher on plain tensors, with arguments
-// typed by its schema.
+// Ops that no other kind takes: calls the op itself through the dispatcher, on plain tensors, with
+// arguments typed by its schema.
 #include "graph/nodes/boxed.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -32,7 +32,7 @@ IValue optional_tensor_list(const std::vector<IValue>& items) {
   return list;
 }
 
-// A list as the schema wants it.
+// The items as a list of the schema's type.
 IValue list_of(const std::vector<IValue>& items, const c10::Type& element) {
   switch (element.kind()) {
     case c10::TypeKind::TensorType:
@@ -61,14 +61,14 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
     const IValue& value = argument.constant();
     if (value.isDevice() && on_meta)
       return at::Device(at::kMeta);  // x.to("cpu") stays without data
-    // An int given for a list stands for all its entries; one given for a float is one.
+    // An int given for a list stands for all its entries; one given for a float becomes a float.
     if (value.isInt() && type.kind() == c10::TypeKind::ListType) {
       return list_of({value}, *type.castRaw<c10::ListType>()->getElementType());
     }
     if (value.isInt() && type.kind() == c10::TypeKind::FloatType) {
       return static_cast<double>(value.toInt());
     }
-    // x * 2: a number takes part as a tensor that does not decide the dtype.
+    // x * 2: a number becomes a tensor that does not decide the dtype.
     if (value.isScalar() && type.kind() == c10::TypeKind::TensorType) {
       const at::Scalar scalar = value.toScalar();
       const at::Tensor number = at::scalar_tensor(scalar, scalar.type());
@@ -87,8 +87,8 @@ IValue to_ivalue(const Argument& argument, const c10::Type& declared,
   return list_of(items, element);
 }
 
-// Raises ValueError if an op's results are not those that were planned. Their sizes may depend on
-// values without a rule or a meta kernel saying so, and the next step reads raw memory.
+// Raises ValueError if an op's results are not as planned. Their sizes may depend on values
+// although no rule or meta kernel says so, and the next step reads raw memory.
 void check_results(const Node& node, std::size_t got, std::size_t wanted) {
   if (got == wanted) return;
   fail_value("optimize", text(wanted, " results of ", node.name), text(got),
@@ -108,7 +108,8 @@ std::optional<FixedFormats> fixed(const Node& node) {
   return is_reshape(node) ? FixedFormats{kPlain, kPlain} : FixedFormats{kStrided, kStrided};
 }
 
-// What a step makes without reading any element: its op's schema says that it may return views.
+// The results of a step whose op may return views, according to its schema, so that no element is
+// read.
 std::vector<at::Tensor> views(const Step& step, const at::Tensor& src) {
   const Node& node = *step.node;
   const auto op = c10::Dispatcher::singleton().findSchema({node.name, node.overload});

@@ -13,7 +13,7 @@ std::string op_of(const Node& node) {
   return toString(c10::OperatorName(node.name, node.overload));
 }
 
-// The same call of the form, which takes the channels after the first argument.
+// Calls the form with the op's arguments. It takes the channels after the first argument.
 at::Tensor run_form(const Step& step, const std::vector<at::Tensor>& tensors, const SlotPlan& dst) {
   const Node& node = *step.node;
   const c10::OperatorName form = form_of(node);

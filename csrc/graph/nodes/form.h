@@ -1,4 +1,4 @@
-// Steps that run the blocked form which another library has given its op.
+// Steps that run a blocked form that another library has registered for its op.
 #pragma once
 
 #include <ATen/core/operator_name.h>
@@ -7,11 +7,11 @@
 
 namespace torch_blocked::graph {
 
-// The form of a node's op, which has one.
+// The form of a node's op, which must have one.
 c10::OperatorName form_of(const Node& node);
 
-// The form on blocked memory. What it returns is checked at each run, and its zero tail at the
-// first one, or always where that is switched on.
+// Prepares the form on blocked memory. Each run checks what the form returns. The first run also
+// checks the zero tail; all runs do where that check is switched on.
 Prepared prepare_form(const Step& step, const Running& running);
 
 }  // namespace torch_blocked::graph

@@ -1,5 +1,5 @@
-// Layers with weights that other kinds of nodes take in, and are taken into. Each node reads its
-// src as the first value, and a residual, if there is one, as the second.
+// Layers with weights that other kinds of nodes look at or fuse with. Each node reads src as its
+// first value, and the residual of a sum, if there is one, as its second.
 #pragma once
 
 #include "graph/nodes/boxed.h"
@@ -10,12 +10,12 @@
 
 namespace torch_blocked::graph {
 
-// With dense parameters, batch norm folded in; bias may be undefined.
+// Parameters are dense, with batch norm folded in; bias may be undefined.
 struct Convolution {
   Weight weight;
   at::Tensor bias;
   Dims stride, padding, dilation, output_padding;
-  Dims padding_end;  // zeros beyond the symmetric padding, at the far end; empty: none
+  Dims padding_end;  // more zeros at the far end than `padding` has; empty: none
   bool transposed;
   std::int64_t groups;
   Epilogue epilogue = {};
@@ -25,7 +25,7 @@ struct Convolution {
 struct Linear {
   Weight weight;           // [O, I]
   at::Tensor bias;         // [O], or undefined
-  Epilogue epilogue = {};  // a sum has its activation after it only
+  Epilogue epilogue = {};  // with a sum, only an activation after it
 };
 
 // linear.cpp: the layer on images of `rank` dims, as a 1x1 convolution.
@@ -40,12 +40,12 @@ struct Affine {
 struct Padding {
   Dims begin, more;  // more: empty for none
 };
-// What a convolution's numbers or word say; nothing if it is not for us.
+// A convolution's padding, given as numbers or as a word; nothing if our kernels do not take it.
 std::optional<Padding> padding_of(const Node& node, const ConvolutionOp& op, at::IntArrayRef kernel,
                                   const Dims& stride, const Dims& dilation);
 
-// layers/padding.cpp: padding that stands before convolutions, and taps that see nothing but
-// it.
+// layers/padding.cpp: fuses padding into the convolutions behind it, and removes taps that read
+// only padding.
 void simplify_padding(Rewrite& rewrite);
 
 // Whether a bias, if there is one, is a vector of a weight's type and outputs.

@@ -1,3 +1,4 @@
+// Runs a pointwise program on what a layer has just stored, for any part of an image.
 #include "graph/nodes/stored_program.h"
 
 #include <ATen/ops/zeros.h>
@@ -52,7 +53,7 @@ void StoredProgramRun::operator()(float* dst, std::int64_t row, std::int64_t fir
 }
 
 void StoredProgramRun::all(float* dst) const {
-  // Some strips: few enough for all threads to have work.
+  // A unit is several strips, but not so many that threads have no work.
   constexpr std::int64_t kUnit = 8 * kernels::ProgramRow::kMostLanes;
   const std::int64_t most = std::max<std::int64_t>(1, kUnit / lanes_),
                      parts = ceil_div(pixels_, most);

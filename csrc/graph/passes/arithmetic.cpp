@@ -1,3 +1,5 @@
+// Translates pointwise ops of ATen into instructions: a table of ops, and a computation that folds
+// numbers into neighbouring instructions and assigns strips.
 #include "graph/passes/arithmetic.h"
 
 #include <algorithm>
@@ -14,7 +16,7 @@ using kernels::Program;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// An argument is none that arithmetic knows.
+// Thrown for an argument for which arithmetic is not known.
 struct NotKnown {};
 
 // ---- the ops ------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ struct Row {
   bool is_comparison = false;  // its result is of type bool
 };
 
-// By name and overload, without "aten::".
+// Ops by name and overload, without "aten::".
 constexpr auto kRows = std::to_array<Row>({
     {"add", "Tensor", sum<1>},
     {"add", "Scalar", sum<1>},
@@ -410,7 +412,7 @@ Term Computation::add(const Term& x, const Term& y) {
 Term Computation::multiply(const Term& x, const Term& y) {
   if (x.is_number() && !y.is_number()) return multiply(y, x);
   if (!y.is_number()) return apply(Op::multiply, x, y);
-  // A shift that says nothing stays so, also times an infinity.
+  // A zero shift stays zero, even times infinity.
   return {x.place, x.scale * y.shift, x.shift == 0 ? x.shift : x.shift * y.shift};
 }
 
@@ -434,7 +436,7 @@ void for_reads(Instruction& instruction, F&& f) {
   if (reads > 2) f(instruction.z);
 }
 
-// Makes an instruction compute scale * its result + shift; false if it cannot.
+// Makes an instruction compute scale * result + shift instead of result; false if it cannot.
 bool absorb(Instruction& it, double scale, double shift) {
   switch (it.op) {
     case Op::copy:
@@ -497,7 +499,7 @@ std::optional<std::vector<Instruction>> Computation::compiled(const Term& result
   }
   std::vector<Instruction> program;
   std::vector<std::int64_t> strip(all.size());
-  std::vector<std::size_t> free_from(Program::kMostStrips);  // the first index that may write it
+  std::vector<std::size_t> free_from(Program::kMostStrips);  // the first that may write a strip
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!needed[i]) continue;
     Instruction it = all[i];
@@ -508,7 +510,7 @@ std::optional<std::vector<Instruction>> Computation::compiled(const Term& result
         place = Program::kZeros;
       }
     });
-    // An instruction may write over what it is the last to read.
+    // An instruction may overwrite what it is the last to read.
     const auto free = std::ranges::find_if(free_from, [&](std::size_t from) { return from <= i; });
     if (free == free_from.end()) return std::nullopt;
     *free = last_read[i];

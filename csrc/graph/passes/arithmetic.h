@@ -1,4 +1,4 @@
-// What pointwise ops of ATen compute, as instructions of kernels/rows/program.h.
+// Translates pointwise ops of ATen into instructions of kernels/rows/program.h.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace torch_blocked::graph {
 
-// What is at a place of a program, times a scale, plus a shift; or a number, the shift alone.
+// The value at a place of a program, times a scale, plus a shift. A number is the shift alone.
 struct Term {
   static constexpr std::int64_t kNumber = -1;
 
@@ -21,9 +21,9 @@ struct Term {
   bool is_number() const { return place == kNumber; }
 };
 
-// A program in the making. Numbers stay in terms until an instruction reads them, so that chains of
-// sums and products with numbers are one instruction, or part of another. Every instruction has a
-// place of its own, behind those of kernels::Program::kMostOperands operands.
+// A program that is being built. Numbers stay in terms until an instruction reads them, so that a
+// chain of sums and products with numbers becomes one instruction, or part of another. Every
+// instruction has a place of its own, after those of kernels::Program::kMostOperands operands.
 class Computation {
  public:
   using Op = kernels::Arithmetic;
@@ -38,8 +38,8 @@ class Computation {
   Term divide(const Term& x, const Term& y);
 
   const std::vector<kernels::Instruction>& instructions() const { return instructions_; }
-  // The program that ends with `result`: instructions that it needs, on as few strips as possible.
-  // Nothing if it needs more strips than there are.
+  // The program that computes `result`: the instructions that it needs, on as few strips as
+  // possible. Nothing if it needs more strips than there are.
   std::optional<std::vector<kernels::Instruction>> compiled(const Term& result) const;
 
  private:
@@ -49,18 +49,19 @@ class Computation {
   std::vector<kernels::Instruction> instructions_;
 };
 
-// Whether the arithmetic of a node's op is known: its result at an index depends on its operands at
-// that index only.
+// Whether the arithmetic of a node's op is known. Such a result depends, at each index, only on the
+// operands at that index.
 bool has_arithmetic(const Node& node);
-// Whether it is known, and a comparison.
+// Whether it is a comparison of known arithmetic.
 bool is_comparison(const Node& node);
 
-// The computation of the last node of a region; nothing if some node's arithmetic is not known for
-// its arguments. Operands are places in the order of region.operands.
+// Adds the nodes of a region to a computation and returns the last one's result; nothing if a
+// node's arithmetic is not known for its arguments. Operands get places in the order of
+// region.operands.
 std::optional<Term> lower(const Graph& graph, const Region& region, Computation& computation);
 
-// functions.cpp: nodes that together are one of ATen's functions of one tensor, as x * relu6(x + 3)
-// / 6 is hardswish, become a node of that.
+// functions.cpp: replaces nodes that together compute one of ATen's functions of one tensor by that
+// function; x * relu6(x + 3) / 6 becomes hardswish.
 void recognize_functions(Rewrite& rewrite);
 
 }  // namespace torch_blocked::graph

@@ -1,6 +1,6 @@
-// Functions of one tensor, known by what they compute and not by how they are written: a region of
-// pointwise nodes is run on numbers, and where these are the numbers of one of ATen's functions it
-// becomes a node of that, which kernels have in their epilogues.
+// Recognizes functions of one tensor by what they compute, not by how they are written. A region of
+// pointwise nodes is run on sample numbers. If the results are those of one of ATen's functions,
+// the region becomes a node of that function, which kernels have in their epilogues.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,8 +15,8 @@ using kernels::Instruction;
 using kernels::Program;
 using Samples = std::vector<double>;
 
-// The numbers that tell functions apart: 0, and both signs from where smooth functions are lines to
-// far beyond all kinks. In float fewer of them, as x * x must not overflow.
+// The numbers that tell functions apart: 0, and both signs from where smooth functions are nearly
+// linear to far beyond all kinks. In float there are fewer, because x * x must not overflow.
 constexpr double kFar = 1e12, kFarInFloat = 1e4;
 
 const Samples& probes() {
@@ -31,15 +31,15 @@ const Samples& probes() {
   return numbers;
 }
 
-// Where formulas of the same function part: (x + |x|) / 2 has no value at -infinity, and relu has.
+// Where formulas for the same function differ: at -infinity (x + |x|) / 2 is NaN, and relu is not.
 const Samples& beyond() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   static const Samples numbers{kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
   return numbers;
 }
 
-// Whether all kinks of a program must lie well within the probes, whatever becomes of its operand
-// before it comes to one.
+// Whether a program's constants guarantee that all its kinks lie well within the probes, however it
+// transforms its operand first.
 bool has_common_numbers(const std::vector<Instruction>& program) {
   const auto common = [](double number) {
     return !std::isfinite(number) || std::abs(number) < 1e5;
@@ -51,8 +51,7 @@ bool has_common_numbers(const std::vector<Instruction>& program) {
   });
 }
 
-// The results of a program at `probes`, each of which is what all operands are; in the arithmetic
-// of T.
+// The results of a program at `probes`, in the arithmetic of T. All operands are the same probe.
 template <typename T>
 Samples evaluate(const std::vector<Instruction>& program, const Samples& probes) {
   using V = at::vec::Vectorized<T>;
@@ -76,8 +75,8 @@ Samples evaluate(const std::vector<Instruction>& program, const Samples& probes)
   return {results.begin(), results.end()};
 }
 
-// Whether all numbers at probes up to `far` are those wanted, up to `relative` of the number or of
-// its operand.
+// Whether all results at probes up to `far` are the wanted ones, within `relative` of the result or
+// of the probe.
 bool are_near(const Samples& found, const Samples& wanted, double relative, double far) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     const double probe = std::abs(probes()[i]);
@@ -87,7 +86,7 @@ bool are_near(const Samples& found, const Samples& wanted, double relative, doub
   return true;
 }
 
-// Whether all results beyond the numbers are those wanted, NaN among them.
+// Whether all results are the wanted ones exactly, where NaN equals NaN.
 bool are_same(const Samples& found, const Samples& wanted) {
   return std::ranges::equal(
       found, wanted, [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); });
@@ -131,15 +130,15 @@ const std::vector<Known>& known_functions() {
   return all;
 }
 
-// Functions with numbers of their own, with those that fit best.
+// Functions with parameters, each with the parameters that fit best.
 std::vector<Node> fitted_functions(const Samples& numbers) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto [lowest, highest] = std::ranges::minmax(numbers);
   const double least = lowest < -kFar / 10 ? -kInfinity : lowest;
   const double greatest = highest > kFar / 10 ? kInfinity : highest;
-  const double slope = numbers[2] / probes()[2];  // at the probe next to 0, below it
+  const double slope = numbers[2] / probes()[2];  // at the first probe below 0
   std::vector<Node> fitted;
-  if (least > -kInfinity || greatest < kInfinity) {  // else it is no clamp, but x
+  if (least > -kInfinity || greatest < kInfinity) {  // otherwise it is x
     fitted.push_back(function("aten::clamp", {least, greatest}));
   }
   if (slope > 0 && std::abs(slope - 1) > 1e-3) {
@@ -148,13 +147,13 @@ std::vector<Node> fitted_functions(const Samples& numbers) {
   return fitted;
 }
 
-// ATen's function that a program of one operand computes; nothing if it is none.
+// ATen's function that a program of one operand computes; nothing if there is none.
 std::optional<Node> recognize(const std::vector<Instruction>& program) {
   constexpr double kSame = 1e-6, kSameInFloat = 1e-3;
   if (!has_common_numbers(program)) return std::nullopt;
   const Samples numbers = evaluate<double>(program, probes());
   if (!std::ranges::all_of(numbers, [](double each) { return std::isfinite(each); })) return {};
-  const auto is = [&](const Known& wanted) {  // in float, too: who adds 2^23 to x rounds it
+  const auto is = [&](const Known& wanted) {  // in float, too: adding 2^23 to x rounds it
     return are_near(numbers, wanted.numbers, kSame, kFar) &&
            are_near(evaluate<float>(program, probes()), wanted.numbers, kSameInFloat,
                     kFarInFloat) &&
@@ -169,7 +168,7 @@ std::optional<Node> recognize(const std::vector<Instruction>& program) {
   return std::nullopt;
 }
 
-// The only tensor that a region reads, beside numbers; kNone if it reads others.
+// The only tensor that a region reads, besides numbers; kNone if it reads several.
 Value only_tensor(const Graph& graph, const Region& region) {
   Value tensor = kNone;
   for (const Value value : region.operands) {
@@ -181,13 +180,14 @@ Value only_tensor(const Graph& graph, const Region& region) {
   return tensor;
 }
 
-// A node that computes what a region does.
+// A node that computes the same as a region.
 struct Recognized {
   Node node;
   std::vector<const Node*> instead_of;
 };
 
-// For the largest region that ends with a node and is a function of one tensor of its dims.
+// The node for the largest region that ends with `last` and is a function of one tensor with the
+// same dims.
 std::optional<Recognized> recognize_before(const Rewrite& rewrite, const Regions& regions,
                                            const Node& last) {
   constexpr std::size_t kMostNodes = 16;

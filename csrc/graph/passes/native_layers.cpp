@@ -1,5 +1,5 @@
-// Layers of transformers that ATen has as one op, which a trace calls where the module is in
-// evaluation mode: as the linear layers, the attention and the norms that they are.
+// Replaces transformer layers that ATen has as one op by linear layers, attention and norms.
+// Modules in evaluation mode call such ops.
 
 #include "graph/passes/rules.h"
 
@@ -38,7 +38,7 @@ class NativeLayers {
   }
 
  private:
-  // Tokens [N, L, C] in one type throughout, and no mask.
+  // Whether a node works on tokens [N, L, C] of one type, without a mask.
   bool is_of_tokens(const Node& node, std::size_t mask) const {
     const Meta& result = rewrite_.meta(node.outputs[0]);
     bool same = result.dims.size() == 3;
@@ -97,7 +97,8 @@ class NativeLayers {
     }
   }
 
-  // [N, L, C]; weights: of the layer that makes queries, keys and values, and of that behind.
+  // Attention of tokens [N, L, C]. `weights`: those of the layer that makes queries, keys and
+  // values, then those of the output layer.
   Argument attended(const Argument& tokens, std::int64_t heads, std::span<const Argument> weights) {
     const Dims dims = rewrite_.meta(tokens.value()).dims;
     const std::int64_t n = dims[0], l = dims[1], c = dims[2];
@@ -117,7 +118,7 @@ class NativeLayers {
     return add("aten::linear", "", {joined, weights[2], weights[3]});
   }
 
-  // A node whose result's sizes a rule knows.
+  // Adds a node. There must be a rule for the sizes of its result.
   Argument add(const char* name, const char* overload, std::vector<Argument> arguments) {
     Node node{
         .name = name, .overload = overload, .arguments = std::move(arguments), .outputs = {kNone}};

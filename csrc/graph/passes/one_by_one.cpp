@@ -1,11 +1,11 @@
-// 1x1 convolutions, as the linear maps of each pixel's channels that they are.
+// Rewrites 1x1 convolutions by treating them as linear maps of each pixel's channels.
 //
-// One behind another with nothing between is one: W2 (W1 x + b1) + b2 = (W2 W1) x + W2 b1 + b2. And
-// they may change places with what makes each pixel a mean of others, channel by channel, to be
-// where there are fewer pixels: before what enlarges images, W up(x) + b = up(W x + b), and behind
-// average pooling. Of a concat with enlarged parts, as in the necks of detectors and the heads of
-// segmentation nets, each part of the weight goes with its operand: W [up(x); y] + b = up(W1 x) +
-// (W2 y + b). SegFormer-B0 takes 0.6 of the time so, DenseNet-121 0.9.
+// Two in a row become one: W2 (W1 x + b1) + b2 = (W2 W1) x + W2 b1 + b2. They also commute with ops
+// that make each pixel a mean of others, channel by channel, so they move to where there are fewer
+// pixels: before enlargement, W up(x) + b = up(W x + b), and behind average pooling. For a concat
+// with enlarged parts, as in the necks of detectors and the heads of segmentation nets, each part
+// of the weight moves with its operand: W [up(x); y] + b = up(W1 x) + (W2 y + b). SegFormer-B0
+// takes 0.6 of its time with this, DenseNet-121 0.9.
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Convolution* one_by_one(Node& node) {
   return is_linear ? c : nullptr;
 }
 
-// Written or read, by one thread.
+// Memory that one thread reads or writes.
 constexpr double kBytesPerMicrosecond = 8e3;
 
 double elements(const Dims& dims) { return static_cast<double>(c10::multiply_integers(dims)); }
@@ -52,8 +52,7 @@ class Products {
   const Dims& dims(Value value) const { return rewrite_.meta(value).dims; }
   Node* maker(Value value) const { return uses_.maker[Uses::at(value)]; }
 
-  // ---- one after another
-  // --------------------------------------------------------------------------
+  // ---- one after another ------------------------------------------------------------------------
 
   bool compose(Node& node) {
     Node* before = uses_.only_reader(node.read(0)) ? maker(node.read(0)) : nullptr;
@@ -88,15 +87,14 @@ class Products {
     return true;
   }
 
-  // ---- before what enlarges images
-  // ----------------------------------------------------------------
+  // ---- before what enlarges images --------------------------------------------------------------
 
   static bool is_resampling(const Node& node) {
     return node.name.starts_with("aten::upsample_") ||
            node.name.starts_with("aten::_upsample_nearest_exact");
   }
 
-  // Whether a value is an image that was enlarged for one reader.
+  // Whether a value is an enlarged image with one reader.
   bool is_enlarged(Value value) const {
     const Node* node = uses_.only_reader(value) ? maker(value) : nullptr;
     return node && is_resampling(*node) && !node->held.has_value() && node->read(0) != kNone &&
@@ -105,7 +103,8 @@ class Products {
            elements(dims(value)) > elements(dims(node->read(0)));
   }
 
-  // Whether products before the enlargement save more than is lost by moving other channels.
+  // Whether fewer products before the enlargement save more than it costs to enlarge `outputs`
+  // channels instead.
   bool pays(Value enlarged, std::int64_t outputs) const {
     const double channels = static_cast<double>(dims(enlarged)[1]),
                  pixels = elements(dims(enlarged)) / channels,
@@ -116,7 +115,7 @@ class Products {
     return saved > moved;
   }
 
-  // The result of an op that is like another but for its image and channels.
+  // The same resampling of another image with `channels` channels.
   Node enlarged_again(const Node& op, Value src, const Meta& meta, std::int64_t channels) {
     Node node = op;
     node.arguments[0] = {ValueRef{src}};
@@ -145,10 +144,9 @@ class Products {
     return true;
   }
 
-  // ---- behind average pooling
-  // ---------------------------------------------------------------------
+  // ---- behind average pooling -------------------------------------------------------------------
 
-  // Whether a node makes each pixel a mean of pixels of an image, those of padding not among them.
+  // Whether a node makes each pixel a mean of pixels of an image, without counting padding.
   bool is_mean(const Node& node) const {
     if (node.held.has_value() || node.outputs.size() != 1 || !is_average(node)) return false;
     if (node.name.starts_with("aten::adaptive_avg_pool")) return true;
@@ -157,7 +155,8 @@ class Products {
            (problem->kind == Pooling::kAverageOfInput || are_all(problem->padding, 0));
   }
 
-  // Images are read and written in between; what is multiplied there is not.
+  // Moves a 1x1 convolution behind the pooling that reads it, if that saves time in products and
+  // memory.
   bool follow_pooling(Node& node) {
     Node* pool = uses_.only_reader(node.output());
     if (!pool || pool->read(0) != node.output() || !is_mean(*pool)) return false;
@@ -180,10 +179,10 @@ class Products {
     return true;
   }
 
-  // ---- the parts of a concat
-  // ----------------------------------------------------------------------
+  // ---- the parts of a concat --------------------------------------------------------------------
 
-  // Channels [first, first + count) that a convolution reads, as one of its own.
+  // The part of a convolution that reads channels [first, first + count), as a convolution of its
+  // own.
   Convolution part_of(const Convolution& whole, std::int64_t first, std::int64_t count) const {
     Convolution part = whole;
     const auto slice = [&]() -> Folded {
@@ -213,7 +212,7 @@ class Products {
             .origin = like.origin};
   }
 
-  // Enlarged operands leave the concat, of which something must be left.
+  // Takes enlarged operands out of a concat, which must keep at least one operand.
   bool split(Node& node) {
     Node* concat = uses_.only_reader(node.read(0)) ? maker(node.read(0)) : nullptr;
     if (!concat || !is_concat(*concat, 1, dims(concat->output()).size())) return false;
@@ -250,11 +249,12 @@ class Products {
     all.insert(all.begin() + (&node - all.data()), std::make_move_iterator(nodes.begin()),
                std::make_move_iterator(nodes.end()));
     sweep(rewrite_.graph);
-    drop_dead(rewrite_.graph);  // the concat, and what was enlarged for it
+    drop_dead(rewrite_.graph);  // the concat and the enlargements before it
     return true;
   }
 
-  // The convolution of the operands that are left, with the bias; a concat of several comes first.
+  // The convolution of the remaining operands, with the bias. If there are several, a concat comes
+  // first.
   template <typename Parts>
   Node rest_of(const Node& node, const Node& concat, const Convolution& whole, const Parts& left,
                std::vector<Node>& nodes) {

@@ -1,6 +1,6 @@
-// Products of matrices in other words: mm, bmm, addmm, baddbmm, einsum, linear of a weight that is
-// computed. They become the ops that nodes look for: a linear layer where one side is constant, a
-// 1x1 convolution where that is the left one, and else matmul.
+// Rewrites matrix products (mm, bmm, addmm, baddbmm, einsum, linear with a computed weight) as the
+// ops that kinds of nodes look for: a linear layer if one side is constant, a 1x1 convolution if
+// that is the left one, and matmul otherwise.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 // Letters of dims.
 using Letters = std::string;
 
-// Those of dims that an equation shows as three dots.
+// The letters for dims that an equation abbreviates as "...".
 constexpr std::string_view kDots = "01234567";
 
 bool has_letter(const Letters& letters, char letter) {
@@ -26,15 +26,15 @@ std::size_t dots_of(const Letters& letters) {
       std::ranges::count_if(letters, [](char c) { return has_letter(Letters(kDots), c); }));
 }
 
-// What stands on both sides of an einsum's arrow, "bhid,bhjd->bhij".
+// An einsum's equation, such as "bhid,bhjd->bhij".
 struct Equation {
   Letters left, right, result = {};
-  // In all three; not in the result; in one side.
+  // Letters that are in all three, not in the result, and in one side and the result.
   Letters batch = {}, summed = {}, of_left = {}, of_right = {};
 };
 
-// Letters in the place of three dots: as many as `rank` leaves, the last of those that no equation
-// has, so that the dims of both sides meet from the last on.
+// Replaces "..." by as many letters of kDots as the rank requires. It takes them from the end, so
+// that the dims of both sides align at the last.
 Letters without_dots(Letters letters, std::size_t rank) {
   const std::size_t dots = letters.find("...");
   if (dots == Letters::npos) return letters;
@@ -43,7 +43,7 @@ Letters without_dots(Letters letters, std::size_t rank) {
                          Letters(kDots).substr(kDots.size() - std::min(count, kDots.size())));
 }
 
-// Nothing for what is no product of two matrices: a letter twice on one side, a sum over one side
+// Nothing for equations that are no matrix product: a letter twice on one side, a sum over one side
 // alone, an outer product.
 std::optional<Equation> parse(std::string text, std::size_t left_rank, std::size_t right_rank) {
   std::erase(text, ' ');
@@ -121,7 +121,7 @@ class ProductOps {
     return all && node.outputs.size() == 1 && node.overload.empty();
   }
 
-  // The last node that it makes has the result.
+  // The last node made has the result.
   bool rewritten(const Node& node) {
     if (node.name == "aten::einsum") return einsum(node);
     if (is_any(node, {"aten::mm", "aten::bmm", "aten::matmul"})) {
@@ -135,7 +135,7 @@ class ProductOps {
     return node.name == "aten::linear" && linear(node);
   }
 
-  // (self, left, right, beta, alpha); self counts for nothing where beta is 0, NaN or not.
+  // (self, left, right, beta, alpha). With beta 0, self is ignored, even if it is NaN.
   bool sum(const Node& node) {
     const Value self = node.read(0), left = node.read(1), right = node.read(2);
     const bool known = self != kNone && left != kNone && right != kNone &&
@@ -162,7 +162,7 @@ class ProductOps {
     return true;
   }
 
-  // Of a weight that is computed from numbers.
+  // A linear layer whose weight is computed, but not dequantized from bytes.
   bool linear(const Node& node) {
     const Value src = node.read(0), weight = node.read(1), bias = node.read(2);
     if (src == kNone || weight == kNone || constant(weight)) return false;
@@ -201,7 +201,8 @@ class ProductOps {
     return true;
   }
 
-  // Each side as matrices, their product, and its dims apart and in order.
+  // Makes nodes that reshape each side to matrices, multiply them, and split and order the dims of
+  // the product.
   void contract(const Equation& e, Value left, Value right) {
     std::map<char, std::int64_t> sizes;
     for (std::size_t i = 0; i < e.left.size(); ++i) sizes[e.left[i]] = dims(left)[i];
@@ -226,7 +227,7 @@ class ProductOps {
     reordered(apart, letters, e.result);
   }
 
-  // left [..., M, K] right [..., K, N]
+  // The product of left [..., M, K] and right [..., K, N].
   Value product(Value left, Value right) {
     Meta meta = rewrite_.meta(left);
     if (const at::Tensor* weight = constant(right);

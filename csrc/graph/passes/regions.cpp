@@ -1,3 +1,4 @@
+// Finds regions of pointwise nodes, growing each from its last node.
 #include "graph/passes/regions.h"
 
 #include <algorithm>

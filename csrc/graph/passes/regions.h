@@ -8,24 +8,24 @@
 
 namespace torch_blocked::graph {
 
-// Nodes of which each but the last is read by later ones of them only.
+// A set of nodes. Every one except the last is read only by later nodes of the set.
 struct Region {
   std::vector<const Node*> nodes;  // in order of execution
-  std::vector<Value> operands;     // what they read from outside, constants too
+  std::vector<Value> operands;     // what they read from outside, including constants
 };
 
-// Finds regions of nodes with known arithmetic (arithmetic.h), whose results all have the dims of
-// the last one's and its type, float32 or bfloat16; results of comparisons, inside of it, are bool.
+// Finds regions of nodes with known arithmetic (arithmetic.h). All results have the dims and the
+// type of the last one's, float32 or bfloat16; only comparisons inside the region may give bool.
 class Regions {
  public:
-  // `takes` says which more of these may be in a region; null: all.
+  // `takes` further limits which nodes may be in a region; null: no limit.
   using Takes = bool (*)(const Rewrite& rewrite, const Node& node);
   Regions(const Rewrite& rewrite, const Uses& uses, Takes takes = nullptr)
       : rewrite_(rewrite), uses_(uses), takes_(takes) {}
 
-  // The region of a node alone; nothing if it is no such node.
+  // A region of this node alone; nothing if the node cannot be in one.
   std::optional<Region> begin(const Node& last) const;
-  // Adds a node of whose result only the region has use; false if there is none.
+  // Adds a node whose result only the region reads; false if there is none.
   bool grow(Region& region) const;
 
  private:

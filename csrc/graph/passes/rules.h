@@ -11,7 +11,8 @@ using kernels::Activation;
 using kernels::Epilogue;
 using Activated = Activation::Kind;
 
-// nodes/quantized.cpp: whether a node makes numbers of bytes, which layers of bytes read as such.
+// nodes/quantized/quantized.cpp: whether a node turns bytes into numbers; layers of bytes read the
+// bytes themselves.
 bool makes_numbers(const Node& node);
 
 // Who makes and who reads each value.
@@ -44,24 +45,24 @@ inline const at::Tensor* constant_of(const Graph& graph, const Argument& argumen
   return found == graph.constants.end() ? nullptr : &found->second;
 }
 
-// Takes out nodes marked by having no outputs.
+// Removes nodes without outputs: passes mark what is to be removed by clearing them.
 inline void sweep(Graph& graph) {
   std::erase_if(graph.nodes, [](const Node& node) { return node.outputs.empty(); });
 }
 
-// The reads of a node with an epilogue: the second is there for sums only.
+// The reads of a node with an epilogue: only sums have the second.
 inline std::vector<Argument> with_residual(Value src, Value residual) {
   std::vector<Argument> reads{{ValueRef{src}}};
   if (residual != kNone) reads.push_back({ValueRef{residual}});
   return reads;
 }
 
-// "aten::conv2d + relu": what a node stands for, and one more op.
+// "aten::conv2d + relu": a node's name with one more op.
 inline std::string joined_name(const std::string& name, const Node& more) {
   return name + " + " + more.name.substr(std::string_view("aten::").size());
 }
 
-// The graph that passes change. Metas are those of its values; who adds a value adds its meta.
+// The graph that passes change, and the metas of its values. Whoever adds a value adds its meta.
 struct Rewrite {
   Graph& graph;
   std::vector<Meta>& metas;
@@ -81,10 +82,10 @@ inline Value add_constant(Rewrite& rewrite, const at::Tensor& constant) {
   return value;
 }
 
-// nodes/softmax.cpp: whether a node is a softmax over the last dim.
+// nodes/rows/softmax.cpp: whether a node is a softmax over the last dim.
 bool is_softmax_of_rows(const Rewrite& rewrite, const Node& node);
 
-// A node whose only result is an image, [N, C, *spatial] of floats, and that no kind has taken.
+// A node that no kind has taken, whose only result is an image: floats [N, C, *spatial].
 struct Candidate {
   const Graph& graph;
   const Node& node;
@@ -93,67 +94,72 @@ struct Candidate {
 
   const Meta& meta(Value value) const { return metas[Uses::at(value)]; }
   const Meta& result() const { return meta(node.output()); }
-  // Whether all that it reads are images of that type and rank, and no constants.
+  // Whether it reads only images of that type and rank, and no constants.
   bool reads_images() const;
   // Whether a value comes from a node that makes images in any format.
   bool is_from_image(Value value) const;
 };
 
-// Whether what a node makes may be in another format than plain.
+// Whether a node's result may be in another format than plain.
 bool makes_images(const Node& node);
 
-// scaling.cpp: batch norms in inference become part of their neighbours' weights, or affine;
-// products with constants per channel, and sums with them, become part of weights.
+// scaling.cpp: folds batch norms into their neighbours' weights, or makes them affine nodes; folds
+// products and sums with constants per channel into weights.
 void fold_scalings(Rewrite& rewrite);
 
-// views.cpp: reshapes to the dims of another value do not read it any more; these dims are known.
+// views.cpp: reshapes to the dims of another value stop reading that value, since its dims are
+// known.
 void forget_examples(Rewrite& rewrite);
-// views.cpp: activations move over views and concats to the layers before these.
+// views.cpp: moves activations past views and concats to the layers before them.
 void settle_views(Rewrite& rewrite);
 
-// spellings.cpp: ops under the names by which the passes look for them.
+// spellings.cpp: renames ops to the spellings that the passes look for.
 void settle_spellings(Rewrite& rewrite);
 void settle_masks(Graph& graph);
 
-// native_layers.cpp: layers that ATen has as one op, as those of transformers, as what these are
-// of.
+// native_layers.cpp: replaces layers that ATen has as one op, such as transformer layers, by the
+// ops that they consist of.
 void open_native_layers(Rewrite& rewrite);
 
-// product_ops.cpp: mm, addmm, einsum and others become linear layers, 1x1 convolutions or matmul.
+// product_ops.cpp: turns mm, addmm, einsum and others into linear layers, 1x1 convolutions or
+// matmul.
 void settle_product_ops(Rewrite& rewrite);
-// product_ops.cpp: the dims of a matmul of matrices of these dims.
+// product_ops.cpp: the dims of the matmul of tensors of these dims.
 Dims matmul_dims(const Dims& left, const Dims& right);
 
-// token_layers.cpp: linear layers next to an image whose pixels are their tokens become 1x1
-// convolutions of it; false if there are none.
+// token_layers.cpp: turns linear layers into 1x1 convolutions where their tokens are the pixels of
+// a neighbouring image; false if there are none.
 bool join_token_layers(Rewrite& rewrite);
 
-// sums_of_layers.cpp: convolutions and affines of the same image that are summed become one.
+// sums_of_layers.cpp: merges convolutions and affines of the same image that are summed.
 void simplify_sums(Rewrite& rewrite);
 
-// nodes/program.cpp: programs of one image that only they read run in the layer that makes it.
+// nodes/rows/program.cpp: a program that is the only reader of an image runs in the layer that
+// makes it.
 void join_programs(Rewrite& rewrite);
 
-// one_by_one.cpp: 1x1 convolutions behind another become one, and move before what enlarges images.
+// one_by_one.cpp: merges consecutive 1x1 convolutions, and moves them before ops that enlarge
+// images.
 void simplify_products(Rewrite& rewrite);
 
-// simplify.cpp: all reads of `from` become reads of `to`.
+// simplify.cpp: replaces all reads of `from` by reads of `to`.
 void replace(Graph& graph, Value from, Value to);
 
-// simplify.cpp: takes out nodes and constants that nobody reads.
+// simplify.cpp: removes nodes and constants that nobody reads.
 void drop_dead(Graph& graph);
 
-// The activation that a node is of its first argument; nothing if kernels have no such activation.
+// The activation that a node applies to its first argument; nothing if kernels have no such one.
 std::optional<Activation> find_activation(const Node& node);
 
-// Joins nodes with their readers, from the end on until join() finds none: of two layers that are
-// summed the later then takes the sum, and the earlier's result, which is there by then, is its
-// residual. join() takes a node that is still there, and says whether it joined it.
+// Joins nodes with their readers until join() finds none. It starts at the end: of two layers that
+// are summed, the later one takes the sum, since the earlier one's result, its residual, exists by
+// then. join() gets a node that is still in the graph, and returns whether it joined it.
 void join_from_end(Rewrite& rewrite,
                    bool (*join)(const Rewrite& rewrite, Node& node, const Uses& uses));
 
-// Adds `reader`, the only reader of `value`, to the epilogue of what makes the value, with the
-// value that joins a sum as residual. False, and nothing changes, if it cannot happen there.
+// Adds `reader`, the only reader of `value`, to the epilogue of the node that makes the value. The
+// other operand of a sum becomes the residual. Returns false and changes nothing if the epilogue
+// cannot take the reader.
 bool join_epilogue(const Graph& graph, const Node& reader, Value value,
                    const std::vector<Meta>& metas, Epilogue& epilogue, Value& residual);
 

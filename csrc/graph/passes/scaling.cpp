@@ -1,6 +1,6 @@
-// What multiplies channels by constants and adds constants to them, batch norms in inference first
-// of all: folded into the weights of what makes or reads their operand. Batch norms and products of
-// images that cannot be are a scale and a shift per channel.
+// Folds scalings of channels by constants, above all batch norms in inference, into the weights of
+// the layers that make or read their operand. Batch norms and products of images that fold into no
+// layer become affine nodes: a scale and a shift per channel.
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -14,24 +14,24 @@
 namespace torch_blocked::graph {
 namespace {
 
-constexpr std::int64_t kAnyDim = -1;  // a number is the same for the channels of any dim
+constexpr std::int64_t kAnyDim = -1;  // of a single number, which fits the channels of any dim
 
-// src * scale + shift along a dim, in float64, and all that it comes from.
+// src * scale + shift along a dim, in float64, and the constants that it is computed from.
 struct Scaling {
   Value src;
   std::int64_t dim;
   Affine affine;
   std::vector<at::Tensor> sources;
-  std::string how, word;  // what beside the sources decides it; its name in the report
+  std::string how, word;  // what else decides it; its name in the report
 
-  // Of channels [first, first + count).
+  // The part for channels [first, first + count).
   Affine part(std::int64_t first, std::int64_t count) const {
     if (dim == kAnyDim) return {affine.scale.expand({count}), affine.shift.expand({count})};
     return {affine.scale.narrow(0, first, count), affine.shift.narrow(0, first, count)};
   }
 };
 
-// Nothing if the node is none.
+// Nothing if the node is no batch norm of constants.
 std::optional<Scaling> find_batch_norm(const Graph& graph, const Node& node,
                                        const std::vector<Meta>& metas) {
   const bool full = node.name == "aten::batch_norm";
@@ -57,7 +57,7 @@ std::optional<Scaling> find_batch_norm(const Graph& graph, const Node& node,
   return Scaling{src, 1, {scale, shift}, std::move(sources), text("norm ", eps), "batch_norm"};
 }
 
-// A number, or a tensor with one for each channel of some dim, in float64; and that dim.
+// A number, or one number per channel of a dim, in float64, and that dim.
 struct Numbers {
   at::Tensor values;
   std::int64_t dim;
@@ -81,7 +81,7 @@ std::optional<Numbers> numbers_of(const Graph& graph, const Argument& argument, 
   return std::nullopt;
 }
 
-// The factors of the first and the second argument of a sum or a difference; nothing for others.
+// The factors of the first and the second argument of a sum or a difference; nothing for other ops.
 std::optional<std::array<double, 2>> factors_of(const Node& node) {
   const double alpha = node.arguments.size() > 2 ? number(node.arguments[2], 1) : 1;
   if (node.name == "aten::add") return {{1, alpha}};
@@ -106,7 +106,7 @@ std::optional<Scaling> find_scaling(const Graph& graph, const Node& node,
     const at::Tensor zeros = at::zeros_like(k->values);
     Affine affine{divides ? k->values.reciprocal() : k->values, zeros};
     if (factors) affine = {zeros.add((*factors)[i]), k->values.mul((*factors)[1 - i])};
-    // Who adds 2^23 to x rounds it, and means to.
+    // A model that adds 2^23 to x does so to round it.
     constexpr double kCommon = 1e3;
     if (!affine.scale.isfinite().all().item<bool>()) return std::nullopt;
     if (!affine.shift.abs().le(kCommon).all().item<bool>()) return std::nullopt;
@@ -124,18 +124,18 @@ std::optional<Scaling> find_scaling(const Graph& graph, const Node& node,
   return std::nullopt;
 }
 
-// Of a weight that takes more factors in.
+// The factors of a weight after more are folded into it.
 at::Tensor joined_factors(const Weight& weight, const at::Tensor& more) {
   return weight.factors.defined() ? weight.factors.mul(more) : more;
 }
 
-// Source: (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
+// (W x + b) scale + shift = (scale W) x + (scale b + shift), by output channel.
 Folded fold_after(const Convolution& convolution, const Affine& affine) {
   const at::IntArrayRef sizes = convolution.weight.sizes();
   Dims shape(sizes.size(), 1);
   shape[0] = sizes[0];
   at::Tensor scale = affine.scale;
-  if (convolution.transposed) {  // [IC, OC / groups, ...]: the channels of group g with its rows
+  if (convolution.transposed) {  // [IC, OC / groups, ...]: the rows of group g get its channels
     shape[1] = sizes[1];
     scale = scale.view({convolution.groups, 1, shape[1]});
     scale = scale.expand({-1, shape[0] / convolution.groups, -1}).reshape({shape[0], shape[1]});
@@ -148,7 +148,7 @@ Folded fold_after(const Convolution& convolution, const Affine& affine) {
   return {{convolution.weight.source, factors}, bias.to(convolution.weight.dtype())};
 }
 
-// The same where the channels are the last dim: of rows [N, I].
+// The same for rows [N, I], whose channels are the last dim.
 Folded fold_after(const Linear& linear, const Affine& affine) {
   at::Tensor bias = affine.shift;
   if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
@@ -156,8 +156,8 @@ Folded fold_after(const Linear& linear, const Affine& affine) {
   return {{linear.weight.source, factors}, bias.to(linear.weight.dtype())};
 }
 
-// Source: W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel; the bias then
-// has a share of every weight, so nothing may be padded.
+// W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel. Every weight contributes
+// to the bias, so nothing may be padded.
 Folded fold_before(const Weight& weight, const at::Tensor& bias, const Affine& affine) {
   Dims shape(weight.sizes().size(), 1);
   shape[1] = weight.sizes()[1];
@@ -168,7 +168,7 @@ Folded fold_before(const Weight& weight, const at::Tensor& bias, const Affine& a
           shift.to(weight.dtype())};
 }
 
-// The weights of a convolution or linear layer take a scaling in, once for all plans.
+// Folds a scaling into the weights of a convolution or linear layer, once for all plans.
 template <typename Layer, typename Fold>
 void fold_into(Layer& layer, const Scaling& scaling, const std::string& how, Weights& weights,
                const Fold& fold) {
@@ -180,8 +180,8 @@ void fold_into(Layer& layer, const Scaling& scaling, const std::string& how, Wei
   layer.bias = folded.bias;
 }
 
-// Folds a scaling into the weights of its only reader; false if it cannot. Around padding there is
-// nothing to add a shift to.
+// Folds a scaling into the weights of its only reader; false if it cannot. A shift cannot be folded
+// into a layer with padding, because padding has no shift.
 bool fold_into_reader(const Rewrite& rewrite, const Node& node, const Scaling& scaling,
                       const Uses& uses, Weights& weights) {
   Node* reader = uses.only_reader(node.output());
@@ -203,19 +203,19 @@ bool fold_into_reader(const Rewrite& rewrite, const Node& node, const Scaling& s
   return (!pads || scaling.affine.shift.eq(0).all().item<bool>()) && take(*c, 1);
 }
 
-// A layer whose outputs are channels [first, first + count) of what is scaled.
+// A layer whose outputs are channels [first, first + count) of the scaled value.
 struct Part {
   Node* layer;
   std::int64_t first, count;
 };
 
-// Finds the layers that make all channels, along `dim`, of `src` and nothing else, through concats
-// of channels, permutes, and reshapes that leave channels together.
+// Finds the layers that together make exactly the channels of `src` along `dim`. Looks through
+// concats of channels, permutes, and reshapes that leave channels together.
 class Makers {
  public:
   Makers(const Rewrite& rewrite, const Uses& uses) : rewrite_(rewrite), uses_(uses) {}
 
-  // False if there are others.
+  // False if anything else makes some of the channels.
   bool find(Value src, std::int64_t dim, std::int64_t first = 0) {
     Node* maker = uses_.maker[Uses::at(src)];
     if (!maker || !uses_.only_reader(src)) return false;
@@ -267,7 +267,7 @@ class Makers {
   std::vector<Part> parts_;
 };
 
-// Folds a scaling into the weights of what makes its input; false if it cannot.
+// Folds a scaling into the weights of the layers that make its input; false if it cannot.
 bool fold_into_makers(const Rewrite& rewrite, const Scaling& scaling, const Uses& uses,
                       Weights& weights) {
   Makers makers(rewrite, uses);
@@ -294,7 +294,7 @@ bool only_first_is_read(const Node& node, const Uses& uses) {
   });
 }
 
-// Adds a scaling of images to that which makes their channels; false if there is none.
+// Joins a scaling of images with the affine node that makes its input; false if there is none.
 bool join_affine(const Scaling& scaling, const Uses& uses) {
   Node* maker = uses.maker[Uses::at(scaling.src)];
   auto* affine = maker ? maker->as<Affine>() : nullptr;
@@ -306,14 +306,14 @@ bool join_affine(const Scaling& scaling, const Uses& uses) {
   return true;
 }
 
-// Whether a node as it is may be a scale and a shift of an image's channels.
+// Whether a node may become an affine node: a scale and a shift of an image's channels.
 bool is_affine(const Scaling& scaling, bool is_norm, const Meta& meta) {
   const bool scales = is_norm || scaling.word == "mul" || scaling.word == "div";
   return scales && scaling.dim == 1 && meta.dims.size() >= 3 && meta.dims.size() <= 5 &&
          norms_take(meta.dtype);
 }
 
-// The parameters of affines, in float64 so far.
+// Rounds the parameters of affine nodes, which were float64 so far.
 void round_affines(Graph& graph) {
   for (Node& node : graph.nodes) {
     if (auto* affine = node.as<Affine>()) {
@@ -323,13 +323,13 @@ void round_affines(Graph& graph) {
   }
 }
 
-// Folds scalings one after the other. The nodes stay where they are until all is done.
+// Folds scalings one after the other. Nodes are not removed until all is done.
 class Folding {
  public:
   explicit Folding(Rewrite& rewrite) : rewrite_(rewrite), uses_(rewrite.graph) {}
 
-  // Into the layers before them from the front, so that chains follow; then into those behind from
-  // the back; what is left becomes affine.
+  // First folds into the layers before, from the front, so that chains of scalings follow each
+  // other. Then folds into the layers behind, from the back. The rest becomes affine nodes.
   void run() {
     auto& nodes = rewrite_.graph.nodes;
     for (Node& node : nodes) fold(node, &Folding::into_makers);
@@ -369,7 +369,7 @@ class Folding {
     }
   }
 
-  // What makes `src` makes the node's result instead.
+  // The maker of `src` makes the node's result instead.
   void join(Node& node, Value src) {
     Node* maker = uses_.maker[Uses::at(src)];
     maker->outputs = {node.output()};

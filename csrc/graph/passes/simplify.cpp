@@ -1,5 +1,5 @@
-// From the ops of the capture to what the library has kernels for: each kind of node takes the ops
-// that it is for, in the order of simplify() at the end.
+// Turns the ops of a capture into nodes that we have kernels for. simplify(), at the end, has the
+// order of the passes.
 #include <ATen/ops/full.h>
 
 #include <array>
@@ -29,7 +29,8 @@ void replace(std::vector<Argument>& arguments, Value from, Value to) {
   }
 }
 
-// A dropout (input, p, train) that is on draws in inference, too, as its model means it to.
+// Whether a dropout (input, p, train) is off. One that is on draws random numbers in inference,
+// too, because the model asks for it.
 bool is_dropout_off(const Node& node) {
   if (!is_any(node, {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout",
                      "aten::feature_alpha_dropout"})) {
@@ -39,8 +40,8 @@ bool is_dropout_off(const Node& node) {
   return train.is_constant() && train.constant() == c10::IValue(false);
 }
 
-// to(self, ...) and its like, whose last argument is a memory format: the type is the same, and
-// memory is the plan's.
+// Whether a conversion such as to(self, ...) keeps the type. Its memory format, the last argument,
+// does not matter: the plan chooses formats.
 bool is_converted_to_itself(const Rewrite& rewrite, const Node& node) {
   if (node.name == "aten::type_as") {
     return rewrite.meta(node.output()).dtype == rewrite.meta(node.read(0)).dtype;
@@ -57,7 +58,7 @@ bool is_converted_to_itself(const Rewrite& rewrite, const Node& node) {
          rewrite.meta(node.output()) == rewrite.meta(node.read(0));
 }
 
-// A slice, or an expansion, that is as large as what it is of: x[:, :].
+// A slice or an expansion that is as large as its source: x[:, :].
 bool is_whole(const Rewrite& rewrite, const Node& node) {
   return is_any(node, {"aten::slice", "aten::narrow", "aten::expand"}) &&
          rewrite.meta(node.output()) == rewrite.meta(node.read(0));
@@ -78,8 +79,8 @@ void drop_identities(Rewrite& rewrite) {
   sweep(rewrite.graph);
 }
 
-// Whether a layer of ours makes the value, or a function of such: what lies in the plan's order,
-// with no strides of ATen's.
+// Whether a layer of ours makes the value, or a pointwise function of such a value. It is then in
+// the order that the plan chose, not in strides of ATen's.
 bool is_from_layer(const Uses& uses, Value value) {
   constexpr std::string_view kAten = "aten::";
   const Node* maker = value == kNone ? nullptr : uses.maker[Uses::at(value)];
@@ -91,7 +92,8 @@ bool is_from_layer(const Uses& uses, Value value) {
          is_from_layer(uses, maker->read(0));
 }
 
-// x.contiguous() of what is in order: Python calls no op then, a trace and a script do.
+// Drops x.contiguous() of a value that is in order already. Python calls no op then, but traces and
+// scripts do.
 void drop_contiguous(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -104,7 +106,8 @@ void drop_contiguous(Rewrite& rewrite) {
   sweep(rewrite.graph);
 }
 
-// Tensors of one number that a model makes as it runs, x.new_zeros(()) say, are constants.
+// Turns tensors of one number that a model makes as it runs, such as x.new_zeros(()), into
+// constants.
 void fold_fills(Rewrite& rewrite) {
   struct Fill {
     std::string_view name;
@@ -135,7 +138,8 @@ void fold_fills(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// Why a value, what a node reads or its result, is in no other format than plain; empty: it may be.
+// Why a value (`what`: a node's input or result) can only be in the plain format; empty if it can
+// be in others.
 std::string not_an_image(const char* what, const Meta& meta) {
   const auto& [dims, dtype] = meta;
   if (dims.size() < 3 || dims.size() > 5) {
@@ -150,13 +154,15 @@ std::string not_an_image(const char* what, const Meta& meta) {
   return text("its ", what, " is ", type, ", and kernels are for float32 and bfloat16; ", advice);
 }
 
-// Why an op that no kind takes reads what is in no other format; empty: it is not for that.
+// Why an op that no kind takes reads a value that can only be plain; empty if that is not the
+// reason.
 std::string reads_no_image(const Rewrite& rewrite, const Node& node) {
   const Value first = node.arguments.empty() ? kNone : node.read(0);
   return first == kNone ? "" : not_an_image("input", rewrite.meta(first));
 }
 
-// Gives a kind to ops that are of one as they are, which may depend on the kinds of those before.
+// Assigns a kind to each op that needs no rewriting, in order: a kind may look at the kinds of
+// earlier nodes.
 void take(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -288,9 +294,9 @@ bool join_epilogue(const Graph& graph, const Node& reader, Value value,
 void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   std::set<Value> folded;
   for (Node& node : graph.nodes) {
-    // What nobody has filled is no constant.
+    // The results of empty() and its variants are not filled, so they are no constants.
     bool constant = !is_random(node) && node.name.find("empty") == std::string::npos;
-    // What oneDNN runs for these believes sizes that infer() asks for later.
+    // For these ops oneDNN trusts sizes that infer() checks only later.
     constant &= !is_any(node, {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"});
     for_values(node.arguments, [&](Value value) { constant &= graph.constants.contains(value); });
     if (!constant || keep(node)) continue;
@@ -312,7 +318,7 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   for (const Node& node : graph.nodes) {
     for_values(node.arguments, [&](Value value) { folded.erase(value); });
   }
-  for (const Value value : folded) graph.constants.erase(value);  // only what was folded read it
+  for (const Value value : folded) graph.constants.erase(value);  // only folded nodes read it
 }
 
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
@@ -326,7 +332,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) {
     kind->find(rewrite);
-    // What layers of bytes leave of their weights, others read as numbers.
+    // Dequantized weights that no layer of bytes has taken become numbers for other layers.
     if (kind == &nodes::quantized_convolution) fold_constants(graph);
   }
   drop_contiguous(rewrite);

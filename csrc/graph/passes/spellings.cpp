@@ -1,4 +1,4 @@
-// Other names of the same op, under which the passes do not look for it.
+// Renames ops with several spellings to the one that the passes look for.
 
 #include <ATen/ops/nonzero_numpy.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using c10::IValue;
 
-// Makes a node what it is called elsewhere; rank: of its input.
+// Rewrites a node to the other spelling. `rank` is its input's.
 using Respell = void (*)(Node& node, std::size_t rank);
 
 void as_concat(Node& node, std::size_t) {
@@ -53,7 +53,7 @@ void as_permute(Node& node, std::size_t rank) {
   node.arguments = {node.arguments[0], {std::move(dims)}};
 }
 
-// hsplit(self, sections or indices), of images the split of their channels
+// hsplit(self, sections or indices), which splits the channels of images
 void as_split(Node& node, std::size_t rank) {
   if (rank < 2) return;
   node.name = "aten::tensor_split";
@@ -68,7 +68,7 @@ std::string with_dims(const char* name, std::size_t rank) {
 }
 
 // _convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-// ...), as a trace has every convolution; convolution() is the same without what follows
+// ...): traces have it for every convolution. convolution() is the same without the last arguments.
 void as_one_convolution(Node& node, std::size_t rank) {
   const auto& a = node.arguments;
   if (!has_spatial_dims(rank) || !a[6].is_constant()) return;
@@ -106,7 +106,8 @@ constexpr std::array kSpellings{Spelling{"aten::concat", as_concat},
                                 Spelling{"aten::convolution", as_one_convolution},
                                 Spelling{"aten::_convolution_mode", as_padded_convolution}};
 
-// The number of a constant without dims, as a trace makes of numbers that come from sizes.
+// The number in a constant without dims. Traces make such constants of numbers that come from
+// sizes.
 std::optional<IValue> number_of(const Rewrite& rewrite, const Argument& argument) {
   const at::Tensor* constant = constant_of(rewrite.graph, argument);
   if (!constant || constant->dim() != 0 || constant->layout() != at::kStrided) return std::nullopt;
@@ -115,7 +116,7 @@ std::optional<IValue> number_of(const Rewrite& rewrite, const Argument& argument
   return IValue(constant->item<std::int64_t>());
 }
 
-// x * a, where a is such a constant and no type comes from it.
+// Replaces such a constant a in x * a by its number, if a does not decide the type.
 void settle_number(Rewrite& rewrite, Node& node) {
   if (!is_any(node, {"aten::add", "aten::sub", "aten::mul", "aten::div"}) ||
       node.overload != "Tensor" || node.read(0) == kNone ||
@@ -131,8 +132,8 @@ bool is_mask(const at::Tensor& index) {
 
 }  // namespace
 
-// x[:, mask] of a mask that is a constant, which index() takes as the indices of what it keeps: the
-// size of the result follows from these, and from a mask's values only.
+// Replaces a constant mask in x[:, mask] by the indices that it keeps. Then the size of the result
+// follows from sizes; with a mask it depends on values.
 void settle_masks(Graph& graph) {
   for (Node& node : graph.nodes) {
     if (node.name != "aten::index" || node.arguments.size() != 2) continue;

@@ -1,7 +1,8 @@
-// Sums of layers that read the same image are one layer: a 3x3 convolution, a 1x1 and a scale of
-// each channel, as RepVGG's blocks add them in the form in which they are trained, are a 3x3 whose
-// weight is the sum of the three, the smaller ones in its middle. FastViT's mixers add and subtract
-// five. What is scaled then, as by a layer scale, is scaled in the weight.
+// Merges summed layers that read the same image into one layer. RepVGG's blocks, as they are
+// trained, add a 3x3 convolution, a 1x1 convolution and a scale per channel. Together these are a
+// 3x3 convolution: the three weights are summed, the smaller ones in the middle. FastViT's mixers
+// add and subtract five layers. A scale behind the sum, such as a layer scale, goes into the
+// weight.
 #include <ATen/ops/zeros.h>
 
 #include "format/errors.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr auto kSumName = "aten::add", kDifferenceName = "aten::sub";
 
-// A convolution or a scale and shift of each channel, that nothing but one sum reads.
+// A convolution or an affine node that only one sum reads.
 struct Term {
   Node* node;
   double sign;  // with which it enters the sum
@@ -24,24 +25,24 @@ struct Term {
   const at::Tensor& bias() const { return convolution() ? convolution()->bias : affine()->shift; }
 };
 
-// Tensors that tell a convolution from others for as long as the model's weights are kept.
+// Tensors that identify a convolution as long as the model's weights are kept.
 std::vector<at::Tensor> tensors_of(const Convolution& c) {
   return {c.weight.source, c.weight.factors, c.bias};
 }
 
-// An affine is made anew for each plan: its numbers tell it from others.
+// Affine nodes are made anew for each plan, so their numbers identify them.
 std::string in_words(const Affine& affine) {
   return text(content_hash(affine.scale.contiguous()), " ",
               content_hash(affine.shift.contiguous()));
 }
 
-// Where the taps of a smaller kernel are among those of a larger one, along each spatial dim.
+// Where a smaller kernel's taps lie among a larger kernel's, along each spatial dim.
 struct Place {
   Dims first, step, taps;
 };
 
-// Nothing if it has taps that the larger kernel lacks. A tap t reads pixel o * stride - padding +
-// t * dilation for output o, so that strides must be the same.
+// Nothing if the smaller kernel has taps that the larger one lacks. For output o, tap t reads pixel
+// o * stride - padding + t * dilation, so the strides must be the same.
 std::optional<Place> place_in(const Convolution& large, const Convolution& small) {
   Place place;
   for (std::size_t i = 0; i < large.stride.size(); ++i) {
@@ -59,7 +60,7 @@ std::optional<Place> place_in(const Convolution& large, const Convolution& small
   return place;
 }
 
-// A scale of each channel as a 1x1 convolution, of as many groups as another.
+// A scale per channel as a 1x1 convolution with as many groups as `like`.
 Convolution as_convolution(const Affine& affine, const Convolution& like) {
   const std::int64_t channels = affine.scale.numel(), inputs = channels / like.groups;
   Dims sizes(like.stride.size() + 2, 1), none(like.stride.size(), 0), ones(like.stride.size(), 1);
@@ -80,7 +81,7 @@ Convolution as_convolution(const Affine& affine, const Convolution& like) {
 
 at::Tensor values_of(const Convolution& c) { return c.weight.values().to(at::kDouble); }
 
-// Adds the smaller weight, times a sign, to the part of the larger one where it has taps.
+// Adds the smaller weight, times a sign, to the taps of the larger one at `place`.
 void add_at(const at::Tensor& large, const Place& place, const at::Tensor& small, double sign) {
   at::Tensor part = large;
   for (std::size_t i = 0; i < place.first.size(); ++i) {
@@ -103,7 +104,7 @@ class Sums {
   }
 
  private:
-  // Layers of numbers alone, with nothing fused into them yet.
+  // Whether a node is a float32 layer with nothing fused into it yet.
   bool is_layer(const Node& node) const {
     if (rewrite_.meta(node.output()).dtype != at::kFloat || node.arguments.size() != 1)
       return false;
@@ -133,7 +134,7 @@ class Sums {
     return join(node, *a, *b) || join(node, *b, *a);
   }
 
-  // The sum as the layer of the first term, whose kernel holds that of the second.
+  // Turns the sum into the layer of the first term, if its kernel contains that of the second.
   bool join(Node& node, const Term& large, const Term& small) {
     const Convolution* c = large.convolution();
     if (!c) return false;
@@ -170,7 +171,7 @@ class Sums {
     return true;
   }
 
-  // A convolution in the place of a node that comes later than it.
+  // Puts a convolution in the place of a later node.
   static void put(Node& place, const Node& layer, Convolution convolution) {
     const std::vector<Value> outputs = place.outputs;
     const Value src = layer.read(0);
@@ -179,7 +180,8 @@ class Sums {
     place.become(nodes::convolution, {{ValueRef{src}}}, std::move(convolution));
   }
 
-  // A scale and shift behind a convolution, which sums have left there.
+  // Folds a scale and a shift behind a convolution into it, once no sum stands between them any
+  // more.
   bool scale_weight(Node& node) {
     if (!node.as<Affine>() || !is_layer(node)) return false;
     const auto term = term_of(node, 0, 1);

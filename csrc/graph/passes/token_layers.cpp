@@ -1,8 +1,8 @@
-// Linear layers beside an image whose pixels are their tokens: [N, L, C] becomes [N, C, *spatial]
-// by a permutation and a reshape, of which either may be the first, and tokens become an image
-// again the other way round. A layer next to them is a 1x1 convolution of the image, in whose
-// format and rows it runs with its neighbours: the two layers around SegFormer's depthwise
-// convolution, those in front of its upsampling.
+// Turns linear layers of tokens into 1x1 convolutions where the tokens are the pixels of a
+// neighbouring image. A permutation and a reshape, in either order, lead from tokens [N, L, C] to
+// an image [N, C, *spatial], or back. As a convolution, a layer next to them runs in the format and
+// the rows of its neighbours. Examples are the two layers around SegFormer's depthwise convolution,
+// and those in front of its upsampling.
 #include <array>
 
 #include "graph/nodes/layers.h"
@@ -24,7 +24,7 @@ class TokenLayers {
  public:
   explicit TokenLayers(Rewrite& rewrite) : rewrite_(rewrite), uses_(rewrite.graph) {}
 
-  // False if there is none to rewrite.
+  // False if there is no layer to rewrite.
   bool rewrite_one() {
     for (Node& node : rewrite_.graph.nodes) {
       if (!node.as<Linear>() || dims(node.output()).size() != kTokens) continue;
@@ -36,13 +36,13 @@ class TokenLayers {
  private:
   const Dims& dims(Value value) const { return rewrite_.meta(value).dims; }
 
-  // Whether these dims are an image's whose pixels are such tokens, and of as many channels.
+  // Whether an image of these dims has such tokens as its pixels, with as many channels.
   static bool are_pixels(const Dims& image, const Dims& tokens) {
     return image.size() > kTokens && image.size() <= 5 && image[0] == tokens[0] &&
            image[1] == tokens[2] && c10::multiply_integers(image) == c10::multiply_integers(tokens);
   }
 
-  // The two views that make an image of tokens, if nobody else reads these or what lies between.
+  // The two views from tokens to an image, if nobody else reads the tokens or the value in between.
   std::optional<std::array<Node*, 2>> views_to_image(Value tokens) const {
     Node* first = uses_.only_reader(tokens);
     Node* second = first && moves(*first) ? uses_.only_reader(first->output()) : nullptr;
@@ -56,7 +56,7 @@ class TokenLayers {
     return std::array{first, second};
   }
 
-  // The two views that make tokens of an image.
+  // The two views from an image to tokens.
   std::optional<std::array<Node*, 2>> views_to_tokens(Value tokens) const {
     Node* second = uses_.only_reader(tokens) ? uses_.maker[Uses::at(tokens)] : nullptr;
     if (!second || !moves(*second) || !uses_.only_reader(second->read(0))) return std::nullopt;
@@ -75,8 +75,8 @@ class TokenLayers {
     return !node.held.has_value() && node.outputs.size() == 1 && node.read(0) != kNone;
   }
 
-  // linear, activation or none, views -> views, convolution, activation. Only of fewer channels
-  // than it makes: what is reordered then is the smaller image.
+  // linear, activation or none, views -> views, convolution, activation. Only if the layer reads no
+  // more channels than it makes, so that the smaller image is reordered.
   bool before_image(Node& linear) {
     Node* reader = uses_.only_reader(linear.output());
     const bool acts = reader && !reader->held.has_value() && find_activation(*reader);
@@ -104,7 +104,7 @@ class TokenLayers {
     return true;
   }
 
-  // views, linear -> convolution, views. Only of no more channels than it reads.
+  // views, linear -> convolution, views. Only if the layer makes no more channels than it reads.
   bool after_image(Node& linear) {
     const auto views = views_to_tokens(linear.read(0));
     const Meta tokens = rewrite_.meta(linear.output());
@@ -122,7 +122,7 @@ class TokenLayers {
     return true;
   }
 
-  // Nodes in the places of as many others, in their order.
+  // Puts nodes in the places of as many others, in the same order.
   static void put(const std::vector<Node*>& places, std::vector<Node>& nodes) {
     for (std::size_t i = 0; i < places.size(); ++i) *places[i] = std::move(nodes[i]);
   }

@@ -1,5 +1,5 @@
-// Views and concats between a layer and what acts on its elements: the activation moves to the
-// layer, whose kernel has it for nothing, and views that undo each other go.
+// Moves activations past views and concats to the layers before them, where a kernel applies them
+// for free, and removes views that undo each other.
 #include "graph/nodes/layers.h"
 #include "graph/passes/rules.h"
 
@@ -28,7 +28,7 @@ class Views {
     return false;
   }
 
-  // A reshape back to the dims of a layer's result, which is dense; false if there is none.
+  // Drops a reshape back to the dims of a layer's result, which is dense; false if there is none.
   bool drop_one() {
     for (Node& node : rewrite_.graph.nodes) {
       if (!is_reshape(node) || node.outputs.size() != 1) continue;
@@ -52,7 +52,7 @@ class Views {
     return is_concat(node, 1, rewrite_.meta(node.output()).dims.size());
   }
 
-  // Whether all elements of a node's result are those of layers that nobody else reads.
+  // Whether all elements of a node's result come from layers that nobody else reads.
   bool comes_from_layers(const Node& node) const {
     if (!is_join(node) && !moves_elements(node)) return false;
     bool all = true;
@@ -68,7 +68,7 @@ class Views {
     return all;
   }
 
-  // An activation of `value`, as `like` is of another.
+  // The same activation as `like`, of `value`.
   Node activation_of(const Node& like, Value value) {
     Graph& graph = rewrite_.graph;
     Node node = like;

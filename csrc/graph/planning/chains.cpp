@@ -1,10 +1,10 @@
-// Which steps run band by band of rows (ops/convolution/row_chain.h): an inverted residual, a
-// depthwise convolution and the 1x1 after it, a bottleneck. No stage but the first two sees more
-// than a row where an earlier one does: the rows that it needs beyond a band are computed twice
-// where two threads meet.
+// Finds the steps that run band by band of rows (ops/products/row_chain.h): an inverted residual, a
+// depthwise convolution with the 1x1 after it, a bottleneck. After the first two stages, no stage
+// may have a window of several rows if an earlier one has: the rows that it needs beyond a band are
+// computed twice where two threads meet.
 //
-// Pointwise steps are no stages. Norms before 1x1 convolutions and ReLUs before depthwise ones were
-// for a while, and DenseNet-121 and Xception took as long on a Zen 3.
+// Pointwise steps are no stages. For a while, norms before 1x1 convolutions and ReLUs before
+// depthwise ones were; DenseNet-121 and Xception were no faster with them on a Zen 3.
 #include <algorithm>
 
 #include "graph/planning/plan.h"
@@ -23,7 +23,7 @@ class Finder {
     for (const auto& [value, slot] : plan.outputs) ++readers_[slot];
   }
 
-  // The longest chain that begins with a step; it may have one stage only.
+  // The longest chain that begins with a step. It may have only one stage.
   Chain from(std::size_t first) const {
     Chain chain{first, first, {}};
     bool has_window = false;
@@ -48,8 +48,8 @@ class Finder {
     return step.node ? step.kind->row_stage(step) : std::nullopt;
   }
 
-  // Whether a step reads what the one before it makes, and nobody else does. What adds a residual
-  // is the end of a chain.
+  // Whether a step is the only reader of the step before it. A step that adds a residual ends a
+  // chain.
   bool follows(std::size_t i) const {
     const Step &before = plan_.steps[i - 1], &step = plan_.steps[i];
     const Slot between = before.writes[0];
@@ -57,8 +57,8 @@ class Finder {
            step.node->read(1) != step.node->read(0) && step.reads.at(step.node->read(0)) == between;
   }
 
-  // A 1x1 between two windows goes with the second if another 1x1 goes with the first: it makes
-  // more channels than it reads then.
+  // Moves a 1x1 between two windows to the second window's chain if another 1x1 stays with the
+  // first window. Such a 1x1 makes more channels than it reads.
   static void leave_to_next(Chain& chain) {
     const std::size_t count = chain.stages.size();
     const auto is_point = [&](std::size_t i) { return chain.stages[i].window.reach() == 1; };
@@ -71,18 +71,18 @@ class Finder {
   std::vector<std::size_t> readers_;  // by slot
 };
 
-// A chain keeps what lies between its stages in L2, and threads meet for it once; for that, each
-// band reads all weights, and rows at the ends of threads' parts are made twice: of a layer of
-// 14x14 before one with 5x5 windows, on two threads, 0.29.
+// Whether a chain is worth it. It keeps the values between its stages in L2, and threads meet only
+// once. In return each band reads all weights, and rows at the ends of threads' parts are computed
+// twice: 0.29 of a 14x14 layer before one with 5x5 windows, on two threads.
 bool pays(const Chain& chain) {
-  constexpr std::int64_t kLeastRows = 8;  // fewer leave threads without any
+  constexpr std::int64_t kLeastRows = 8;  // fewer would leave threads without rows
   constexpr double kMostTwice = 0.08;
-  // Less than this lies in other caches when steps alone come back for it, which is as good as L2
-  // to one thread: on a Zen 3, MobileNetV2 gains from chains at 512x512, not at 224x224.
+  // Less than this stays in other caches until the next step reads it, and to one thread these are
+  // as good as L2: on a Zen 3, MobileNetV2 gains from chains at 512x512 but not at 224x224.
   constexpr std::int64_t kLeastBetween = 8 << 20;
   const EstimatedThreads fixed;
   std::int64_t weights = 0, between = 0;
-  bool copies = false;  // steps alone copy rows, to have padding around them
+  bool copies = false;  // a step that runs alone copies rows, to have padding around them
   if (chain.stages.size() < 2) return false;
   const RowStage& last = chain.stages.back();
   if (last.n * last.dst_rows < kLeastRows) return false;

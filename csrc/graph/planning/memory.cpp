@@ -1,3 +1,5 @@
+// Places a plan's values in memory. First finds values that share memory with another one (concats,
+// views, sums in place), then assigns offsets in the arena.
 #include "graph/planning/memory.h"
 
 #include <ATen/ops/empty.h>
@@ -14,7 +16,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// A cache line; oneDNN's kernels and ours want no more.
+// A cache line. oneDNN's kernels and ours need no more.
 constexpr std::int64_t kAlignment = 64;
 
 std::int64_t bytes_of(const SlotPlan& slot) {
@@ -56,7 +58,7 @@ class MemoryPlanner {
   }
 
  private:
-  // The steps of a step's chain, which run at the same time; else itself.
+  // The steps of the step's chain, which run at the same time; the step alone if it is in none.
   std::pair<std::size_t, std::size_t> together(std::size_t i) const {
     for (const Chain& chain : plan_.chains) {
       if (i >= chain.first && i < chain.end) return {chain.first, chain.end};
@@ -98,8 +100,8 @@ class MemoryPlanner {
     }
   }
 
-  // The operands of a concat of one image lie behind each other in dst where all but the last are
-  // whole blocks: then they are written there in the first place.
+  // If all operands of a concat except the last are whole blocks of one image, they lie one after
+  // the other in dst. The steps that make them then write them there directly.
   void place_concat(std::size_t i) {
     const Step& step = plan_.steps[i];
     if (!step.kind->joins_channels) return;
@@ -131,12 +133,12 @@ class MemoryPlanner {
   bool place_all(Slot to, const std::vector<Slot>& operands) {
     if (!are_given(operands)) return false;
     if (root_[to] != to || !continues(operands)) return place_behind(to, operands);
-    // As they lie in the dst of a longer concat.
+    // They lie in the dst of a longer concat already, so this concat is a part of it.
     adopt(to, root_[operands[0]], shift_[operands[0]]);
     return true;
   }
 
-  // At the beginning of dst, which may lie in the dst of a later concat.
+  // Places the operands at the beginning of dst, which may itself lie in the dst of a later concat.
   bool place_behind(Slot to, const std::vector<Slot>& operands) {
     if (!are_given(operands) || !have_their_own(operands)) return false;
     std::int64_t shift = shift_[to];
@@ -152,8 +154,8 @@ class MemoryPlanner {
     return std::ranges::all_of(slots, [&](Slot slot) { return result_.slots[slot].is_given; });
   }
 
-  // Whether step i, which no others run beside, is the last to read the memory of a slot: it may
-  // leave other channels in its tail.
+  // Whether step i runs alone and is the last to read a slot's memory. Then the slot's tail may be
+  // overwritten with other channels.
   bool is_over_by(Slot slot, std::size_t i) {
     if (together(i) != std::pair(i, i + 1)) return false;
     for (Slot other = 0; other < root_.size(); ++other) {
@@ -162,7 +164,7 @@ class MemoryPlanner {
     return true;
   }
 
-  // Whether each is all of some memory: of its own, or of what it is another view of.
+  // Whether each operand fills some memory of its own completely; it may be a view of all of it.
   bool have_their_own(const std::vector<Slot>& operands) const {
     std::set<Slot> roots;
     return std::ranges::all_of(operands, [&](Slot slot) {
@@ -182,8 +184,9 @@ class MemoryPlanner {
     return true;
   }
 
-  // A result that is its input, byte for byte: the same pixels with other dims, or in a format that
-  // lies in memory as the other does. Or one that shows parts of it, in any order.
+  // Places a result in its input's memory if the bytes are the same: other dims of the same pixels,
+  // or a format with the same order in memory. The same for a view that shows parts of its input,
+  // in any order.
   void place_view(std::size_t i) {
     const Step& step = plan_.steps[i];
     if (step.reads.size() != 1) return;
@@ -198,7 +201,8 @@ class MemoryPlanner {
     }
   }
 
-  // Whether a view ends in the memory of `src`, which ATen does not ask of what has no data.
+  // Whether a view ends within the memory of `src`. ATen does not check that for tensors without
+  // data.
   static bool lies_in(const at::Tensor& view, const at::Tensor& src) {
     if (view.numel() == 0) return true;
     std::int64_t last = view.storage_offset();
@@ -233,7 +237,7 @@ class MemoryPlanner {
     return true;
   }
 
-  // The slot without its data. Undefined for blocked ones, which have no strides.
+  // The slot as a tensor without data. Undefined for blocked slots, which have no strides.
   at::Tensor seen(Slot slot) {
     const SlotPlan& plan = plan_.slots[slot];
     if (!seen_[slot].defined() && !plan.is_blocked()) {
@@ -245,8 +249,7 @@ class MemoryPlanner {
     return seen_[slot];
   }
 
-  // A sum is stored over its residual, a scaled value over what it is made of, where nobody else
-  // reads that.
+  // Lets a step overwrite what it reads, such as the residual of a sum, if nobody else reads that.
   void work_in_place(std::size_t i) {
     const Step& step = plan_.steps[i];
     const Value over = step.kind->stored_over(step);
@@ -272,10 +275,10 @@ class MemoryPlanner {
   }
 
   bool holds_others(Slot slot) const {
-    return std::ranges::count(root_, slot) > 1;  // itself and others
+    return std::ranges::count(root_, slot) > 1;  // itself, and perhaps others
   }
 
-  // `slot`, and all that lie in it, lie in `root` from now on.
+  // From now on `slot`, and all slots that lie in it, lie in `root`.
   void adopt(Slot slot, Slot root, std::int64_t shift) {
     for (Slot each = 0; each < root_.size(); ++each) {
       if (root_[each] != slot || each == slot) continue;
@@ -288,8 +291,8 @@ class MemoryPlanner {
     last(root) = std::max(last(root), last(slot));
   }
 
-  // Results that are all of their memory, unless that is another result's, too. Others are copied
-  // from the arena.
+  // Finds results that fill their memory completely and share it with no other result. Others are
+  // copied from the arena.
   void find_leaving() {
     std::map<Slot, std::vector<Slot>> results;  // by root
     for (const auto& [value, slot] : plan_.outputs) results[root_[slot]].push_back(slot);
@@ -311,7 +314,7 @@ class MemoryPlanner {
                                [&](const Leaving& each) { return root_[each.slot] == root; });
   }
 
-  // The largest first, each at the lowest offset that is free for its whole life.
+  // Places the largest slots first, each at the lowest offset that is free for its whole life.
   void assign_offsets() {
     std::vector<Slot> order;
     for (Slot slot = 0; slot < root_.size(); ++slot) {
@@ -346,7 +349,7 @@ class MemoryPlanner {
   std::vector<Slot> root_;  // the slot whose memory a slot is part of, often itself
   std::vector<std::int64_t> shift_;
   std::vector<std::size_t> first_;
-  std::vector<std::set<Slot>> bases_;  // whose memory a slot may be a view of; itself among them
+  std::vector<std::set<Slot>> bases_;  // of what slots a slot may be a view, including itself
   std::vector<at::Tensor> seen_;       // see seen()
   MemoryPlan result_;
 };

@@ -1,5 +1,5 @@
-// Where a plan's values lie: one arena, in which values that are never alive together overlap, and
-// one tensor for each result.
+// Places a plan's values in memory: one arena, where values that are never alive together may
+// overlap, and one tensor for each result.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,14 @@
 namespace torch_blocked::graph {
 
 struct Placement {
-  bool is_given = false;  // in memory that is there before the step runs; else the step makes it
+  bool is_given = false;  // in memory that exists before the step runs; else the step makes it
   std::int64_t offset = 0, bytes = 0;
   std::size_t last = 0;              // the step after which nobody reads it
-  std::optional<Dims> strides = {};  // of a view in the arena that is in no order of a format
+  std::optional<Dims> strides = {};  // of a view in the arena whose order is that of no format
 };
 
-// A value that the caller gets, in memory made for each run, where others may lie before it does.
+// A value that the caller gets, in memory that is made for each run. Other values may use that
+// memory earlier in the run.
 struct Leaving {
   Slot slot;
   std::vector<Slot> others;  // their offsets are in it

@@ -1,3 +1,5 @@
+// Chooses the format of every value by local search over costs, then emits a plan's steps, with
+// reorders between them.
 #include "graph/planning/plan.h"
 
 #include <algorithm>
@@ -12,17 +14,19 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What starting threads costs, and bytes read or written by each: half the pace of reorders within
-// the caches, of which 0.2 to 3 MB run at 55 to 75 GB/s on one thread of a Zen 5 and at 100 on two.
+// The cost of starting threads, and the bytes that each reads or writes. That is half the speed of
+// reorders within the caches: 0.2 to 3 MB run at 55 to 75 GB/s on one thread of a Zen 5, and at 100
+// on two.
 constexpr double kReorderMicroseconds = 3, kReorderBytesPerMicrosecond = 25e3;
 
-// Parts of the cost of a whole plan: what a change of one group's format, or of all, must promise
-// to bring it below before it is timed.
+// A change of one group's format is timed if it may save at least kWorthTiming of the whole plan's
+// cost. The change of all groups to channels-last is timed if it may bring the cost below
+// kWorthTimingAll of it.
 constexpr double kWorthTiming = 0.002, kWorthTimingAll = 0.85;
 
-// A change should win more than rounding: formats that cost the same stay. Small gains add up where
-// nothing is timed for them: a SegFormer of 92 ms has eleven reorders of 0.1 ms that it can do
-// without.
+// A change must save more than rounding, so that formats with equal costs stay. The threshold is
+// low because small gains that need no timing add up: a SegFormer of 92 ms has eleven reorders of
+// 0.1 ms that it can do without.
 constexpr double kGain = 0.0005, kGainMicroseconds = 1;
 
 bool is_gain(double before, double after, double whole) {
@@ -74,7 +78,7 @@ Planner::Planner(const Graph& graph, const std::vector<Given>& inputs, Tuner& tu
       }
     }
   }
-  // What reads a value that is blocked in any case begins so, too.
+  // Nodes that read a value which is always blocked start blocked, too.
   for (const Node& node : graph.nodes) {
     if (node.kind->fixed(node)) continue;
     for_values(tied_arguments(node), [&](Value value) {
@@ -112,8 +116,8 @@ Format Planner::home(Value value) const {
   return fixed_[at(value)].value_or(formats_[at(groups_.of(value))]);
 }
 
-// kStrided counts as plain, which most such values are. Lanes that a block has left are moved, too:
-// of a picture of 3 channels in blocks of 16 they are most.
+// kStrided counts as plain, because most such values are. The unused lanes of blocks are moved,
+// too: with 3 channels in blocks of 16 they are most of the bytes.
 double Planner::reorder_cost(Value value, Format from, Format to) const {
   const auto is_plain = [](Format format) { return format == kPlain || format == kStrided; };
   if (from == to || (is_plain(from) && is_plain(to))) return 0;
@@ -128,7 +132,7 @@ double Planner::reorder_cost(Value value, Format from, Format to) const {
          (bytes(from) + bytes(to)) / (kReorderBytesPerMicrosecond * threads());
 }
 
-// The format of the arguments that a node ties.
+// The format in which a node reads its tied arguments.
 Format Planner::wanted_by(const Node& node) const {
   const auto fixed = node.kind->fixed(node);
   return fixed ? fixed->reads : home(node.output());
@@ -162,9 +166,8 @@ Planner::Nodes Planner::all_nodes() const {
   return all;
 }
 
-// Each group by itself, and each with one that a node makes of it: a depthwise layer between two
-// others that have channels last gains nothing from its src alone in that format, and nothing from
-// its dst alone.
+// Moves of each group by itself, and of pairs that a node connects. Between two channels-last
+// layers, a depthwise layer gains nothing if only its src or only its dst changes to channels-last.
 std::vector<Planner::Move> Planner::moves() const {
   std::map<Value, std::set<const Node*>> nodes_of;  // in order of execution: by address
   std::set<Value> timed;
@@ -197,7 +200,7 @@ std::vector<Planner::Move> Planner::moves() const {
   return moves;
 }
 
-// About what nodes pay for operands that are in other formats than theirs.
+// About what nodes pay to reorder operands that are in other formats.
 double Planner::reorders_of(const Nodes& nodes) const {
   double total = 0;
   for (const Node* node : nodes) {
@@ -208,8 +211,8 @@ double Planner::reorders_of(const Nodes& nodes) const {
   return total;
 }
 
-// Gives the groups of a move the format in which its nodes take the least time. One is timed where
-// it may save enough of the whole, a pair where it may do so by reorders.
+// Gives the groups of a move the format in which its nodes take the least time. A single group is
+// timed if that may save enough of the whole; a pair only if its reorders alone may.
 void Planner::improve(const Move& move, double whole) {
   std::vector<Format> kept;
   for (const Value group : move.groups) kept.push_back(formats_[at(group)]);
@@ -234,8 +237,8 @@ void Planner::improve(const Move& move, double whole) {
   }
 }
 
-// One move after the other, until none makes the whole cheaper: groups meet at convolutions only,
-// so two or three rounds do. Returns the cost.
+// Makes one move after the other until none makes the whole cheaper. Groups meet only at
+// convolutions, so two or three rounds suffice. Returns the cost.
 double Planner::descend(const std::vector<Move>& moves) {
   const Nodes all = all_nodes();
   double whole = cost(all);
@@ -248,9 +251,9 @@ double Planner::descend(const std::vector<Move>& moves) {
   return whole;
 }
 
-// From the blocked format on, and from channels-last: a chain of groups of which each alone would
-// pay for reorders at both ends changes as a whole only. The whole is timed in channels-last where
-// reorders are so much of it, or lanes without channels, that this may be far better.
+// Descends from the blocked format and from channels-last, because a chain of groups may gain only
+// as a whole: each group alone would pay for reorders at both ends. The whole is timed in
+// channels-last only if reorders or unused lanes cost so much that this may be far better.
 void Planner::choose_formats() {
   if (!tuner_.enabled()) return;
   const std::vector<Move> moves = this->moves();

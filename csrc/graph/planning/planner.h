@@ -1,4 +1,4 @@
-// A plan in the making: what the kinds of nodes ask and tell while it is made.
+// Makes a plan. Kinds of nodes call it while the plan is made.
 #pragma once
 
 #include <tuple>
@@ -27,26 +27,27 @@ class Planner {
   Format blocked() const { return blocked_; }  // the blocked format that may be chosen
   Tuner& tuner() { return tuner_; }
   bool is_constant(Value value) const { return graph_.constants.contains(value); }
-  // The format in which a value comes into being.
+  // The format in which a value is made.
   Format home(Value value) const;
   // Microseconds from one format to another.
   double reorder_cost(Value value, Format from, Format to) const;
-  // Formats that a value could have, and the microseconds that the whole graph would then take
-  // more, by the times that chose them; none where these decide nothing. After plan().
+  // After plan(): formats that a value could have, and how many microseconds more the whole graph
+  // would then take, by the times that decided. None where times decide nothing.
   std::vector<std::pair<Format, double>> beside(Value value);
-  // The value in a format, reordered once for all that want it so. A value that is made in another
-  // format is given in plain where kStrided, any strides, is asked for.
+  // The slot of a value in a format; it is reordered once for all readers. kStrided asks for any
+  // strides: a value that is made in another format is then given in plain.
   Slot slot(Value value, Format format);
-  // The node that makes a value but has not run yet, because nothing has needed it; else null.
+  // The node that makes a value but has no step yet, because nothing has needed it; else null.
   const Node* waiting(Value value) const;
-  // The result of make(), called once for each key: a node, the format of its result and another.
+  // The result of make(), which is called once per key: a node, the format of its result and one
+  // more format.
   using Key = std::tuple<const Node*, Format, Format>;
   template <typename T, typename Make>
   const T& once(const Key& key, const Make& make) {
     if (const T* known = made<T>(key)) return *known;
     return *std::any_cast<T>(&made_once_.emplace(key, T(make())).first->second);
   }
-  // What once() has for a key; null if it was not called.
+  // The result that once() has for a key; null if it was not called.
   template <typename T>
   const T* made(const Key& key) const {
     const auto found = made_once_.find(key);
@@ -60,7 +61,7 @@ class Planner {
   struct Move {
     std::vector<Value> groups;
     Nodes nodes;
-    bool is_timed;  // some of these are timed in each format
+    bool is_timed;  // some of these nodes are timed in each format
   };
   double total(const Nodes& nodes, Price (*price_of)(const NodeKind& kind));
   double cost(const Nodes& nodes);

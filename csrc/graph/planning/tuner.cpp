@@ -28,31 +28,31 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A time counts once another is within this factor of it: what disturbs, disturbs each time
-// differently, and nothing makes a kernel faster than it is.
+// A time counts once another one is within this factor. Disturbances differ from time to time, and
+// nothing makes a kernel faster than it is.
 constexpr double kAgree = 1.04;
-// An implementation this much slower than the leader, twice, is out.
+// An implementation that is this much slower than the leader twice is out.
 constexpr double kBeaten = 1.15;
-// Rounds until all that are left agree with themselves, or this much time has gone. One that has no
-// rival, or none left, is timed for its price only. The first round generates code and finds
-// nothing in the caches, so it seldom agrees with another; but what is slow in it and in the next
-// is out.
+// Rounds go on until the times of all that are left agree, or until kTime has passed. An
+// implementation without rivals is timed only to know its cost. The first round generates code and
+// starts with cold caches, so it seldom agrees with another; but whatever is slow in it and in the
+// next is out.
 constexpr int kLeastRounds = 4, kLeastAlone = 2;
 constexpr std::chrono::milliseconds kTime{12};
-// A run that takes this long tells enough; huge images would be timed for minutes.
+// One run of this length is enough; otherwise huge images would be timed for minutes.
 constexpr std::chrono::milliseconds kLong{200};
-// When others use the cores too: how long to wait for rounds without them.
+// How long to wait for undisturbed rounds while other processes use the cores.
 constexpr std::chrono::milliseconds kPatience{150};
-// Longer than threads that all have a core take to meet, and shorter than a process has a core of
-// which others want a share.
+// Longer than threads need to meet if each has a core, and shorter than a time slice on a core that
+// is shared.
 constexpr std::chrono::microseconds kMeet{30};
 constexpr int kTries = 10;
 // An implementation that is not loops_only must be faster by this much: threads wait for each other
-// before and after it, and for long if one of them has lost its core.
+// before and after it, and they wait long if one of them has lost its core.
 constexpr double kMeeting = 1.05;
 constexpr std::chrono::microseconds kMeetings{5};
-// A reference that takes this many times as long as where it was timed first was disturbed each
-// time, and measures nothing; it gets so much time.
+// A reference that takes this many times as long as when it was first timed was disturbed each
+// time, so it is no measure. It gets kTimeBeside to do better.
 constexpr double kFarFromKnown = 1.15;
 constexpr std::chrono::milliseconds kTimeBeside{40};
 
@@ -63,8 +63,8 @@ long interruptions() {
   return usage.ru_nivcsw;
 }
 
-// Whether all threads have a core now. One that waits for its core is not interrupted and counts as
-// nothing, but the others wait for it.
+// Whether all threads have a core now. A thread that waits for a core is not counted as
+// interrupted, but the others wait for it.
 bool all_have_cores() {
   const auto start = Clock::now();
   on_all_threads([] {});
@@ -79,16 +79,17 @@ void flush(const char* begin, const char* end) {
   _mm_mfence();
 }
 
-// One line does not wait for the other. Flushing was 0.5 s of the threads' time in ResNet-50's
-// first optimize on a Xeon, and is 0.07.
+// Flushes cache lines without waiting for each. Flushing took 0.5 s of the threads' time in
+// ResNet-50's first optimize on a Xeon, and takes 0.07 s now.
 __attribute__((target("clflushopt"))) void flush_unordered(const char* begin, const char* end) {
   for (; begin < end; begin += kLine) _mm_clflushopt(const_cast<char*>(begin));
   _mm_mfence();
 }
 #endif
 
-// Weights come from memory in a whole model: those of ResNet-50 for Winograd are 180 MB. In cache
-// the 9 MB of one of its layers seem to cost nothing, and are 0.2 to 0.4 ms of 1.1 in truth.
+// Evicts weights: in a whole model they come from memory. ResNet-50's for Winograd are 180 MB. In
+// the cache, the 9 MB of one of its layers seem to cost nothing, but they take 0.2 to 0.4 of 1.1
+// ms.
 void evict([[maybe_unused]] const at::Tensor& tensor) {
 #if defined(__SSE2__)
   constexpr std::int64_t kUnit = 64 << 10;
@@ -104,14 +105,14 @@ void evict([[maybe_unused]] const at::Tensor& tensor) {
 
 using Microseconds = std::chrono::duration<double, std::micro>;
 
-// An implementation, and the two shortest of its times that nobody disturbed. Where somebody did,
-// as in each run of some milliseconds on a busy machine, what the threads worked counts: the plan
-// of a U-Net made beside a process that computes was up to 1.27 times as slow as one made alone
-// (benchmarks/plans.py) when the system took cores away from some kernels more than from others.
+// An implementation and its two shortest undisturbed times. Of disturbed runs, such as any run of
+// some milliseconds on a busy machine, only the time that threads worked counts. Otherwise the
+// system takes cores away from some kernels more than from others: a U-Net's plan made next to a
+// busy process was up to 1.27 times as slow as one made alone (benchmarks/plans.py).
 struct Contender {
   const char* implementation;
   Contest::Entry entry;
-  bool tells_work;  // a WorkTimer sees all that it computes
+  bool tells_work;  // a WorkTimer sees everything that it computes
   Microseconds best = kForever, second = kForever, disturbed = kForever;
   int rounds = 0;
 
@@ -151,8 +152,8 @@ struct Contender {
   double microseconds() const { return (rounds > 0 ? best : disturbed).count(); }
 };
 
-// Runs all in turn until the fastest is known; null if there are none. After them the reference, if
-// there is one, which took `known` where it was timed first.
+// Runs all contenders in turn until the fastest is known; null if there are none. The reference, if
+// there is one, runs after them; it took `known` when it was first timed.
 const Contender* fastest_of(std::vector<Contender>& contenders, Contender* reference,
                             Microseconds known) {
   if (contenders.empty()) return nullptr;
@@ -186,7 +187,7 @@ Contender contender(const char* name, Contest::Entry entry) {
   return {name, std::move(entry), tells_work};
 }
 
-// Adds those of the names that take the problem, ready to run.
+// Adds the named implementations that take the problem, ready to run.
 void add_contenders(std::vector<Contender>& contenders, const Contest& contest,
                     const std::vector<const char*>& names) {
   for (const char* implementation : names) {
@@ -203,9 +204,9 @@ bool takes_part(const Contest& contest, const std::string& implementation) {
   return has(contest.implementations) || has(contest.others);
 }
 
-// What the lines of a file say, <problem> TAB <implementation> TAB <microseconds>, read once by all
-// models of this process: 22,000 lines take 25 ms. What is appended is read when a problem is asked
-// for; a line that is broken is measured again.
+// The measurements in a file, one per line: <problem> TAB <implementation> TAB <microseconds>. All
+// models of this process share them, because reading 22,000 lines takes 25 ms. Appended lines are
+// read when a problem is asked for. A problem with a broken line is measured again.
 class Measurements {
  public:
   static std::optional<Tuner::Choice> find(const std::string& path, const std::string& problem) {
@@ -222,7 +223,7 @@ class Measurements {
  private:
   void read_on(const std::string& path) {
     std::string content = read_own_file(path, read_ - std::ssize(last_)).value_or(std::string());
-    if (!content.starts_with(last_)) {  // it is gone, or another
+    if (!content.starts_with(last_)) {  // the file is gone, or another one
       *this = {};
       content = read_own_file(path).value_or(std::string());
     }
@@ -248,7 +249,7 @@ class Measurements {
 
   std::unordered_map<std::string, Tuner::Choice> choices_;
   std::int64_t read_ = 0;
-  std::string last_;  // line that was read
+  std::string last_;  // the last line that was read
 };
 
 }  // namespace
@@ -257,8 +258,8 @@ Tuner::Tuner(Timing timing, std::string path, Known given,
              std::function<void(const std::string&)> told)
     : timing_(timing), path_(std::move(path)), given_(std::move(given)), told_(std::move(told)) {}
 
-// A problem's name here: times are those of an instruction set, a number of threads, and of all
-// implementations or of those that were left open.
+// The key of a contest's times. It adds the instruction set, the number of threads, and whether all
+// implementations were timed or only those that estimates left open.
 std::string Tuner::key_of(const Contest& contest) const {
   return text(isa_name(isa()), " ", at::get_num_threads(), times_all() ? " all " : " ",
               contest.name);
@@ -334,7 +335,7 @@ std::optional<Tuner::Measured> Tuner::measured(const Contest& contest) {
   using Reference = Contest::Reference;
   const double measure =
       beside ? Reference::kHandicap * known_time.count() / beside->microseconds() : 1;
-  // A busy machine's word is good for today only.
+  // Times from a busy machine are not kept for other processes.
   const bool lasts = best->rounds > 0 && (!beside || beside->rounds > 0);
   return Measured{{best->implementation, measure * best->microseconds()}, lasts};
 }
@@ -361,7 +362,7 @@ void Tuner::tell(const std::string& words) {
 }
 
 void Tuner::finish_plan() {
-  // For sizes that never come again: those that do have a plan, or a line in the file.
+  // Most are for sizes that never come again; those that do have a plan, or a line in the file.
   constexpr std::size_t kMost = 8192;
   if (known_.size() > kMost) known_.clear();
   if (compared_.size() > kMost) compared_.clear();

@@ -1,7 +1,8 @@
-// For which inputs a graph is what the model computes.
+// Decides for which inputs a graph is what the model computes.
 //
-// The nodes were recorded in one run of the model. What Python asked of sizes in that run is known,
-// and so are the answers: for inputs that give the same ones it would have called the same ops.
+// The nodes were recorded in one run of the model, together with what Python asked about sizes in
+// that run and the answers. For inputs that give the same answers, Python would have called the
+// same ops.
 #include <algorithm>
 #include <exception>
 
@@ -45,7 +46,7 @@ bool covers(const Graph& graph, const std::vector<Meta>& inputs) {
   std::vector<Meta> metas;
   try {
     metas = infer(graph, inputs);
-  } catch (const std::exception& error) {  // sizes that an op refuses, or that depend on values
+  } catch (const std::exception& error) {  // an op refuses the sizes, or sizes depend on values
     if (is_interrupt(error)) throw;
     return false;
   }

@@ -1,3 +1,5 @@
+// Checks the inputs of a call, brings them into formats that plans take, and makes the key by which
+// their plan is found.
 #include "graph/running/inputs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,7 +12,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What a tensor is, in words, if it is not strided numbers in the CPU's memory; else null.
+// Describes a tensor that is not strided numbers in the CPU's memory; null for all others.
 const char* oddity(const at::Tensor& tensor) {
   using c10::DispatchKey;
   if (!tensor.defined()) return "no tensor";

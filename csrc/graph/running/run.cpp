@@ -1,3 +1,5 @@
+// Runs a plan: prepares its steps, gives their tensors memory, and calls them in order, on all
+// threads together where possible.
 #include "graph/running/run.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,13 +21,13 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Neither autograd nor autocast has a say: types are those of the capture.
+// Switches off autograd and autocast: types are those of the capture.
 struct Below {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
 };
 
-// The path of a part of `model`, which is itself a part of another.
+// The path of a part, where `model` is itself part of another model.
 std::string joined(const std::string& model, const std::string& part) {
   return model.empty() || part.empty() ? model + part : text(model, ".", part);
 }
@@ -68,7 +70,7 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
   const Running running{plan_, memory_, slots_, weights};
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
-    // What a step makes may lie where it belongs already.
+    // A step does nothing if its result is already in place.
     steps_.push_back(memory_.copies[i] ? step.kind->prepare(step, running) : Prepared{[] {}, true});
     if (i == 0 || !steps_[i].loops_only || !steps_[i - 1].loops_only) sections_.push_back(i);
   }
@@ -117,7 +119,7 @@ void Run::begin(const std::vector<Given>& inputs) {
   make_leaving();
 }
 
-// Chains run as such where all of their steps are to run.
+// A chain runs as such if all of its steps are in the range; otherwise its steps run one by one.
 void Run::run_each(std::size_t first, std::size_t end) {
   auto chain = std::ranges::lower_bound(plan_.chains, first, {}, &Chain::first);
   for (std::size_t i = first; i < end;) {
@@ -130,7 +132,7 @@ void Run::run_each(std::size_t first, std::size_t end) {
   }
 }
 
-// One step, or several that threads go through together.
+// Runs one step, or several that threads go through together.
 void Run::run_steps(std::size_t first, std::size_t end) {
   if (end - first == 1) {
     steps_[first].run();
@@ -140,7 +142,7 @@ void Run::run_steps(std::size_t first, std::size_t end) {
   leave(first, end);
 }
 
-// What comes after steps: a check, where it is on, and memory that goes.
+// Runs after steps: checks tails, if that is on, and releases memory.
 void Run::leave(std::size_t first, std::size_t end) {
   if (checks_tails()) check_tails(first, end);
   for (std::size_t i = first; i < end; ++i) {
@@ -148,7 +150,7 @@ void Run::leave(std::size_t first, std::size_t end) {
   }
 }
 
-// Each step by itself, told to torch's profiler and to trace, whichever is on.
+// Runs each step by itself and reports it to torch's profiler and to trace, whichever is on.
 void Run::run_observed() {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     StepReport step = report_of(plan_, i);
@@ -174,7 +176,7 @@ void Run::run_observed() {
   }
 }
 
-// Of the results that are still there: others share memory with what came after them.
+// Checks results that still exist. The memory of others has been reused by later steps.
 void Run::check_tails(std::size_t first, std::size_t end) const {
   for (std::size_t i = first; i < end; ++i) {
     const Step& step = plan_.steps[i];
@@ -235,7 +237,7 @@ std::vector<Run::Timed> Run::timed(const std::vector<Given>& inputs) {
     take_most_pieces();
     const auto start = std::chrono::steady_clock::now();
     if (steps_[i].loops_only) {
-      on_all_threads(steps_[i].run);  // as among others of a plan
+      on_all_threads(steps_[i].run);  // as in a plan
     } else {
       steps_[i].run();
     }
@@ -251,7 +253,7 @@ void Run::watched(const std::vector<Given>& inputs, const Seen& seen) {
   const Below below;
   begin(inputs);
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i].run();  // before memory of ATen's goes
+    steps_[i].run();  // without leave(), so that ATen's memory is still there
     const Step& step = plan_.steps[i];
     for (std::size_t j = 0; step.node && j < step.writes.size(); ++j) {
       const Slot slot = step.writes[j];

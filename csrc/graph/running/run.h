@@ -1,4 +1,4 @@
-// A plan made ready: primitives, packed weights, memory and one function per step.
+// Runs a plan: primitives, packed weights, memory and one function per step.
 #pragma once
 
 #include <unordered_set>
@@ -8,7 +8,7 @@
 
 namespace torch_blocked::graph {
 
-// Packed weights of one graph's nodes; graphs that share weights share them (Weights).
+// The packed weights of one graph's nodes. Graphs with the same Weights share them.
 class PackedStore {
  public:
   explicit PackedStore(Weights& weights) : weights_(weights) {}
@@ -19,7 +19,7 @@ class PackedStore {
  private:
   Weights& weights_;
   std::map<std::pair<const Node*, std::string>, at::Tensor> packed_;  // dense ones may be gone
-  bool writes_ = false;  // into packed_; else it stays whole, whoever holds the mutex at a fork
+  bool writes_ = false;  // packed_ right now; if not, packed_ is intact after a fork()
   ForkMutex mutex_{[this] {
     if (writes_) abandon(packed_);
   }};
@@ -29,34 +29,34 @@ class PackedStore {
 struct Running {
   const Plan& plan;
   const MemoryPlan& memory;
-  std::vector<at::Tensor>& tensors;  // by slot: physical for blocked formats, else as strides say
+  std::vector<at::Tensor>& tensors;  // by slot: physical for blocked formats, else logical
   PackedStore& weights;
 };
 
-// A step made ready: primitives, packed weights and a function.
+// A step that is ready to run.
 struct Prepared {
   std::function<void()> run;
   bool loops_only = false;  // threads may go through it together
   RunRows run_rows = {};    // of a step that has a row stage
 };
 
-// Runs one call at a time.
+// Serves one call at a time.
 class Run {
  public:
   Run(const Graph& graph, const Plan& plan, PackedStore& weights);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Inputs of the plan's dims and formats -> the values that the graph returns.
+  // Takes inputs of the plan's dims and formats, and gives the values that the graph returns.
   std::map<Value, at::Tensor> operator()(const std::vector<Given>& inputs);
-  // How a step ran. `pieces`: how many threads could have shared its largest loop; 0 where that is
-  // not ours to know. `meets`: threads wait for each other before and after it.
+  // How a step ran. `pieces`: how many threads could have shared its largest loop; 0 if we cannot
+  // know. `meets`: threads wait for each other before and after it.
   struct Timed {
     double microseconds;
     std::int64_t pieces;
     bool meets;
   };
-  // The same, step by step.
+  // Runs step by step and times each.
   std::vector<Timed> timed(const std::vector<Given>& inputs);
   // Runs step by step and calls seen(step's index, value, its result as a plain tensor).
   using Seen = std::function<void(std::size_t, Value, const at::Tensor&)>;
@@ -72,7 +72,7 @@ class Run {
   void run_steps(std::size_t first, std::size_t end);
   void leave(std::size_t first, std::size_t end);
   void run_observed();
-  void check_tails(std::size_t first, std::size_t end) const;  // of what these steps have written
+  void check_tails(std::size_t first, std::size_t end) const;  // of what these steps wrote
   void end();
 
   const Plan& plan_;
@@ -82,8 +82,8 @@ class Run {
   std::unordered_set<const c10::StorageImpl*> constants_;  // memory that all calls read
   std::vector<Prepared> steps_;
   std::vector<std::function<void()>> chains_;  // as of the plan
-  std::vector<std::size_t> sections_;          // where steps begin that threads go through together
-  std::vector<std::vector<Slot>> releases_;    // by step: ATen's memory that nobody reads any more
+  std::vector<std::size_t> sections_;  // first steps of sections that threads go through together
+  std::vector<std::vector<Slot>> releases_;  // by step: ATen's memory that nobody reads after it
 };
 
 }  // namespace torch_blocked::graph

@@ -1,4 +1,4 @@
-// Memory in pages of 2 MiB, where the system gives them on request.
+// Asks the system for memory in pages of 2 MiB.
 //
 // A fresh page costs a fault (0.5 us for 4 KiB), and scattered 4 KiB pages crowd some sets of L2
 // while others stay empty: packing 38 MB of weights is 5 times faster in huge pages.

@@ -1,3 +1,4 @@
+// The pool behind empty_pooled(): idle blocks by size, and how much it may keep.
 #include "runtime/memory/memory_pool.h"
 
 #include <ATen/EmptyTensor.h>
@@ -25,11 +26,11 @@ constexpr std::size_t kLeastBytes = 1 << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-// Blocks are whole huge pages, mapped for themselves.
+// Maps a block, which consists of whole huge pages.
 void* map(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePage;  // room to align it
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  // A RuntimeError, as ATen's own allocator gives.
+  // A RuntimeError, like that of ATen's own allocator.
   TORCH_CHECK(start != MAP_FAILED,
               error_sentence("memory", text(bytes, " bytes for a tensor"), "none from the system",
                              "use smaller tensors, or raise the limit of the process"));
@@ -49,9 +50,9 @@ class Pool {
     std::size_t bytes;
   };
 
-  // A block of about this size, or a part of a larger one, or one that idle neighbours make up. In
-  // a loop of the same requests the first always fits; where sizes are new, as in tuning, memory
-  // that is touched already is far cheaper than that of the system.
+  // A block of about this size, a part of a larger block, or idle neighbours joined together. In a
+  // loop of the same requests the first always fits. For new sizes, as in tuning, memory that has
+  // been touched already is far cheaper than new memory from the system.
   Block take(std::size_t bytes) {
     bytes = round_up(bytes, kHugePage);
     {
@@ -77,7 +78,7 @@ class Pool {
     void* data = nullptr;
     try {
       data = map(bytes);
-    } catch (...) {  // what nobody got was never in use
+    } catch (...) {  // the system gave nothing, so nothing counts as used
       got(0, bytes);
       throw;
     }
@@ -102,7 +103,7 @@ class Pool {
     return static_cast<std::int64_t>(idle_bytes_);
   }
 
-  // In a child of fork(): what other threads had asked for never comes.
+  // Called in a child of fork(): what other threads had asked the system for never comes.
   void forget_asked() { asked_ = 0; }
 
  private:
@@ -156,7 +157,7 @@ class Pool {
 
   Idle idle_;
   std::size_t idle_bytes_ = 0, used_ = 0, most_ = 0;
-  std::size_t asked_ = 0;  // of the system, which has not answered yet
+  std::size_t asked_ = 0;  // bytes asked of the system and not yet received
   ForkMutex mutex_{[this] {
     abandon(idle_);
     idle_bytes_ = 0;

@@ -1,3 +1,4 @@
+// The cache of packed weights, and the storage hook that tells when weights were written.
 #include "runtime/memory/packed_weights.h"
 
 #include <c10/core/impl/COW.h>
@@ -16,7 +17,7 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// What Row::handed_out never is once a row is watched.
+// A value that Row::handed_out never has once a row is watched.
 constexpr std::uint64_t kNotSeen = 0;
 
 struct Entry {
@@ -24,8 +25,8 @@ struct Entry {
   std::vector<std::int64_t> dims, strides;
   std::string format;
   std::int64_t version;
-  std::uint64_t seen;  // Row::handed_out when `packed` was last right, kNotSeen where unsure
-  std::optional<std::uint64_t> content;  // hash of the weights, where there was reason to take it
+  std::uint64_t seen;  // Row::handed_out when `packed` was last valid; kNotSeen if unsure
+  std::optional<std::uint64_t> content;  // hash of the weights, if it was needed
   at::Tensor packed;
 };
 
@@ -50,14 +51,14 @@ Cache& cache() {
 }
 
 // The hook: PyTorch calls it, once, before it gives anybody a pointer through which this memory can
-// be written. Every op that writes passes here, whichever tensor it writes, through .data too.
+// be written. Every op that writes comes here, whichever tensor it writes, even through .data.
 void handed_out(c10::StorageImpl* storage) {
   const std::lock_guard lock(cache().mutex);
   const auto row = cache().rows.find(storage);
   if (row != cache().rows.end()) row->second.watched = false;
 }
 
-// Whether the hook sees every write. It does not where somebody may hold a pointer from before the
+// Whether the hook sees every write. It does not if somebody may hold a pointer from before the
 // hook was set: through another tensor of this storage (perhaps shared with a NumPy array), or as
 // the owner of memory that torch did not allocate (NumPy, another process).
 bool sees_all_writes(const Row& row, const c10::Storage& storage) {
@@ -65,8 +66,8 @@ bool sees_all_writes(const Row& row, const c10::Storage& storage) {
          c10::impl::cow::has_simple_data_ptr(*storage.unsafeGetStorageImpl());
 }
 
-// The row of a storage, with the hook in place from here on, before anybody reads the weights. A
-// storage that is copied on write has a hook of its own; its writes are not seen.
+// The row of a storage. It sets the hook, before anybody reads the weights. A storage that is
+// copied on write has a hook of its own; its writes are not seen.
 Row& watched_row(const c10::Storage& storage) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   Row& row =
@@ -91,7 +92,7 @@ Entry* find(Row& row, const at::Tensor& weights, const std::string& format) {
   return found == row.entries.end() ? nullptr : &*found;
 }
 
-// Frees what belonged to weights that are gone.
+// Frees the packed forms of weights that are gone.
 void drop_dead() {
   std::erase_if(cache().rows, [](const auto& item) { return item.second.storage.expired(); });
 }
@@ -118,10 +119,11 @@ at::Tensor packed_weights(const at::Tensor& weights, const std::string& format,
       doubted = true;
     }
   }
-  // Who holds a pointer now may write through it after the weights were read here, and let go of it
-  // unseen. Only what was read while nobody held one is believed later without a hash.
+  // Somebody who holds a pointer now may write through it after the weights were read here, and
+  // drop it unnoticed. So later uses may skip the hash only if nobody held a pointer while the
+  // weights were read.
   if (!sure) seen = kNotSeen;
-  // The following reads all weights, and so happens unlocked: done twice it is harmless.
+  // Hashing reads all weights, so it happens without the lock. Doing it twice is harmless.
   if (doubted || !sure) content = content_hash(weights);
   if (doubted) {
     const std::lock_guard lock(cache().mutex);

@@ -1,15 +1,15 @@
-// Memory for one step of an op, kept by each thread for the next.
+// Memory for one step of an op. Each thread keeps it for the next step.
 #pragma once
 
 #include <cstdint>
 
 namespace torch_blocked {
 
-// Whose memory it is: an op's, or a chain's whose stages are ops.
+// Who uses the memory: an op, or a chain that calls ops as its stages.
 enum class WorkspaceOf { kOp, kChain };
 
-// At least `floats` floats of this thread, aligned to a page; the next call for the same may move
-// them.
+// At least `floats` floats that belong to this thread, aligned to a page. The next call for the
+// same `of` may move them.
 float* workspace(std::int64_t floats, WorkspaceOf of = WorkspaceOf::kOp);
 
 }  // namespace torch_blocked

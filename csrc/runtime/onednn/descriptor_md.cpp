@@ -1,3 +1,4 @@
+// Converts our descriptors to oneDNN's and back.
 #include "runtime/onednn/descriptor_md.h"
 
 #include <oneapi/dnnl/dnnl_debug.h>

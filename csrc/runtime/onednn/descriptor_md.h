@@ -1,4 +1,4 @@
-// Our descriptors and oneDNN's, each made of the other.
+// Converts our descriptors to oneDNN's and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,12 @@
 
 namespace torch_blocked {
 
-// Nothing where oneDNN's API cannot make it: it takes a tag that it knows or strides, not both
-// strides and blocks, and neither padding nor an offset of one's own.
+// Nothing if oneDNN's API cannot make it. The API takes a known tag or strides, but not strides
+// with blocks, and no padding or offset.
 std::optional<dnnl::memory::desc> onednn_md(const Descriptor& descriptor);
 
-// Nothing for what is not strides and blocks, as weights that only one primitive can read are not.
+// Nothing for formats other than strides and blocks, such as weights that only one primitive can
+// read.
 std::optional<Descriptor> descriptor_of(const dnnl::memory::desc& md);
 
 // torch's type for a descriptor's. The zero descriptor has none.

@@ -1,3 +1,4 @@
+// Executes oneDNN primitives with this thread's scratchpad, and builds their keys.
 #include "runtime/onednn/primitive.h"
 
 #include <ATen/Parallel.h>
@@ -21,7 +22,7 @@ void* scratchpad(std::size_t bytes) {
   constexpr std::size_t kAlignment = 4096;
   if (bytes > capacity) {
     capacity = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    buffer.reset();  // before the new one is taken, so that both never stand at once
+    buffer.reset();  // first, so that both buffers never exist at once
     buffer.reset(std::aligned_alloc(kAlignment, capacity));
     if (!buffer) {
       capacity = 0;

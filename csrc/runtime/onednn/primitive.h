@@ -1,8 +1,8 @@
 // oneDNN primitives with their arguments prepared, in a bounded cache.
 //
-// A call on a prepared primitive costs 0.23 us; making its descriptor again, even when oneDNN's own
-// cache has the code, 4.6 us. Each thread has its own cache and scratchpad, because two concurrent
-// runs may share neither memory objects nor scratchpad; the generated code is shared through
+// A call on a prepared primitive costs 0.23 us. Making its descriptor again costs 4.6 us, even if
+// oneDNN's own cache has the code. Each thread has its own cache and scratchpad, because concurrent
+// runs can share neither memory objects nor a scratchpad. They share the generated code through
 // oneDNN's cache.
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace torch_blocked {
 
-// A primitive and one memory object per argument, executed with other buffers each call.
+// A primitive and one memory object per argument. Each call executes it with other buffers.
 class Primitive {
  public:
   struct Argument {
@@ -43,23 +43,24 @@ class Primitive {
   std::size_t scratchpad_bytes_ = 0;
 };
 
-// Attributes every primitive here is made with: the scratchpad is ours.
+// The attributes of every primitive here: we provide the scratchpad.
 dnnl::primitive_attr user_scratchpad();
 
-// oneDNN's slow implementations: "ref:any", "conv:any+ref:any", among the reorders "simple:any".
+// Whether it is one of oneDNN's slow implementations: "ref:any", "conv:any+ref:any", and
+// "simple:any" for reorders.
 bool is_ref(std::string_view impl_name);
 
-// The words that tell two problems apart. A key starts with a name; that of a primitive ends with
-// the thread count, which oneDNN's code depends on, and with what else decides which implementation
-// it is (runtime/estimated_threads.h).
+// A key that tells problems apart. It starts with a name. A primitive's key ends with the thread
+// count, on which oneDNN's code depends, and with whatever else decides which implementation it is
+// (runtime/estimated_threads.h).
 class Key {
  public:
   explicit Key(const char* name) : bytes_(name) {}
   Key& add(std::int64_t value);
   Key& add(std::span<const std::int64_t> values);
   Key& add(Format format);
-  std::string finish() &&;                             // with these
-  std::string text() && { return std::move(bytes_); }  // without them
+  std::string finish() &&;                             // with that end
+  std::string text() && { return std::move(bytes_); }  // without it
 
  private:
   std::string bytes_;

@@ -1,3 +1,4 @@
+// Redirects standard output to a file, takes oneDNN's lines from there, and passes all others on.
 #include "runtime/onednn/verbose_stream.h"
 
 #include <sys/stat.h>
@@ -19,8 +20,8 @@ std::atomic<int> openings{0};
 std::FILE* caught = nullptr;
 int own_stdout = -1;
 off_t taken = 0;                           // how much of the file was read
-std::string unread;                        // the beginning of a line whose end has not come
-ForkMutex mutex([] { abandon(unread); });  // of these
+std::string unread;                        // the beginning of a line that is not complete yet
+ForkMutex mutex([] { abandon(unread); });  // guards the variables above
 
 void pass_on(std::string_view text) {
   while (!text.empty()) {

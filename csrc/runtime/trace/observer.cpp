@@ -1,3 +1,5 @@
+// Observes ops through PyTorch's dispatcher and reports them to trace, with their module, formats
+// and products.
 #include "runtime/trace/observer.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -29,7 +31,7 @@ using Values = std::span<const IValue>;
 
 // ---- which module a node of autograd is of ------------------------------------------------------
 
-// An op of the forward has the sequence number that its node gets, within its thread.
+// Within a thread, an op of the forward has the same sequence number as its autograd node.
 using SequenceKey = std::pair<std::uint64_t, std::int64_t>;
 std::map<SequenceKey, std::string> modules;
 ForkMutex modules_mutex([] { abandon(modules); });
@@ -64,7 +66,7 @@ std::int64_t block_of(const at::Tensor& physical) { return physical.sizes().back
 
 bool is_block(std::int64_t size) { return size == 4 || size == 8 || size == 16 || size == 32; }
 
-// Formats of the dense tensors that ATen tells apart.
+// The format of a dense tensor, as far as ATen distinguishes formats.
 std::string format_name(const at::Tensor& tensor) {
   const auto ndims = static_cast<std::size_t>(tensor.dim());
   if (ndims < 3 || ndims > 5 || tensor.layout() != at::kStrided) return "";
@@ -76,8 +78,8 @@ std::string format_name(const at::Tensor& tensor) {
 
 enum class Side { kArgument, kResult };
 
-// Ops of ours that nobody wraps take and return physical tensors, but for the one that makes them
-// of a dense tensor and the one that goes back.
+// Whether a tensor of an op of ours is physical. Our ops take and return physical tensors, except
+// that to_blocked takes a dense one and to_dense returns one.
 bool is_physical(const at::Tensor& tensor, std::string_view op, Side side) {
   constexpr std::string_view kOurs = "torch_blocked::";
   if (!op.starts_with(kOurs) || tensor.dim() < 4 || !is_block(block_of(tensor))) return false;
@@ -91,8 +93,8 @@ std::string described(const at::Tensor& tensor, std::string_view op, Side side) 
   return format.empty() ? text(tensor.sizes()) : text(format, " ", tensor.sizes());
 }
 
-// Whether a tensor of `sizes` can be what a blocked one of the logical `dims` holds. Sizes of a
-// dense tensor may end in a number that is a block, too.
+// Whether a tensor of `sizes` can be the physical tensor of a blocked one with logical `dims`. The
+// sizes of a dense tensor may end in a block size, too.
 bool holds(at::IntArrayRef sizes, at::IntArrayRef dims) {
   if (dims.size() < 3 || dims.size() > 5 || sizes.size() != dims.size() + 1) return false;
   const std::int64_t block = sizes.back();
@@ -116,7 +118,7 @@ std::int64_t bytes_of(Values values) {
 // ---- products -----------------------------------------------------------------------------------
 
 double numel(const IValue& value) { return static_cast<double>(value.toTensor().numel()); }
-// Products that each element on the side of a weight's first dim takes part in.
+// Products for each element along a weight's first dim.
 double row(const IValue& weight) {
   return numel(weight) / static_cast<double>(weight.toTensor().size(0));
 }
@@ -124,7 +126,7 @@ double last_dim(const IValue& value) {
   return static_cast<double>(value.toTensor().sizes().back());
 }
 
-// An op's products: so many, and so many for each element of its result.
+// The number of an op's products: a fixed number, plus some for each element of its result.
 struct ProductCount {
   double fixed = 0, each = 0;
 };
@@ -168,17 +170,17 @@ ProductCount products_of(std::string_view op, Values in) {
 
 // ---- the observer -------------------------------------------------------------------------------
 
-// An op inside of the op that is kept.
+// An op inside of the op that is being recorded.
 struct Inner {
   std::int64_t start_ns, inside_ns;
 };
-// What is known of the op that is kept before it ends. Its arguments are gone by then.
+// Notes on the op that is being recorded. Its arguments are gone when it ends.
 struct Running {
   ProductCount products;
-  Dims src;                // logical dims of a blocked argument whose format is not known yet
-  std::vector<Dims> made;  // sizes of what ops inside returned that can be physical, the last ones
-  std::vector<Inner> inner;  // that run at the moment, outermost first
-  std::string slowest;       // of those that ran: says by what the op ran
+  Dims src;                  // logical dims of a blocked argument whose format is not known yet
+  std::vector<Dims> made;    // sizes of the last results of inner ops that can be physical
+  std::vector<Inner> inner;  // inner ops that are running, outermost first
+  std::string slowest;       // the slowest inner op, reported as what the op ran by
   std::int64_t slowest_ns = 0;
 };
 thread_local Running running;
@@ -187,14 +189,14 @@ std::string blocked_format(std::int64_t block, std::size_t ndims) {
   return std::string(Format::blocked(block).name(ndims));
 }
 
-// Puts the format of a blocked argument in, once an op inside has read what it holds.
+// Sets the format of a blocked argument once an inner op has read its physical tensor.
 void name_argument(trace::Event& op, const at::Tensor& read) {
   if (running.src.empty() || is_wrapper(read) || !holds(read.sizes(), running.src)) return;
   op.src = text(blocked_format(block_of(read), running.src.size()), " ", running.src);
   running.src.clear();
 }
 
-// Remembers what may be the memory of a result.
+// Remembers the sizes of a tensor that may be the memory of a result.
 void note_made(const at::Tensor& tensor) {
   constexpr std::size_t kMost = 16;
   if (is_wrapper(tensor) || tensor.dim() < 4 || !is_block(block_of(tensor))) return;
@@ -202,7 +204,8 @@ void note_made(const at::Tensor& tensor) {
   running.made.push_back(tensor.sizes().vec());
 }
 
-// The last of what was made inside that a blocked result of these dims can hold says its format.
+// The format of a blocked result with these dims: that of the last inner result that can be its
+// physical tensor.
 std::string format_of_result(at::IntArrayRef dims) {
   for (const Dims& sizes : std::views::reverse(running.made)) {
     if (holds(sizes, dims)) return blocked_format(sizes.back(), dims.size());
@@ -216,8 +219,8 @@ struct Context : at::ObserverContext {
   Context(What kind, std::size_t at) : what(kind), place(at) {}
 };
 
-// What it takes to hand an op to the observer, arguments and results boxed, beyond the observer's
-// own time: 0.1 us of an op with two tensors, more of those with more arguments.
+// The time to call the observer with boxed arguments and results, besides the observer's own time:
+// 0.1 us for an op with two tensors, more with more arguments.
 std::int64_t handing_ns = 0;
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
@@ -288,7 +291,7 @@ void leave_op(const at::RecordFunction& function, std::int64_t at) {
   }
 }
 
-// An observer must not throw; an op whose tensors cannot be asked is kept without words.
+// An observer must not throw. An op with tensors that cannot be read is kept without a description.
 void on_leave(const at::RecordFunction& function, at::ObserverContext* context) {
   if (!context) return;
   const std::int64_t at = trace::now_ns();
@@ -304,7 +307,7 @@ void on_leave(const at::RecordFunction& function, at::ObserverContext* context) 
   trace::close(place, at);
 }
 
-// Nanoseconds of one small op, in the fastest of some rounds.
+// Nanoseconds of one small op, in the fastest of several rounds.
 std::int64_t small_op_ns() {
   constexpr int kRounds = 8, kOps = 64;
   const at::InferenceMode guard;

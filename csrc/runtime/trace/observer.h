@@ -1,10 +1,10 @@
-// Tells trace of every op that runs, also of those of ATen, while someone records: PyTorch tells
-// observers of each call through its dispatcher, for its profiler's sake.
+// While someone records, reports every op that runs to trace, including ATen's. PyTorch's
+// dispatcher tells observers of each call, for its profiler.
 #pragma once
 
 namespace torch_blocked {
 
-// They nest. With `onednn`, what torch's own oneDNN prints is taken, too (verbose_stream.h), op by
+// Calls nest. With `onednn`, also takes what torch's own oneDNN prints (verbose_stream.h), op by
 // op; its verbose mode must be on.
 void start_observing(bool onednn);
 void stop_observing(bool onednn);

@@ -1,3 +1,4 @@
+// Keeps counts of events, the log of those recorded, and each thread's open events.
 #include "runtime/trace/trace.h"
 
 #include <algorithm>
@@ -20,11 +21,11 @@ ForkMutex log_mutex([] { abandon(log); });
 thread_local std::vector<Event> opened;
 thread_local OnReorder on_reorder;
 
-// Recordings of this thread; a child of fork() goes on with no others.
+// Recordings of this thread. A child of fork() continues only these.
 thread_local int own_recorders = 0;
 const bool at_fork = (in_forked_children([] { recorders = std::max(own_recorders, 0); }), true);
 
-// Where and in what the event happens.
+// Sets the event's id and thread, and what it inherits from the event around it.
 void place(Event& event) {
   event.id = ++last_id;
   event.thread = this_thread();

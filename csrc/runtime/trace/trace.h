@@ -1,6 +1,6 @@
-// What happened, told to whoever asks: what costs time without computing (reorders, weight packs,
-// dense fallbacks, `ref` kernels that were refused), which is always counted; and, while someone
-// records, also the modules and ops that ran, each with its time and all that is in it.
+// Counts and records events. What costs time without computing is always counted: reorders, weight
+// packs, dense fallbacks, refused `ref` kernels. While someone records, the modules and ops that
+// ran are kept, too, each with its time and the events inside it.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 namespace torch_blocked::trace {
 
 // kModule: a module's forward, or the backward of one of its ops. kOp: an op, or a step of a plan.
-// kOneDnn: what torch's own oneDNN ran in an op, in its words.
+// kOneDnn: what torch's own oneDNN ran in an op, as oneDNN describes it.
 enum class Kind { kReorder, kPack, kFallback, kRef, kModule, kOp, kOneDnn };
 inline constexpr int kCounted = 4;  // those before kModule
 
@@ -25,50 +25,51 @@ struct Event {
   std::int64_t time_ns = 0;
   // Known while someone records.
   std::string module = {};    // the path of the module that ran
-  bool is_backward = false;   // in the backward of that module
-  std::string line = {};      // of the user's code, where it is known: "model.py:12"
+  bool is_backward = false;   // whether it ran in the backward of that module
+  std::string line = {};      // of the user's code, if known: "model.py:12"
   std::int64_t start_ns = 0;  // of the steady clock
   std::int64_t id = 0;        // counted from 1
-  std::int64_t parent = 0;    // the id of what it happened in; 0: of nothing
+  std::int64_t parent = 0;    // the id of the event around it; 0: none
   std::int64_t thread = 0;    // counted from 1
   std::string src = {};       // of ops: "nChw16c [1, 64, 56, 56]"
   std::string dst = {};       // likewise
   std::string implementation = {};
   double flops = 0;  // of an op's products
-  // Of time_ns, what recording itself took: between the events in it, not in them.
+  // The part of time_ns that recording took between the inner events, not inside them.
   std::int64_t recording_ns = 0;
 };
 
 // Counts the event; keeps it whole while someone records.
 void record(Event event);
 
-// Whether anyone records: details need not be built otherwise.
+// Whether anyone records. Otherwise details need not be built.
 bool recording();
 
-// Recordings nest. start() gives a position; stop(position) gives the events since then.
+// Recordings nest. start() returns a position, and stop(position) returns the events since then.
 std::size_t start();
 std::vector<Event> stop(std::size_t position);
 
-// Events since the library was loaded, by kind, of those that are counted.
+// How many events of each counted kind there were since the library was loaded.
 std::array<std::int64_t, kCounted> totals();
 
-// Begins something in which others happen, in this thread; returns its place for close(), which
-// keeps it, and closes what was left open inside. Its module is that of what it happens in, if it
-// names none. To be called while recording() only; close() also after that. since, at: times of the
-// steady clock between which and the call nothing but recording was done, so that it is no part of
-// the event's time, but of the recording_ns of what it happens in; 0: none.
+// Opens an event around others in this thread, and returns its place for close(). close() keeps the
+// event, and also closes events that were left open inside. An event that names no module gets that
+// of the event around it. Call open() only while recording(); close() may be called later, too.
+// `since`: when bookkeeping for this event began; `at`: when bookkeeping for its end began (steady
+// clock; 0: none). The time between then and the call is charged to the recording_ns of the event
+// around, not to this event's time.
 std::size_t open(Event event, std::int64_t since = 0);
 void close(std::size_t place, std::int64_t at = 0);
 std::int64_t now_ns();
 // The number of this thread, as in events.
 std::int64_t this_thread();
-// The innermost that this thread has open; null if there is none.
+// The innermost open event of this thread; null if there is none.
 Event* innermost();
-// Notes what the innermost op or reorder runs by, unless that is known.
+// Notes the implementation of the innermost op or reorder, unless it is known already.
 void note_implementation(const char* implementation);
 
-// Called before each reorder of this thread that is no optimized model's own, and may raise; empty:
-// nobody.
+// Called before each reorder of this thread, except those of optimized models. It may raise. Empty:
+// nothing is called.
 using OnReorder = std::function<void(const char* op, const std::string& formats)>;
 void watch_reorders(OnReorder watcher);
 const OnReorder& reorder_watcher();

@@ -1,4 +1,5 @@
-// Attention: the op of that name, and two products of matrices with a softmax between them.
+// Attention: finds ATen's op, or two products of matrices with a softmax between them, and runs our
+// kernel.
 #include "ops/tokens/attention.h"
 
 #include <ATen/ops/amax.h>
@@ -18,7 +19,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What a node holds. It reads query, key, value and, if there is one, the bias of the scores.
+// What a node holds. The node reads query, key, value and, if there is one, the bias of the scores.
 struct Attention {
   double scale;
   bool key_is_transposed;  // [..., D, S]
@@ -26,7 +27,7 @@ struct Attention {
 
 // ---- from ops to nodes --------------------------------------------------------------------------
 
-// Whether three values are query, key and value of heads without an empty dim.
+// Whether three values are query, key and value of heads, none with an empty dim.
 bool are_heads(const Rewrite& rewrite, Value query, Value key, Value value, bool transposed) {
   for (const Value each : {query, key, value}) {
     if (each == kNone || rewrite.meta(each).dtype != at::kFloat) return false;
@@ -57,7 +58,7 @@ bool is_bias(const Rewrite& rewrite, Value bias, const Dims& scores) {
          rewrite.meta(bias).dims.size() >= 2 && broadcasts(rewrite.meta(bias).dims, scores);
 }
 
-// The dims of the result [..., T, E] as it lies in memory: the heads of [B, H, T, E] side by side.
+// The dims of the result [..., T, E] in memory order: the heads of [B, H, T, E] lie side by side.
 Dims dims_in_memory(Dims query, std::int64_t lanes) {
   query.back() = lanes;
   if (query.size() == 4) std::swap(query[1], query[2]);
@@ -72,8 +73,8 @@ void become(Node& node, std::initializer_list<Value> reads, const Attention& att
   node.become(nodes::attention, std::move(arguments), attention);
 }
 
-// A mask [..., T, S] as numbers to add to scores: true, where a key is seen, is 0. Undefined for
-// one that hides all keys from a query, whose result is zeros then.
+// A mask [..., T, S] as numbers to add to scores: 0 where it is true, that is where the query sees
+// the key. Undefined if the mask hides all keys from a query, whose result would be zeros.
 at::Tensor bias_of(const at::Tensor& mask) {
   at::Tensor bias = mask;
   if (mask.scalar_type() == at::kBool) {
@@ -119,7 +120,7 @@ bool is_product(const Node* node) {
   return node && is_any(*node, {"aten::matmul", "aten::bmm"}) && node->read(1) != kNone;
 }
 
-// The number that a node multiplies a tensor by; nothing if it does something else.
+// The number by which a node multiplies a tensor; nothing if it does something else.
 std::optional<double> factor_of(const Node& node) {
   if (!is_any(node, {"aten::mul", "aten::div"}) || node.arguments.size() != 2 ||
       !is_real(node.arguments[1])) {
@@ -129,9 +130,9 @@ std::optional<double> factor_of(const Node& node) {
   return node.name == "aten::div" ? 1 / value : value;
 }
 
-// What stands between the product of queries and keys and the softmax of its rows, found backwards:
-// scale and factor times the scores, plus the bias and the values. Views of scores whose rows stay
-// whole, as of windows and their heads apart, may lie in between.
+// Collects, backwards, the nodes between the product of queries and keys and the softmax of its
+// rows: scale and factor times the scores, plus a constant bias or a computed one. Views that keep
+// rows of scores whole, such as those that separate windows from heads, may stand in between.
 class Scores {
  public:
   Scores(const Rewrite& rewrite, const Uses& uses, Node& softmax)
@@ -151,20 +152,20 @@ class Scores {
     }
   }
 
-  Node* product = nullptr;  // null: these are no such scores
+  Node* product = nullptr;  // null: these are not scores of attention
   double scale = 1;
   at::Tensor bias;         // constant
   Value value = kNone;     // a bias that is computed
   Node* factor = nullptr;  // multiplies the scores by a constant per head
   at::Tensor factors;
 
-  // All nodes from the product to the softmax but for `factor`.
+  // All nodes from the product to the softmax, except `factor`.
   const std::vector<Node*>& taken() const { return taken_; }
 
  private:
   Node* maker() const { return uses_.only_reader(at_) ? uses_.maker[Uses::at(at_)] : nullptr; }
 
-  // Of the operands of a node the one that is not the scores; null if both or none could be.
+  // The operand of a node that is not the scores; null if both or none could be.
   const Argument* other_than_scores(const Node& node) {
     const auto is_full = [&](std::size_t i) {
       const Value value = node.read(i);
@@ -235,11 +236,11 @@ class Scores {
   const Uses& uses_;
   std::vector<Node*> taken_;
   Dims dims_;  // of the scores at
-  Value at_;   // this place, which is what the nodes taken so far read
+  Value at_;   // this value, which the nodes taken so far read
 };
 
-// product(softmax(scale product(query, key) + bias), value). A factor per head multiplies queries
-// instead, which are fewer than scores.
+// Finds product(softmax(scale product(query, key) + bias), value). A factor per head multiplies the
+// queries instead of the scores: queries are fewer.
 void find_written_out(Rewrite& rewrite, const Uses& uses, Node& node) {
   if (!is_product(&node) || node.read(0) == kNone || !uses.only_reader(node.read(0))) return;
   Node* softmax = uses.maker[Uses::at(node.read(0))];
@@ -271,8 +272,8 @@ bool transposes_matrices(const Rewrite& rewrite, const Node& node) {
   return rank >= 2 && order_of(node, rank) == wanted;
 }
 
-// The softmax whose transposed result a product takes from the right, as non-local blocks do whose
-// values are [.., E, S]; null if it takes something else.
+// The softmax whose transposed result is the right operand of a product, as in non-local blocks
+// with values [.., E, S]; null if there is none.
 Node* transposed_softmax(const Rewrite& rewrite, const Uses& uses, const Node& node) {
   if (node.held.has_value() || !is_product(&node) || node.read(0) == kNone) return nullptr;
   if (rewrite.graph.constants.contains(node.read(0))) return nullptr;
@@ -288,7 +289,7 @@ Node* transposed_softmax(const Rewrite& rewrite, const Uses& uses, const Node& n
   return is_softmax && rewrite.meta(node.read(0)).dims.size() == rank ? softmax : nullptr;
 }
 
-// A product with a transposed softmax, value^T softmax^T, becomes (softmax value)^T.
+// Turns a product with a transposed softmax, value^T softmax^T, into (softmax value)^T.
 void turn_products(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   std::vector<Node> nodes;
@@ -322,7 +323,7 @@ void turn_products(Rewrite& rewrite) {
   drop_dead(rewrite.graph);
 }
 
-// Attention writes [B, T, H, E], of which what its op returns is a view.
+// Attention writes [B, T, H, E]; adds the view of it that the op returns.
 void transpose_results(Rewrite& rewrite) {
   std::vector<Node> nodes;
   for (Node& node : rewrite.graph.nodes) {
@@ -377,7 +378,8 @@ Prepared prepare(const Step& step, const Running& running) {
       }};
 }
 
-// Both products: each pair of a query and a key takes the lanes of a query and of a value.
+// Both products. For each pair of a query and a key, they multiply the lanes of a query and of a
+// value.
 double flops(const Plan& plan, const Step& step) {
   const auto dims = [&](std::size_t i) {
     return plan.slots[step.reads.at(step.node->read(i))].dims;

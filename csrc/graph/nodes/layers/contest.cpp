@@ -1,3 +1,5 @@
+// Chooses which implementations of a convolution are timed, by estimates and lower bounds, and
+// gives the tuner what it needs to time them.
 #include "graph/nodes/layers/contest.h"
 
 #include <bit>
@@ -19,7 +21,8 @@ double flops_of(const ConvolutionProblem& p) {
 
 namespace {
 
-// By FMAs. The peak is that of a moment; clocks may rise above it.
+// Microseconds of the FMAs alone. The peak was measured at one moment, and clocks may rise above
+// it.
 double fma_microseconds(const ConvolutionProblem& p) {
   static const double peak = 1.1 * fma_peak_gflops();
   return flops_of(p) / (1e3 * peak * threads());
@@ -27,20 +30,21 @@ double fma_microseconds(const ConvolutionProblem& p) {
 
 }  // namespace
 
-// Microseconds below which no kernel that sums all products can be.
+// A lower bound, in microseconds, for any kernel that sums all products.
 double least_microseconds(const ConvolutionProblem& p) {
-  // Six instructions of AMX make 256 x 32 products in 96 cycles, FMAs 32 in one.
+  // Six AMX instructions make 256 x 32 products in 96 cycles; FMAs make 32 in one.
   constexpr double kByTiles = 6 * 16 * 32. / (256 * 32);
   return fma_microseconds(p) * part_inside(p) * (convolutions::amx.refuses(p) ? 1 : kByTiles);
 }
 
-// What another format than the blocked one can save at most, by what was measured of 600 layers in
-// each: kernels that read channels last took 0.9 of the time and more, 0.8 on maps of at most 8x8,
-// where weights count, and on AVX2 0.93 on maps of any size; depthwise ones took as long, plain
-// ones 1.1 of it and more. Kernels of blocks waste lanes where channels do not fill them, which
-// cost more than half of the time on src of 3 channels, and less elsewhere: layers of 8 channels
-// took 0.81 of it in other formats, 1x1 layers to 2 plain ones 0.73. Where the kernel of blocks is
-// far from the peak, one that reads channels last may be near it.
+// The most that another format than the blocked one can save, measured on 600 layers in each
+// format. Compared with the blocked kernels' time, kernels for channels-last took at least 0.9; at
+// least 0.8 on maps of at most 8x8, where weights count; and on AVX2 at least 0.93 on maps of any
+// size. Depthwise kernels took as long, and plain ones at least 1.1.
+// Blocked kernels waste lanes where channels do not fill a block. That cost more than half of the
+// time on src of 3 channels, and less elsewhere: layers of 8 channels took 0.81 of the time in
+// other formats, and 1x1 layers to 2 plain channels 0.73. Where the blocked kernel is far from the
+// peak, the one for channels-last may be near it.
 double least_beside(const ConvolutionProblem& p, double known, Format of_blocks) {
   constexpr std::int64_t kFewPixels = 64;
   constexpr double kLanesAtLeast = 0.85, kLanesAtLeastPlain = 0.6;
@@ -69,12 +73,12 @@ double least_beside(const ConvolutionProblem& p, double known, Format of_blocks)
   return std::max(Contest::Reference::kHandicap * alone, least);
 }
 
-// Bounds were checked on layers of it.
+// The bounds were checked on float32 layers only.
 bool is_known(const ConvolutionProblem& p) { return p.dtype == at::kFloat; }
 
 namespace {
 
-// The problem in words, with all that decides its time.
+// The problem's name in the file of times: everything that decides its time.
 std::string name_of(const ConvolutionProblem& p) {
   const auto& [before, after, residual] = p.epilogue;
   return text(c10::toString(p.dtype), " ", p.src_dims, p.weight_dims, p.dst_dims, p.stride,
@@ -84,7 +88,7 @@ std::string name_of(const ConvolutionProblem& p) {
               static_cast<std::int64_t>(after.kind));
 }
 
-// All of that but the images' sizes.
+// The same without the sizes of images.
 std::string layer_of(ConvolutionProblem p) {
   for (Dims* dims : {&p.src_dims, &p.dst_dims}) {
     (*dims)[0] = 1;
@@ -93,8 +97,8 @@ std::string layer_of(ConvolutionProblem p) {
   return name_of(p);
 }
 
-// Memory for one problem. The values do not matter for the time, but denormals would: these are
-// 0.01 as float32 and as pairs of bfloat16.
+// Memory for one problem. Values do not matter for the time, except denormals. These values are
+// 0.01 both as float32 and as pairs of bfloat16.
 class Probe {
  public:
   at::Tensor src, dst, bias;
@@ -105,8 +109,8 @@ class Probe {
     bias = filled({p.dst_dims[1]}, dtype_);
   }
 
-  // What the weights of a plan take, not packed: that was half of the time in which ResNet-50's
-  // layers were timed. All plans share the memory, which is evicted before each run.
+  // Memory as large as a plan's packed weights. Nothing is packed: packing was half of the time it
+  // took to time ResNet-50's layers. All plans share this memory, which is evicted before each run.
   at::Tensor weights(const LayerPlan& plan, const Dims& dims) {
     if (plan.packed_bytes == 0) return pack_weights(plan, filled(dims, dtype_));
     if (!weights_.defined() || static_cast<std::int64_t>(weights_.nbytes()) < plan.packed_bytes) {
@@ -126,7 +130,7 @@ class Probe {
   at::Tensor weights_;
 };
 
-// An implementation on a probe, which is made for the first that takes the problem.
+// An implementation on a probe. The first implementation that takes the problem creates the probe.
 std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optional<Probe>& probe,
                                        const char* implementation, bool known) {
   const Traits& traits = convolution_implementations().row(implementation).traits;
@@ -146,7 +150,7 @@ std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optiona
                         loops_only, handicap};
 }
 
-// The fastest by estimates, if these hold for the problem's formats.
+// The fastest by estimates, if estimates hold for the problem's formats.
 const char* estimated(const ConvolutionProblem& p, const char* preferred) {
   if (preferred) {
     if (const auto named = plan_convolution(p, preferred)) return named->name;
@@ -156,13 +160,14 @@ const char* estimated(const ConvolutionProblem& p, const char* preferred) {
   return p.blocked() || traits.any_format ? name : nullptr;
 }
 
-// Takes out those that say that they are not for the problem: nobody's word makes them run it.
+// Removes implementations that refuse the problem: they cannot run it even if they are asked for by
+// name.
 void drop_refusing(std::vector<const char*>& names, const ConvolutionProblem& p) {
   const auto& list = convolution_implementations();
   std::erase_if(names, [&](const char* name) { return list.refuses(list.row(name), p); });
 }
 
-// Of all implementations.
+// A contest of all implementations.
 Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
   return {
       .name = name_of(problem),
@@ -173,11 +178,11 @@ Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& prob
       .entry = [&](const char* name, bool known) { return entry_of(problem, probe, name, known); }};
 }
 
-// Leaves those in a contest that may be the fastest: their estimates are not far from the least.
-// Over the layers of 44 models on Zen 4 the fastest was never further from it than a factor of 1.4,
-// and of 1.1 where that mattered by more than 8 %; on a Xeon with AMX some are, which costs 0.4 to
-// 0.6 % of all layers' time. All others run only if these are slower than a kernel has any reason
-// to be.
+// Keeps those implementations in a contest that may be the fastest: their estimates are near the
+// least. For the layers of 44 models on Zen 4, the estimate of the fastest was always within a
+// factor of 1.4 of the least, and within 1.1 where the difference mattered by more than 8 %. On a
+// Xeon with AMX some are further away, which costs 0.4 to 0.6 % of all layers' time. The others are
+// timed only if these are unreasonably slow.
 void keep_likely(Contest& contest, const ConvolutionProblem& p) {
   constexpr double kFar = 1.4, kSlow = 2, kSmall = 50, kBytesPerMicrosecond = 10e3;
   const auto& list = convolution_implementations();
@@ -196,7 +201,7 @@ void keep_likely(Contest& contest, const ConvolutionProblem& p) {
       sizeof(float) * static_cast<double>(values) / (kBytesPerMicrosecond * threads());
 }
 
-// Of those that may be the fastest, where estimates tell.
+// A contest of the implementations that may be the fastest, if estimates hold, else of all.
 Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
                      std::optional<Probe>& probe) {
   Contest contest = contest_of(problem, probe);

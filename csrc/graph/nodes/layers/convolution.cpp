@@ -1,5 +1,5 @@
-// Convolutions, with the zero padding before them and the activations and the sum after them. The
-// format of src may be another than that of the result.
+// Convolutions, with the zero padding before them and the activations and the sum after them. src
+// may have another format than the result.
 #include "ops/convolution/convolution.h"
 
 #include "format/errors.h"
@@ -13,8 +13,8 @@ namespace {
 
 // ---- from ops to nodes --------------------------------------------------------------------------
 
-// Why a convolution is none of a type that we have kernels for, and that ATen takes, too; empty if
-// it is. What ATen refuses, it words best.
+// Why a convolution stays with ATen; empty if it is for our kernels. Either no kernel has its type,
+// or ATen does not take it either: then ATen's own error is the best.
 std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* bias,
                    std::int64_t groups, bool transposed) {
   if (src.dtype != at::kFloat && src.dtype != at::kBFloat16) {
@@ -31,8 +31,8 @@ std::string misfit(const Meta& src, const at::Tensor& weight, const at::Tensor* 
   return fits ? "" : "its weight is not for this input";
 }
 
-// What a word says: at::conv2d's "valid", or "same", whose odd zero is behind the image and which
-// ATen takes at stride 1 only. Nothing if it is not for us.
+// The padding that at::conv2d's word means: "valid", or "same". With "same" an odd zero is behind
+// the image, and ATen takes it only at stride 1. Nothing if we do not take it.
 std::optional<Padding> padding_of_word(std::string_view word, at::IntArrayRef kernel,
                                        const Dims& stride, const Dims& dilation) {
   Padding padding{Dims(stride.size(), 0), Dims(stride.size(), 0)};
@@ -63,7 +63,7 @@ namespace {
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const ConvolutionOp* row = convolution_op(node.name);
-  if (!row || node.held.has_value()) return;  // or one of bytes
+  if (!row || node.held.has_value()) return;  // a convolution of bytes has one
   const auto decline = [&](std::string why) { node.declined = std::move(why); };
   const Graph& graph = rewrite.graph;
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
@@ -105,7 +105,7 @@ void find(Rewrite& rewrite) {
 }
 
 // Adds the only reader of `node` to its epilogue; false if it cannot. The convolution then runs in
-// the reader's place, because only there the residual is known, too.
+// the reader's place, because the residual may not exist before.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   Node* reader = node.as<Convolution>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader || reader->held.has_value()) return false;
@@ -151,22 +151,22 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
 struct Choice {
   ConvolutionProblem problem;
   std::string implementation;
-  double microseconds = kImpossible, total = kImpossible;  // total: with the reorder of src
-  const Node* gather = nullptr;  // whose sources it reads, instead of its result
-  std::string instead_of = "";   // the fastest alone, which does not run for some rows at a time
+  double microseconds = kImpossible, total = kImpossible;  // total: with src's reorder
+  const Node* gather = nullptr;  // it reads this gather's sources, not its result
+  std::string instead_of = "";   // the fastest alone, if it cannot run on some rows at a time
 };
 
 const Choice& chosen(Planner& planner, const Node& node, Format format);
 
-// What is timed after a choice is timed beside it. One of 24 plans of a ResNet-18 that were made
-// beside another process took channels-last for 512 channels on 7x7, where Winograd takes two
-// thirds of the time, since each had been timed at a moment of its own.
+// Later candidates are timed in turn with an earlier choice. When each was timed at its own moment,
+// next to another busy process, one of 24 plans of ResNet-18 took channels-last for 512 channels on
+// 7x7, where Winograd takes two thirds of the time.
 std::optional<Beside> beside(const Choice& choice) {
   if (choice.implementation.empty()) return std::nullopt;
   return Beside{choice.problem, {choice.implementation, choice.microseconds}};
 }
 
-// The best way to a convolution's dst in `format`; src may be reordered for it.
+// The fastest way to a convolution's dst in `format`. src may be reordered for it.
 Choice timed(Planner& planner, const Node& node, Format format) {
   Choice best;
   const bool after_blocks = planner.tuner().enabled() && format != planner.blocked();
@@ -174,8 +174,8 @@ Choice timed(Planner& planner, const Node& node, Format format) {
   const Value src = node.read(0);
   for (const Format src_format : {format, kPlain}) {
     ConvolutionProblem problem = problem_of(node, planner.metas());
-    // Only a plain src of few channels goes with another format of dst. A residual that is src
-    // itself must have dst's format.
+    // Only a plain src of few channels may differ from dst's format. A residual that is src itself
+    // must have dst's format.
     if (src_format != format && src == node.read(1)) continue;
     if (src_format == kPlain && format != kPlain && problem.src_dims[1] > kFewChannels) continue;
     problem.src_format = src_format;
@@ -189,9 +189,9 @@ Choice timed(Planner& planner, const Node& node, Format format) {
   return best;
 }
 
-// Whether nothing in `format` can be worth its while, even if it ran at the peak: blocked, with
-// reorders of src and dst, is faster. Only blocked formats have Winograd's kernels; to time the
-// others' on layers that are theirs was half of the time of a U-Net's plan.
+// Whether no kernel in `format` can win, even at peak speed: the blocked one is faster, reorders of
+// src and dst included. Only blocked formats have Winograd kernels, and to time the other formats
+// on layers for Winograd was half of the time of a U-Net's plan.
 bool is_hopeless(Planner& planner, const Node& node, Format format) {
   if (!planner.tuner().enabled() || format == planner.blocked()) return false;
   const ConvolutionProblem problem = problem_of(node, planner.metas());
@@ -202,7 +202,7 @@ bool is_hopeless(Planner& planner, const Node& node, Format format) {
   return least_microseconds(problem) > own.microseconds + reorders;
 }
 
-// One that is hopeless has no implementation until it is wanted all the same.
+// A hopeless format gets no implementation until it is needed all the same.
 Choice choose(Planner& planner, const Node& node, Format format) {
   if (!is_hopeless(planner, node, format)) return timed(planner, node, format);
   Choice least{problem_of(node, planner.metas()), ""};
@@ -221,7 +221,7 @@ double cost(Planner& planner, const Node& node, Format format) {
   return chosen(planner, node, format).total;
 }
 
-// The time of a format that was never timed is at least this.
+// A lower bound of the time in a format that was not timed.
 double least(Planner& planner, const Node& node, Format format) {
   const Format src_home = planner.home(node.read(0));
   if (const auto* known = planner.made<Choice>({&node, format, src_home})) return known->total;
@@ -243,8 +243,8 @@ const Traits& traits_of(const Choice& choice) {
   return convolution_implementations().row(choice.implementation).traits;
 }
 
-// The gather whose sources the convolution reads instead of its result; null if it cannot, or if
-// the result has been made for another node.
+// The gather whose sources the convolution can read instead of its result; null if it cannot, or if
+// another node has needed the result already.
 const Node* gather_for(const Planner& planner, const Node& node, const Choice& choice) {
   const Value src = node.read(0);
   const Node* maker = planner.waiting(src);
@@ -274,7 +274,7 @@ const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.
 
 // ---- memory and running -------------------------------------------------------------------------
 
-// A sum is stored over its residual, but not over what the convolution reads around each pixel.
+// A sum may overwrite its residual, but not src, which the convolution reads around each pixel.
 Value stored_over(const Step& step) {
   const Value residual = step.node->read(1);
   const bool sums = traits_of(choice_of(step)).sums_in_place;
@@ -286,7 +286,7 @@ std::optional<Slot> residual_of(const Step& step) {
   return residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
 }
 
-// The program on what the convolution stores; nothing if there is none.
+// The program that runs on what the convolution stores; null if there is none.
 std::shared_ptr<const StoredProgramRun> stored_run_of(const Step& step,
                                                       const ConvolutionProblem& p) {
   const auto& program = step.node->as<Convolution>()->stored;
@@ -313,7 +313,7 @@ RunRows followed_by(std::shared_ptr<const StoredProgramRun> program, RunRows run
 
 Prepared prepare_alone(const Step& step, const Choice& choice, const Running& running) {
   const Convolution& c = *step.node->as<Convolution>();
-  // A file of times may name what oneDNN of this build has no kernel for.
+  // A file of times may name an implementation for which this build's oneDNN has no kernel.
   auto named = plan_convolution(choice.problem, choice.implementation);
   auto plan = named ? std::move(named->plan) : plan_convolution(choice.problem).plan;
   const at::Tensor packed =
@@ -348,8 +348,8 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
           loops_only, std::move(run_rows)};
 }
 
-// What runs a convolution for some rows at a time: its implementation, or one that takes about as
-// long alone.
+// An implementation that runs a convolution on some rows at a time: the chosen one, or one that
+// takes about as long.
 struct InRows {
   const char* implementation;
   RowStage stage;
@@ -377,7 +377,7 @@ void choose_rows(Step& step) {
   choice.instead_of = std::exchange(choice.implementation, implementation);
 }
 
-// A convolution that reads its channels where they are.
+// Prepares a convolution that reads its channels directly from a gather's sources.
 Prepared prepare_gathered(const Step& step, const Choice& choice, const Running& running) {
   const Convolution& c = *step.node->as<Convolution>();
   const std::vector<Slot> srcs = sources(step, *choice.gather);
@@ -424,15 +424,15 @@ std::string formats_of(const ConvolutionProblem& p) {
   return src == dst ? std::string(dst) : text(src, " -> ", dst);
 }
 
-// Those that do not take a problem.
+// Adds the implementations that do not take a problem.
 void add_refusals(const ConvolutionProblem& p, std::vector<Rival>& all) {
   for (const auto& [name, why] : convolution_implementations().refusals(p)) {
     all.push_back({name, formats_of(p), 0, why});
   }
 }
 
-// All implementations in the step's formats, the fastest in other formats, and why others are not
-// for these or for blocked ones.
+// All implementations in the step's formats, the fastest in other formats, and why other
+// implementations do not take the step's formats or blocked ones.
 std::vector<Rival> rivals(Planner& planner, const Step& step) {
   ConvolutionProblem p = choice_of(step).problem;
   Tuner& tuner = planner.tuner();

@@ -21,7 +21,7 @@ LinearProblem problem_of(const Dims& dims, const at::Tensor& weight, bool has_bi
 
 void find_one(const Rewrite& rewrite, Node& node) {
   const Graph& graph = rewrite.graph;
-  if (node.name != "aten::linear" || node.held.has_value()) return;  // or one of bytes
+  if (node.name != "aten::linear" || node.held.has_value()) return;  // a layer of bytes has one
   const at::Tensor* weight = constant_of(graph, node.arguments[1]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();
@@ -39,7 +39,7 @@ void find(Rewrite& rewrite) {
 }
 
 // Adds the only reader of `node` to its epilogue; false if it cannot. The layer then runs in the
-// reader's place, because only there the residual is known, too.
+// reader's place, because the residual may not exist before.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   Node* reader = node.as<Linear>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader || reader->held.has_value()) return false;
@@ -74,7 +74,7 @@ struct Choice {
   double microseconds = 0;  // 0: not measured
 };
 
-// Memory for one problem. Implementations that share a format of weights share what is packed.
+// Memory for one problem. Implementations with the same format of weights share the packed weights.
 struct Probe {
   at::Tensor src, dst, weight, bias;
   std::map<std::string, at::Tensor> packed = {};
@@ -99,15 +99,15 @@ struct Probe {
   }
 };
 
-// Larger weights come from memory whatever is done, at the paces that the estimates know; to time
-// the first layer of VGG-16's head took 3 s.
+// Larger weights always come from memory, at the bandwidths that the estimates know. To time the
+// first layer of VGG-16's head took 3 s.
 constexpr std::int64_t kMostTimedWeights = 8'000'000;
 
 bool is_timed(const Tuner& tuner, const LinearProblem& p) {
   return tuner.enabled() && p.inputs * p.outputs <= kMostTimedWeights;
 }
 
-// `names`: of the implementations that take the problem.
+// `names`: the implementations that take the problem.
 Contest contest_of(const Tuner& tuner, const LinearProblem& p,
                    const std::vector<const char*>& names, std::optional<Probe>& probe) {
   const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
@@ -176,7 +176,7 @@ Prepared prepare(const Step& step, const Running& running) {
   return {run, loops_only};
 }
 
-// A sum is stored over its residual, but not over what all its rows' outputs are made of.
+// A sum may overwrite its residual, but not src, from which all outputs of a row are computed.
 Value stored_over(const Step& step) {
   const Value residual = step.node->read(1);
   if (residual == kNone || residual == step.node->read(0)) return kNone;

@@ -1,5 +1,5 @@
-// Products of matrices that the model computes both, but for those of attention. One that is only
-// read in another order of its dims is stored in that order.
+// Matrix products of two computed operands, except those of attention. If a product is only read
+// with its dims permuted, it is stored in that order.
 #include "ops/tokens/matmul.h"
 
 #include <numeric>
@@ -12,8 +12,8 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What a node holds. It reads left [..., M, K] and right [..., K, N]; its result is the product
-// [..., M, N] with its dims in this order.
+// What a node holds. The node reads left [..., M, K] and right [..., K, N]; its result is the
+// product [..., M, N] with its dims in this order.
 struct Matmul {
   Dims order;
 };
@@ -41,7 +41,8 @@ void find(Rewrite& rewrite) {
   }
 }
 
-// Rows or columns stay dense: whole vectors are stored.
+// Takes a permutation behind a product if rows or columns stay dense, so that whole vectors are
+// stored.
 void fuse(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {

@@ -1,13 +1,14 @@
-// The zeros around what a convolution reads: those that an op has put there become its own, and
-// taps that meet nothing else are left out.
+// Zeros around a convolution's src: padding ops become the convolution's own padding, and taps that
+// read only padding are removed.
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-// Zero padding in front of a convolution joins the convolution's own. If there is more of it at the
-// near end, the difference counts as a smaller image, of which something must be left.
+// Joins zero padding in front of a convolution with the convolution's own. If the near end has more
+// padding than the far end, the difference is taken from the image's size, and something of the
+// image must be left.
 void fuse_padding(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -41,13 +42,13 @@ void fuse_padding(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// A kernel's taps [first, first + count) along a dim, and the padding in front of and behind them.
+// A kernel's taps [first, first + count) along a dim, and the padding before and after them.
 struct SeenTaps {
   std::int64_t first, count, begin, end;
 };
 
-// The taps between the first and the last that see a pixel of `in` for one of the outputs. Those in
-// front that see none lie in the padding in front.
+// The taps from the first to the last that read a pixel of `in` for any output. The removed taps in
+// front reduce the padding in front.
 SeenTaps seen_taps(std::int64_t in, std::int64_t out, std::int64_t taps, std::int64_t stride,
                    std::int64_t padding, std::int64_t dilation) {
   const auto sees = [&](std::int64_t tap) {
@@ -65,8 +66,8 @@ SeenTaps seen_taps(std::int64_t in, std::int64_t out, std::int64_t taps, std::in
           (out - 1) * stride + (last - first) * dilation + 1 - in - begin};
 }
 
-// Taps that meet nothing but padding are left out: the outer ones of a 3x3 kernel with a dilation
-// of 24 on a map of 16x16 leave one of 1x1, which takes a quarter of the time.
+// Removes taps that read only padding. A 3x3 kernel with a dilation of 24 on a map of 16x16 becomes
+// 1x1, which takes a quarter of the time.
 void drop_unseen_taps(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) {
     auto* c = node.as<Convolution>();

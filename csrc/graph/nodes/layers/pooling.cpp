@@ -1,6 +1,5 @@
-// Ops that treat channels alike, so that a blocked tensor is a batch of images of b channels to
-// them: pooling and resampling, which have kernels of their own. Means over the spatial dims become
-// poolings.
+// Pooling and resampling. These ops treat all channels alike, so a blocked tensor is to them a
+// batch of images of b channels. Means over the spatial dims become poolings.
 #include "graph/nodes/layers/pooling.h"
 
 #include <ATen/Parallel.h>
@@ -23,17 +22,18 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What ATen's resampling takes; a scale is none where the sizes say it.
+// The arguments of ATen's resampling. A scale is none if it follows from the sizes.
 struct Resampling {
   Dims sizes;  // of dst
   bool align_corners;
   std::array<std::optional<double>, 3> scales;
 };
 
-// Beside those with windows, which pooling_op knows. `into`: ATen's op into memory that is given.
+// Ops besides those with windows, which pooling_op() knows. `into`: ATen's op, writing into given
+// memory.
 struct Resampler {
   std::string_view name;
-  std::optional<Interpolation> interpolation;  // what we have a kernel for
+  std::optional<Interpolation> interpolation;  // our kernel's; none: we have no kernel
   void (*into)(const at::Tensor& src, const Resampling& r, at::Tensor& dst);
 };
 constexpr auto kResamplers = std::to_array<Resampler>(
@@ -65,7 +65,7 @@ const Resampler* resampler(const Node& node) {
   return found == kResamplers.end() ? nullptr : found;
 }
 
-// (input, sizes or none, [align corners,] scales or none); nothing if it is another overload.
+// (input, sizes or none, [align corners,] scales or none); nothing for another overload.
 std::optional<Resampling> resampling_of(const Node& node, const Dims& dst) {
   const Resampler* row = resampler(node);
   if (!row || node.overload != "vec") return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<Resampling> resampling_of(const Node& node, const Dims& dst) {
   return r;
 }
 
-// For the kernel of ours, where it takes a resampling in that format.
+// A resampling as a problem for our kernel; nothing if the kernel does not take it in that format.
 std::optional<ResamplingProblem> resampling_problem(const Node& node,
                                                     const std::vector<Meta>& metas, Format format) {
   const Resampler* row = resampler(node);
@@ -102,7 +102,7 @@ bool flag(const Node& node, std::int64_t index) {
   return index >= 0 && node.arguments[static_cast<std::size_t>(index)].constant().toBool();
 }
 
-// Windows of equal size, where the input is a multiple of the output.
+// Adaptive pooling as windows of equal size; nothing unless the input is a multiple of the output.
 std::optional<PoolingProblem> adaptive(PoolingProblem p) {
   const std::size_t spatial = p.src_dims.size() - 2;
   for (std::size_t i = 0; i < spatial; ++i) {
@@ -117,7 +117,7 @@ std::optional<PoolingProblem> adaptive(PoolingProblem p) {
   return p;
 }
 
-// Whether a node is the mean over all spatial dims of an image, and nothing else.
+// Whether a node is the mean over exactly the spatial dims of an image.
 bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   if (node.name != "aten::mean" || node.overload != "dim" || node.arguments[0].value() == kNone) {
     return false;
@@ -136,8 +136,8 @@ bool is_global_mean(const Node& node, const std::vector<Meta>& metas) {
   return *reduced == spatial;
 }
 
-// The mean over the pixels of an image whose spatial dims a reshape has joined becomes one over
-// these dims.
+// If a reshape has joined the spatial dims of an image, turns the mean over the joined dim into one
+// over the spatial dims.
 void find_flat_means(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -158,7 +158,7 @@ void find_flat_means(Rewrite& rewrite) {
   }
 }
 
-// An average over one window that is all of an image is a mean.
+// Turns an average whose one window covers the whole image into a mean.
 void find_whole_windows(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) {
     if (!is_any(node, {"aten::avg_pool2d", "aten::avg_pool3d"}) || node.read(0) == kNone) continue;
@@ -262,7 +262,8 @@ std::optional<PoolingProblem> pooling_problem(const Node& node, const std::vecto
 
 namespace {
 
-// "aten::max_pool2d" of three dims is that of one image without a batch.
+// "aten::max_pool2d" on three dims pools one image without a batch, so the rank is checked by the
+// op's name.
 bool takes(const Candidate& candidate) {
   const std::string& name = candidate.node.name;
   const PoolingOp* row = pooling_op(name);
@@ -273,8 +274,8 @@ bool takes(const Candidate& candidate) {
   return std::ssize(candidate.result().dims) == spatial + 2;
 }
 
-// In nchw ATen computes one output after the other: 15 to 44 ns each with a window, 1 to 5 without
-// one (Sapphire Rapids, one thread). Other formats take a tenth of that or less.
+// In nchw ATen computes one output after the other: 15 to 44 ns each with a window, 1 to 5 ns
+// without (Sapphire Rapids, one thread). Other formats take a tenth of that or less.
 double cost(Planner& planner, const Node& node, Format format) {
   if (format != kPlain) return 0;
   const double microseconds = pooling_op(node.name) ? 30e-3 : 2.5e-3;
@@ -301,7 +302,7 @@ void plan(Planner& planner, const Node& node, Step& step) {
   if (name) step.choice = Choice{*problem, name};
 }
 
-// In plain formats ATen makes a resampling's result.
+// In plain formats ATen makes the result of a resampling.
 bool fills(const Step& step, const SlotPlan& dst) {
   if (step.choice.has_value()) return true;
   const Resampler* row = resampler(*step.node);
@@ -342,7 +343,7 @@ Prepared prepare(const Step& step, const Running& running) {
                       {.argument = as_images, .result = result, .is_physical = false});
 }
 
-// The implementations on memory of a format, ready to be timed.
+// A contest of the implementations, on memory of its own.
 Contest contest_of(const PoolingProblem& p, const char* implementation) {
   const auto filled = [&](const Dims& dims) {
     return at::full(p.format.physical_shape(dims), 0, p.dtype);

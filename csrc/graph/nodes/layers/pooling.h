@@ -1,4 +1,4 @@
-// Nodes as poolings, for kinds beside pooling.
+// Nodes as poolings, for kinds other than pooling.
 #pragma once
 
 #include "graph/passes/rules.h"
@@ -9,7 +9,7 @@ namespace torch_blocked::graph {
 // Whether a node is an average over windows, or an adaptive one.
 bool is_average(const Node& node);
 
-// A node as a pooling in this format; nothing if ours are not like it.
+// A node as a pooling in this format; nothing if our kernels do not take it.
 std::optional<PoolingProblem> pooling_problem(const Node& node, const std::vector<Meta>& metas,
                                               Format format);
 

@@ -1,5 +1,5 @@
-// Recurrent layers: LSTM, GRU and RNN. The products of all tokens with the weights of both
-// directions are one linear layer in front, and what is left goes from step to step.
+// Recurrent layers: LSTM, GRU and RNN. One linear layer in front multiplies all tokens by the input
+// weights of both directions; the rest goes from step to step.
 #include "ops/tokens/recurrent.h"
 
 #include <ATen/ops/cat.h>
@@ -15,13 +15,13 @@ namespace {
 
 using c10::IValue;
 
-// What a node holds, of one layer. It reads the products, h and, of an LSTM, c of all layers, and
-// makes dst and the last h and c of this one.
+// What a node holds; a node is one layer. It reads the products, h and, for an LSTM, c of all
+// layers. It makes dst and the last h and c of this layer.
 struct Recurrent {
   Cell cell;
   std::int64_t hidden, directions, layer;
   bool batch_first;
-  std::vector<RecurrentWeights> weights;  // of the directions
+  std::vector<RecurrentWeights> weights;  // one per direction
 };
 
 // ---- from ops to nodes --------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class Layers {
     const Meta& input = rewrite_.meta(node_.read(0));
     if (input.dtype != at::kFloat || input.dims.size() != 3) return false;
     if (std::ranges::count(input.dims, 0) > 0) return false;
-    if (a[6].constant().toBool() && number(a[5], 1) != 0) return false;  // dropout, as in training
+    if (a[6].constant().toBool() && number(a[5], 1) != 0) return false;  // dropout of training
     layers_ = a[4].constant().toInt();
     directions_ = a[7].constant().toBool() ? 2 : 1;
     batch_first_ = a[8].constant().toBool();
@@ -63,7 +63,8 @@ class Layers {
     return read_parameters(a[2]);
   }
 
-  // Nodes in the place of the op: the linear layers, the steps, and the last states side by side.
+  // Makes the nodes that replace the op: the linear layers, the steps, and the last states side by
+  // side.
   void make(std::vector<Node>& made) {
     Value input = node_.read(0);
     std::vector<std::vector<Argument>> last(states_.size());
@@ -81,7 +82,7 @@ class Layers {
   }
 
  private:
-  // h, and c of an LSTM.
+  // Reads h, and c of an LSTM.
   bool read_states() {
     const Argument& hx = node_.arguments[1];
     if (const auto* list = list_of(hx)) {
@@ -108,13 +109,14 @@ class Layers {
     return true;
   }
 
-  // Of a direction of a layer: (weight_ih, weight_hh, bias_ih, bias_hh), biases only if there are.
+  // Parameter i of a direction of a layer: (weight_ih, weight_hh, bias_ih, bias_hh), the biases
+  // only if there are any.
   const at::Tensor& parameter(std::int64_t layer, std::int64_t direction, std::int64_t i) const {
     return parameters_[static_cast<std::size_t>((layer * directions_ + direction) * per_direction_ +
                                                 i)];
   }
 
-  // Parameter i of all directions below each other.
+  // Parameter i of all directions, concatenated along its first dim.
   Value joined(std::int64_t layer, std::int64_t i) {
     std::vector<at::Tensor> parts;
     for (std::int64_t d = 0; d < directions_; ++d) parts.push_back(parameter(layer, d, i));
@@ -123,7 +125,7 @@ class Layers {
     return add_constant(rewrite_, rewrite_.weights.folded(parts, "joined", joins).weight.source);
   }
 
-  // Returns its result, `result` if that is one.
+  // Returns the layer's result: the value `result` unless that is kNone.
   Value make_layer(std::vector<Node>& made, std::int64_t layer, Value input, Value result,
                    std::vector<std::vector<Argument>>& last) {
     Meta meta = rewrite_.meta(input);
@@ -244,7 +246,7 @@ Prepared prepare(const Step& step, const Running& running) {
           true};
 }
 
-// Of the products with h; those with the inputs are the linear layer's.
+// The products with h. Those with the inputs belong to the linear layer.
 double flops(const Plan& plan, const Step& step) {
   const Recurrent& own = *step.node->as<Recurrent>();
   return 2.0 * static_cast<double>(c10::multiply_integers(plan.slots[step.writes[0]].dims) *

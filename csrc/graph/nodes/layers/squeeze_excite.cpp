@@ -1,6 +1,6 @@
-// Squeeze and excitation as one node: the mean over the spatial dims, one or two small layers
-// (1x1 convolutions, or linear layers between views), a sigmoid, the product with what the mean is
-// of, and what follows it pointwise. Source: "Squeeze-and-Excitation Networks" (arXiv 1709.01507).
+// Squeeze and excitation as one node: the mean of an image over the spatial dims, one or two small
+// layers (1x1 convolutions, or linear layers between views), a sigmoid, the product with the image,
+// and pointwise ops that follow. Source: "Squeeze-and-Excitation Networks" (arXiv 1709.01507).
 #include "ops/images/squeeze_excite.h"
 
 #include "format/errors.h"
@@ -16,15 +16,15 @@ struct Layer {
   Activation activation;
 };
 
-// src times a gate for each channel: `gate` of what the layers make, one after the other, of the
-// means of src over the spatial dims.
+// src times a gate per channel. The layers run one after the other on the means of src over the
+// spatial dims, and `gate` is applied to their result.
 struct SqueezeExcite {
   std::vector<Layer> layers;
   Gate gate;
   Epilogue epilogue = {};
 };
 
-// Ops between the layers that may only add, drop or expand dims of size 1 of [N, C].
+// Ops that may stand between the layers. On [N, C] they only add, drop or expand dims of size 1.
 bool is_view(const Node& node) {
   return is_reshape(node) || is_any(node, {"aten::unsqueeze", "aten::squeeze", "aten::expand",
                                            "aten::expand_as", "aten::contiguous"});
@@ -36,7 +36,7 @@ std::optional<Gate> gate_of(const Node& node) {
   return std::nullopt;
 }
 
-// A node as a layer from [N, I] to [N, O]; nothing if it is none.
+// A node as a layer from [N, I] to [N, O]; nothing if it is no such layer.
 std::optional<Layer> layer_of(const Node& node) {
   if (const auto* layer = node.as<Linear>()) {
     if (layer->epilogue.residual) return std::nullopt;
@@ -54,27 +54,28 @@ std::optional<Layer> layer_of(const Node& node) {
   return Layer{c.weight, c.bias, c.epilogue.before};
 }
 
-// Whether a node is the mean over all spatial dims, whatever their sizes; find_means has made
-// poolings of all such.
+// Whether a node is the mean over all spatial dims, whatever their sizes. find_means has turned all
+// such means into poolings.
 bool is_mean(const Node& node) {
   if (!node.name.starts_with("aten::adaptive_avg_pool")) return false;
   const auto sizes = integers(node.arguments[1], 1);
   return sizes && std::ranges::all_of(*sizes, [](std::int64_t size) { return size == 1; });
 }
 
-// From a gate back to the mean: nodes whose result nobody else reads.
+// Walks from a gate back to the mean, along nodes whose results nobody else reads.
 class Chain {
  public:
   Chain(const Uses& uses, const std::vector<Meta>& metas, const Dims& image)
       : uses_(uses), metas_(metas), image_(image) {}
 
-  // What the value `gate` comes from, as a node on `src`; nothing if it is no such chain.
+  // The chain that computes the value `gate`, as squeeze and excitation of `src`; nothing if there
+  // is none.
   std::optional<SqueezeExcite> find(Value src, Value gate) {
     Node* node = maker(gate);
     if (!node || !gate_of(*node)) return std::nullopt;
     SqueezeExcite found{.layers = {}, .gate = *gate_of(*node)};
     for (node = previous(*node); node && !is_mean(*node); node = previous(*node)) {
-      Activation activation;  // after a linear layer: others are part of their layer
+      Activation activation;  // after a linear layer: convolutions have theirs in the epilogue
       if (const auto own = find_activation(*node); own && !layer_of(*node)) {
         activation = *own;
         node = previous(*node);
@@ -91,11 +92,12 @@ class Chain {
     return found;
   }
 
-  // The nodes on the way, the mean first.
+  // The nodes of the chain, the mean first.
   std::vector<Node*> nodes() const { return {nodes_.rbegin(), nodes_.rend()}; }
 
  private:
-  // Whether each layer takes what the one before makes, and all go from C to C.
+  // Whether each layer takes the channels that the one before makes, and all together go from C to
+  // C.
   bool fits(const std::vector<Layer>& layers) const {
     std::int64_t channels = image_[1];
     for (const Layer& layer : layers) {
@@ -105,7 +107,7 @@ class Chain {
     return !layers.empty() && channels == image_[1];
   }
 
-  // The maker of the only value that a node reads, views skipped.
+  // The maker of the only value that a node reads; views are skipped.
   Node* previous(const Node& node) {
     Value src = kNone;
     int count = 0;
@@ -127,7 +129,7 @@ class Chain {
     }
   }
 
-  // Whether a value is [N, C'] and ones.
+  // Whether a value's dims are [N, C'], followed by ones.
   bool is_pixel(Value value) const {
     if (value == kNone) return false;
     const Dims& dims = metas_[Uses::at(value)].dims;
@@ -169,7 +171,8 @@ void find_one(Node& product, const Uses& uses, const std::vector<Meta>& metas) {
   }
 }
 
-// Activations and a sum after the product; the last of these takes its place.
+// Fuses activations and a sum after the product. The node then runs in the place of the last of
+// these.
 void fuse_epilogues(Rewrite& rewrite, const Uses& uses) {
   for (Node& node : rewrite.graph.nodes) {
     const auto* found = node.as<SqueezeExcite>();

@@ -1,6 +1,6 @@
-// Concats along channels. Where the operands are whole blocks of one image, they are made where
-// they belong, and nothing runs. Of others those that begin with a block are, and the rest is moved
-// behind them.
+// Concats along channels. If the operands are whole blocks of one image, they are made in place,
+// and nothing runs. Otherwise the operands that begin at a block are made in place, and the rest is
+// moved behind them.
 #include "ops/moving/concat.h"
 
 #include <ATen/ops/cat.h>
@@ -13,7 +13,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Lanes are moved four bytes at a time, so bytes and bfloat16 only as whole blocks.
+// Lanes are moved four bytes at a time, so bytes and bfloat16 must be whole blocks.
 bool takes(const Candidate& candidate) {
   const at::ScalarType dtype = candidate.result().dtype;
   if (!is_concat(candidate.node, 1, candidate.result().dims.size())) return false;
@@ -25,7 +25,7 @@ bool takes(const Candidate& candidate) {
   return (dtype == at::kFloat || (is_narrow && whole)) && candidate.reads_images();
 }
 
-// Whole blocks, one operand after the other in each image.
+// Copies whole blocks, one operand after the other in each image.
 Prepared prepare_blocks(const Running& running, const std::vector<Slot>& srcs, Slot dst) {
   return {[&tensors = running.tensors, srcs, dst] {
     auto* to = static_cast<std::uint8_t*>(tensors[dst].mutable_data_ptr());
@@ -40,14 +40,14 @@ Prepared prepare_blocks(const Running& running, const std::vector<Slot>& srcs, S
   }};
 }
 
-// Of the operands that begin with a block, which the first with a tail ends.
+// The whole blocks before the first operand that does not begin at a block.
 std::int64_t leading_blocks(const std::vector<std::int64_t>& counts, std::int64_t block) {
   std::int64_t channels = 0;
   for (std::size_t i = 0; i < counts.size() && channels % block == 0; ++i) channels += counts[i];
   return channels / block;
 }
 
-// Lanes that are no whole blocks: all, or those behind the operands that lie in dst.
+// Copies lanes that are not whole blocks: all, or those behind the operands that lie in dst.
 Prepared prepare_lanes(const Running& running, const std::vector<Slot>& srcs, Slot to) {
   const SlotPlan& dst = running.plan.slots[to];
   const std::vector<std::int64_t> counts = channel_counts(running.plan, srcs);

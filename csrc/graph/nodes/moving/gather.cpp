@@ -1,8 +1,8 @@
-// Splits, concats and shuffles of channels, one after the other, as one choice of channels of what
-// was there before them.
+// Merges chains of splits, concats and shuffles of channels into one gather, which chooses channels
+// of the chain's sources.
 //
 // To learn how an op moves channels, the op itself is run on their numbers, [1, C, 1, 1], instead
-// of on images.
+// of on an image.
 #include "graph/nodes/moving/gather.h"
 
 #include <ATen/ops/arange.h>
@@ -20,11 +20,11 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Where the channels of a value come from. The channels may be seen as several dims, the pixels as
-// one.
+// Where the channels of a value come from. Reshapes may have split the channels into several dims,
+// or joined the spatial dims into one.
 struct Channels {
   at::Tensor numbers;   // [1, *channels, 1 for each spatial dim]: source value * kSource + channel
-  std::size_t spatial;  // dims that it has
+  std::size_t spatial;  // how many spatial dims it has
   Dims pixels;          // the spatial dims of the image
   std::string name;     // the ops that made them
   bool moved = false;   // not only concats
@@ -35,10 +35,10 @@ struct Channels {
 };
 constexpr std::int64_t kSource = std::int64_t{1} << 32;
 
-using Numbers = std::vector<at::Tensor>;  // of the results of an op; empty: not known
+using Numbers = std::vector<at::Tensor>;  // one per result of an op; empty: not known
 
-// Ops that move nothing but channels, if all dims that argument `dims` names are such; -1: they
-// have no such argument. `adds`: dims that there are afterwards, besides.
+// Ops that move only channels, provided that argument `dims` names only dims of channels; -1: there
+// is no such argument. `adds`: how many dims the op adds.
 struct Row {
   std::string_view name;
   int dims;
@@ -61,7 +61,7 @@ constexpr std::array kMoves{Row{"aten::chunk", 2},
                             Row{"aten::channel_shuffle", -1},
                             Row{"aten::native_channel_shuffle", -1}};
 
-// Whether an argument names dims between the batch and the spatial ones, at least one.
+// Whether an argument names only dims between the batch and the spatial dims, and at least one.
 bool names_channels(const Argument& argument, std::size_t rank, std::size_t spatial) {
   const auto named = integers(argument, 1);
   const auto size = static_cast<std::int64_t>(rank),
@@ -72,7 +72,7 @@ bool names_channels(const Argument& argument, std::size_t rank, std::size_t spat
          });
 }
 
-// x[:, numbers]: one index, of channels.
+// x[:, numbers]: one index, which is of channels.
 bool indexes_channels(const Node& node, std::size_t rank, std::size_t spatial) {
   const auto* indices = std::get_if<std::vector<Argument>>(&node.arguments[1].held);
   std::size_t count = 0, at = 0;
@@ -84,7 +84,7 @@ bool indexes_channels(const Node& node, std::size_t rank, std::size_t spatial) {
   return count == 1 && at >= 1 && at + spatial < rank;
 }
 
-// repeat(self, sizes): of channels only.
+// repeat(self, sizes) that repeats only channels.
 bool repeats_channels(const Node& node, std::size_t rank, std::size_t spatial) {
   const auto times = integers(node.arguments[1], 1);
   if (!times || times->size() != rank) return false;
@@ -106,7 +106,7 @@ bool moves_channels(const Node& node, std::size_t rank, std::size_t spatial) {
          names_channels(node.arguments[at], rank + row->adds, spatial);
 }
 
-// The spatial dims stay as they are, or are seen as one, or again as those of the image; all dims
+// A reshape may keep the spatial dims, join them into one, or restore those of the image. All dims
 // between the batch and them count as channels.
 std::optional<Channels> reshaped(const Channels& from, const Dims& src, const Dims& dst) {
   const Dims same(src.end() - static_cast<std::ptrdiff_t>(from.spatial), src.end());
@@ -134,7 +134,7 @@ Numbers permuted(const Channels& from, const Dims& order) {
   return {from.numbers.permute(order)};
 }
 
-// All that the op reads besides must be constants, as the numbers of an index are.
+// Everything else that the op reads must be a constant, such as the numbers of an index.
 Numbers moved_by_op(const Graph& graph, const Node& node, const Channels& from) {
   if (!moves_channels(node, static_cast<std::size_t>(from.numbers.dim()), from.spatial)) return {};
   const Value src = node.read(0);
@@ -151,7 +151,8 @@ Numbers moved_by_op(const Graph& graph, const Node& node, const Channels& from) 
   return results;
 }
 
-// Of any kind: one that takes images takes a copy of channels that are seen as several dims, too.
+// Also copies that a kind for images has taken: it takes copies whose channels are several dims,
+// too.
 bool copies(const Node& node) { return is_any(node, {"aten::contiguous", "aten::clone"}); }
 
 // "aten::cat + view + transpose"
@@ -184,7 +185,7 @@ class Finder {
         gather->origin = node.origin;
         nodes.push_back(std::move(*gather));
         metas_.push_back(metas_[at(value)]);
-        value = graph_.values++;  // the op itself stays, with results that nobody reads
+        value = graph_.values++;  // the op itself stays, but nobody reads its results
       }
       nodes.insert(nodes.begin() + static_cast<std::ptrdiff_t>(place), std::move(node));
     }
@@ -195,7 +196,7 @@ class Finder {
   static std::size_t at(Value value) { return static_cast<std::size_t>(value); }
   const Dims& dims(Value value) const { return metas_[at(value)].dims; }
 
-  // What is known of a value; else its own channels, if it is an image.
+  // What is known of a value; if nothing is, its own channels, provided that it is an image.
   std::optional<Channels> channels_of(Value value) const {
     if (value == kNone || graph_.constants.contains(value)) return std::nullopt;
     if (known_[at(value)]) return known_[at(value)];
@@ -228,7 +229,7 @@ class Finder {
       know(node, i, *from, results[i], !copies(node));
   }
 
-  // What result `i` of a node is, which has made `numbers` of what it reads.
+  // Notes that result `i` of a node has the channels `numbers`.
   void know(const Node& node, std::size_t i, const Channels& from, const at::Tensor& numbers,
             bool moves) {
     Channels result = from;
@@ -238,7 +239,7 @@ class Finder {
     known_[at(node.outputs[i])] = std::move(result);
   }
 
-  // A concat along the channels, or a stack between them.
+  // A concat along the channels, or a stack along a new dim among theirs.
   void visit_joined(const Node& node) {
     const bool stacks = node.name == "aten::stack";
     Numbers parts;
@@ -261,7 +262,8 @@ class Finder {
     know(node, 0, *first, stacks ? at::stack(parts, dim) : at::cat(parts, dim), moves);
   }
 
-  // Values that something else than these ops reads, or what they make where that is no image.
+  // The values that are needed as they are: results of the graph, and what other ops read. What
+  // these ops read is needed, too, if it leads to such a value that is no image.
   std::vector<bool> find_needed() const {
     std::vector<bool> needed(metas_.size());
     for_values(graph_.outputs, [&](Value value) { needed[at(value)] = true; });
@@ -275,7 +277,7 @@ class Finder {
     return needed;
   }
 
-  // The gather or concat that makes a value in one step, where that is of use.
+  // The gather or concat that makes a value in one step, if that helps.
   std::optional<Node> gather_of(Value value) const {
     const auto& known = known_[at(value)];
     if (!known || !known->moved || !known->is_image() || known->numbers.numel() == 0) {
@@ -306,7 +308,7 @@ class Finder {
     return node;
   }
 
-  // All channels of each source, in their order.
+  // Whether a gather has all channels of each source, in their order.
   bool is_concat(const std::vector<Value>& srcs, const Gather& gather) const {
     std::vector<ChannelOf> whole;
     for (std::size_t i = 0; i < srcs.size(); ++i) {
@@ -323,7 +325,8 @@ class Finder {
   std::vector<std::optional<Channels>> known_;
 };
 
-// No time with our kernel, in blocked formats; two passes with ATen, a concat and an index_select.
+// Our kernel, in blocked formats, counts as free. ATen makes two passes: a concat and an
+// index_select.
 double cost(Planner& planner, const Node& node, Format format) {
   return 2 * planner.reorder_cost(node.output(), format, planner.blocked());
 }
@@ -348,7 +351,8 @@ Prepared prepare(const Step& step, const Running& running) {
             },
             true};
   }
-  std::vector<std::int64_t> first{0}, index;  // in a concat of the sources
+  // Where each source begins in a concat of all, and where each channel is in it.
+  std::vector<std::int64_t> first{0}, index;
   for (const std::int64_t count : counts) first.push_back(first.back() + count);
   for (const auto& [src, channel] : gather.channels) {
     index.push_back(first[static_cast<std::size_t>(src)] + channel);
@@ -386,7 +390,7 @@ constinit const NodeKind nodes::gather = {
     .combine = [](Rewrite& rewrite) { Finder(rewrite).run(); },
     .results = results,
     .cost = cost,
-    .waits = true,  // convolutions may do without
+    .waits = true,  // convolutions may read the sources instead
     .fills = [](const Step&, const SlotPlan& dst) { return dst.is_blocked(); },
     .prepare = prepare,
     .implementation = by_aten_unless_blocked,

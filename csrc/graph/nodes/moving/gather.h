@@ -1,4 +1,4 @@
-// A choice of channels, as convolutions that read the sources themselves see it.
+// Gathers of channels, for convolutions that read the sources of a gather directly.
 #pragma once
 
 #include "graph/running/run.h"
@@ -6,13 +6,13 @@
 
 namespace torch_blocked::graph {
 
-// Channels of the node's sources in any order: what a chain of splits, concats and shuffles comes
-// to. `src` counts the node's arguments.
+// Channels of the node's sources in any order: the result of a chain of splits, concats and
+// shuffles. ChannelOf's `src` counts the node's arguments.
 struct Gather {
   std::vector<ChannelOf> channels;  // of dst
 };
 
-// Where a step reads the sources of a gather, how many channels each has, and its data.
+// The slots of a gather's sources, how many channels each has, and the data of each.
 std::vector<Slot> sources(const Step& step, const Node& gather);
 std::vector<std::int64_t> channel_counts(const Plan& plan, const std::vector<Slot>& slots);
 std::vector<const float*> data_of(const std::vector<at::Tensor>& tensors,

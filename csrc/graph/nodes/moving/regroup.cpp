@@ -1,4 +1,5 @@
-// Other spatial dims over the same pixels, N and C as they are: in any format a view.
+// Reshapes that change only the spatial dims, over the same pixels. In any format the result is a
+// view.
 #include "graph/nodes/boxed.h"
 #include "graph/passes/rules.h"
 

@@ -1,4 +1,5 @@
-// Steps between nodes: a value in another format, or in order where a view may have any strides.
+// Steps between nodes: they bring a value into another format, or a view with any strides into
+// order.
 #include "ops/moving/reorder.h"
 
 #include "graph/nodes/boxed.h"
@@ -8,10 +9,10 @@
 namespace torch_blocked::graph {
 namespace {
 
-// With lazy conjugation and negation carried out in memory.
+// The tensor with lazy conjugation and negation carried out in memory.
 at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
-// Blocks of one pixel are rows of channels, if no tail lies between two of them.
+// Images of one pixel are rows of channels in both formats, unless a tail lies between two images.
 bool is_same_memory(const Step&, const SlotPlan& src, const SlotPlan& dst) {
   const Dims& dims = src.dims;
   if (dst.format != kPlain || src.dtype != dst.dtype || dims.size() < 3) return false;
@@ -30,7 +31,7 @@ Prepared prepare_reorder(const Step& step, const Running& running) {
   }};
 }
 
-// What a model asks to be in order, where that is no image.
+// Takes the model's own contiguous() where its result is no image.
 void find_contiguous(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) {
     if (!node.is(nodes::boxed) || node.name != "aten::contiguous" || node.read(0) == kNone)
@@ -43,7 +44,7 @@ void find_contiguous(Rewrite& rewrite) {
   }
 }
 
-// A view whose strides are known is copied into memory that is there.
+// A view with known strides is copied into memory that the plan has.
 Prepared prepare_contiguous(const Step& step, const Running& running) {
   const Slot from = step.reads.begin()->second, to = step.writes[0];
   if (running.memory.slots[to].is_given) {
@@ -69,7 +70,7 @@ constinit const NodeKind nodes::reorder = {
     .why = [](const Step&) -> std::string { return "the next step takes this format"; },
 };
 
-// From strides that ATen has chosen to plain: the same memory where it is in order.
+// From ATen's strides to plain. A tensor that is in order keeps its memory.
 constinit const NodeKind nodes::contiguous = {
     .name = "contiguous",
     .combine = find_contiguous,

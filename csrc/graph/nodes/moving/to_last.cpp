@@ -1,4 +1,5 @@
-// Permutations between [N, C, *spatial] in channels-last and [N, *spatial, C]: the same memory.
+// Permutations between [N, C, *spatial] and [N, *spatial, C]. With the image in channels-last, both
+// have the same memory.
 #include "graph/nodes/boxed.h"
 #include "graph/passes/rules.h"
 
@@ -11,9 +12,9 @@ bool permutes(const Candidate& candidate, Dims (*order)(std::size_t rank)) {
   return rank >= 3 && rank <= 5 && order_of(candidate.node, rank) == order(rank);
 }
 
-// [N, C, L] and [N, L, C] look alike, as do images and heads of attention [N, tokens, heads,
-// lanes], of which a view by ATen is as good: src counts if it comes from a node that makes images,
-// or, with more dims than three, from outside.
+// [N, C, L] and [N, L, C] look alike, and so do images and heads of attention [N, tokens, heads,
+// lanes]. For values that are no images, a view by ATen is as good. So src counts as an image if a
+// node that makes images makes it, or if it is an input with more than three dims.
 bool takes_to_last(const Candidate& candidate) {
   if (!permutes(candidate, order_to_last)) return false;
   const Value src = candidate.node.read(0);

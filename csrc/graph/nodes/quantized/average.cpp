@@ -1,5 +1,5 @@
-// Averages of bytes: poolings and means, which pooling.cpp has made poolings of, with what makes
-// bytes of the result. Sums are exact.
+// Averages of bytes, with the quantization of their result. They are poolings, and means that
+// pooling.cpp has turned into poolings. Sums are exact.
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/layers/pooling.h"
 #include "graph/nodes/quantized/quantized.h"
@@ -20,7 +20,7 @@ struct Average {
   std::optional<Quantization> dst = {};
 };
 
-constexpr std::int64_t kMostTaps = 1 << 16;  // whose sum is exact in float32
+constexpr std::int64_t kMostTaps = 1 << 16;  // the most bytes whose sum is exact in float32
 
 void find(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;

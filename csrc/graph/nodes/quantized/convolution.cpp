@@ -1,5 +1,5 @@
-// Convolutions of bytes by int8 weights, with the activations and the sum after them and what makes
-// bytes of the result.
+// Convolutions of bytes with int8 weights, fused with the activations, the sum and the quantization
+// after them.
 #include "ops/quantized/convolution.h"
 
 #include <ATen/ops/full.h>
@@ -14,11 +14,12 @@
 namespace torch_blocked::graph {
 namespace {
 
-// What a node holds. It reads src as the first value, and a residual, bytes too, as the second.
+// What a node holds. The node reads src as its first value, and a residual, also bytes, as its
+// second.
 struct Convolution8 {
   at::Tensor weight, scales, bias;  // int8; [OC] float32; the same, or undefined
   Dims stride, padding, dilation, output_padding;
-  Dims padding_end = {};  // beyond the symmetric padding, at the far end; empty: none
+  Dims padding_end = {};  // more at the far end than `padding` has; empty: none
   bool transposed;
   std::int64_t groups;
   Epilogue epilogue = {};
@@ -34,8 +35,8 @@ std::int64_t inputs_of(const at::Tensor& weight, bool transposed, std::int64_t g
   return transposed ? weight.size(0) : weight.size(1) * groups;
 }
 
-// Whether each output channel has a scale, or all have one. Those of transposed weights
-// [IC, OC / groups, *kernel] lie along dim 1, and each group has the same.
+// Whether there is a scale per output channel, or one for all. Scales of transposed weights [IC, OC
+// / groups, *kernel] lie along dim 1, and all groups share them.
 bool scales_fit(const QuantizedConstant& constant, bool transposed) {
   const std::int64_t axis = transposed ? 1 : 0;
   return constant.axis < 0 ||
@@ -98,7 +99,8 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
 void find(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, uses, node);
-  // Numbers that nobody reads any more are no readers of their bytes.
+  // Drops dequantizations that nobody reads any more, so that they do not count as readers of
+  // bytes.
   const Uses left(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
     const bool read = node.outputs.size() != 1 || left.is_output[Uses::at(node.output())] ||
@@ -108,8 +110,8 @@ void find(Rewrite& rewrite) {
   sweep(rewrite.graph);
 }
 
-// Padding with the zero point in front of a convolution joins the convolution's own, as zeros do
-// (convolution.cpp).
+// Joins padding with the zero point with the padding of the convolution behind it, as
+// layers/padding.cpp does with zeros.
 void fuse_padding(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -141,7 +143,7 @@ void fuse_padding(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// The bytes that a sum adds as the residual of `value`; none if it is no such sum.
+// The dequantization that a sum adds to `value` as its residual; null if it is no such sum.
 const Node* residual_of(const Uses& uses, const Node& sum, Value value) {
   if (sum.name != "aten::add" || sum.overload != "Tensor" || number(sum.arguments[2], 1) != 1) {
     return nullptr;
@@ -150,8 +152,8 @@ const Node* residual_of(const Uses& uses, const Node& sum, Value value) {
   return quantization_of(other, nodes::dequantize) ? other : nullptr;
 }
 
-// Adds the only reader of a convolution to it; false if it cannot. The convolution then runs in the
-// reader's place, where a residual is known, too.
+// Fuses the only reader of a convolution into it; false if it cannot. The convolution then runs in
+// the reader's place, because the residual may not exist before.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
   Node* reader = node.as<Convolution8>() ? uses.only_reader(node.output()) : nullptr;
   if (!reader) return false;
@@ -216,7 +218,7 @@ std::optional<FixedFormats> fixed(const Node& node) {
                       Format::blocked(native_blocks()[0])};
 }
 
-// The problem and the name of what runs it: the step's choice.
+// The step's choice: the problem and the implementation's name.
 struct Choice {
   QuantizedConvolutionProblem problem;
   const char* implementation;
@@ -242,7 +244,7 @@ const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.
 
 // ---- memory and running -------------------------------------------------------------------------
 
-// A sum is stored over its residual.
+// Bytes may overwrite the residual, but not src.
 Value stored_over(const Step& step) {
   const Value residual = step.node->read(1);
   const bool bytes = choice_of(step).problem.dst.has_value();

@@ -1,5 +1,5 @@
-// Linear layers of bytes by int8 weights, with the activation after them and what makes bytes of
-// the result.
+// Linear layers of bytes with int8 weights, fused with the activation and the quantization after
+// them.
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/quantized/quantized.h"
@@ -89,7 +89,7 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {dst};
 }
 
-// The problem and the name of what runs it: the step's choice.
+// The step's choice: the problem and the implementation's name.
 struct Choice {
   QuantizedLinearProblem problem;
   const char* implementation;
@@ -103,7 +103,7 @@ QuantizedLinearImplementations::Named plan_of(const QuantizedLinearProblem& p) {
     return text(p.rows, " rows of ", p.inputs, " inputs, ", p.outputs, " outputs");
   };
   auto named = list.choose(p, list.forced(), describe);
-  TORCH_INTERNAL_ASSERT(named.has_value());  // find_one() takes what `dots` takes
+  TORCH_INTERNAL_ASSERT(named.has_value());  // find_one() takes only what `dots` takes
   list.set_last(named->name);
   return std::move(*named);
 }

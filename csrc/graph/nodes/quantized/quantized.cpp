@@ -1,8 +1,8 @@
-// Numbers to bytes and back, as PyTorch's quantizers write them into a graph:
-// quantized_decomposed's ops, a dequantization for each reader. Between two of equal parameters the
-// bytes stay, and ops that move elements move bytes.
+// Quantization and dequantization, as PyTorch's quantizers write them into a graph: ops of
+// quantized_decomposed, with a dequantization for each reader. A dequantization and a quantization
+// with equal parameters cancel, and ops between them that move elements move bytes instead.
 //
-// Signed bytes become unsigned ones, 128 more, where nobody but dequantizations sees them.
+// Signed bytes become unsigned by adding 128, where only dequantizations read them.
 #include "graph/nodes/quantized/quantized.h"
 
 #include <ATen/ops/full.h>
@@ -18,9 +18,9 @@
 namespace torch_blocked::graph {
 namespace {
 
-constexpr std::int64_t kSigned = 128;  // what signed bytes become more
+constexpr std::int64_t kSigned = 128;  // what is added to signed bytes
 
-// The ops that tools write, by what they are. (input, scale, zero point, least, most, dtype)
+// The ops that quantizers write. Arguments: (input, scale, zero point, least, most, dtype)
 struct Op {
   std::string_view name;
   bool quantizes;
@@ -36,7 +36,7 @@ const Op* op_of(const Node& node) {
   return found == kOps.end() ? nullptr : found;
 }
 
-// A number, or a constant tensor of one.
+// A number, given as such or as a constant tensor with one element.
 std::optional<double> scalar(const Graph& graph, const Argument& argument) {
   if (is_real(argument)) return number(argument, 0);
   const at::Tensor* constant = constant_of(graph, argument);
@@ -50,7 +50,7 @@ at::ScalarType dtype_of(const Argument& argument) {
              : at::ScalarType::Undefined;
 }
 
-// What the node's op says of its bytes, as unsigned ones; nothing if it says no constants.
+// The quantization of a node's op, for unsigned bytes; nothing if its parameters are not constants.
 std::optional<Quantization> parameters(const Graph& graph, const Node& node) {
   std::array<double, 4> numbers;
   for (std::size_t i = 0; i < 4; ++i) {
@@ -69,7 +69,7 @@ std::optional<Quantization> parameters(const Graph& graph, const Node& node) {
   return fits ? std::optional(q) : std::nullopt;
 }
 
-// Whether only dequantizations to float32 read what a node makes, of parameters that are known.
+// Whether only dequantizations to float32 with known parameters read a node's result.
 bool is_for_readers(const Rewrite& rewrite, const Uses& uses, const Node& node) {
   const Value bytes = node.output();
   if (uses.is_output[Uses::at(bytes)]) return false;
@@ -110,8 +110,8 @@ bool pads_with_zeros(const Node* node) {
          number(node->arguments[3], 0) == 0;
 }
 
-// Numbers that are padded become bytes first: the padding is the zero point then, which the
-// convolution that reads them has itself.
+// Quantizes before padding instead of after it. The padding is then the zero point, which the
+// convolution behind it can pad with itself.
 void pad_bytes(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -132,7 +132,7 @@ void pad_bytes(Rewrite& rewrite) {
   }
 }
 
-// Numbers that came from bytes of the same parameters are these bytes.
+// Drops quantizations of numbers that were dequantized with the same parameters.
 void drop_pairs(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -149,14 +149,15 @@ void drop_pairs(Rewrite& rewrite) {
   sweep(graph);
 }
 
-// Whether an op gives the same bytes of bytes as numbers of numbers: it moves or chooses them.
+// Whether an op does with bytes what it does with their numbers: it only moves or selects them.
 bool moves_bytes(const Node& node) {
   return is_reshape(node) || moves_elements(node) ||
          is_any(node, {"aten::cat", "aten::flatten", "aten::slice", "aten::chunk", "aten::permute",
                        "aten::transpose", "aten::upsample_nearest2d", "aten::max_pool2d"});
 }
 
-// Ops that move numbers from bytes of one kind to bytes of that kind move the bytes.
+// An op that moves numbers between a dequantization and a quantization with equal parameters moves
+// the bytes instead.
 void move_bytes(Rewrite& rewrite) {
   Graph& graph = rewrite.graph;
   const Uses uses(graph);
@@ -202,7 +203,8 @@ std::vector<Meta> as_numbers(const Node& node, const std::vector<Meta>& metas) {
   return {{metas[Uses::at(node.read(0))].dims, at::kFloat}};
 }
 
-// Runs `convert` over the elements of src, in order, and clears the tail that f(0) is not 0 in.
+// Runs `convert` over the elements of src, in order. Then clears the tail, because 0 may be
+// converted to another number.
 template <typename From, typename To>
 Prepared prepare(const Step& step, const Running& running,
                  void (*convert)(const kernels::Quantizer&, const From*, To*, std::int64_t)) {

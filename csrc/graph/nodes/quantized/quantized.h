@@ -1,4 +1,4 @@
-// Values as bytes, in nodes that read and make them.
+// Quantized values: what nodes that read or make bytes know of them.
 #pragma once
 
 #include "graph/passes/rules.h"
@@ -7,25 +7,26 @@
 
 namespace torch_blocked::graph {
 
-// Of nodes::quantize and nodes::dequantize, which read one value.
+// Held by nodes::quantize and nodes::dequantize, which read one value.
 struct Quantized {
   Quantization quantization;
 };
 
-// The quantization of the bytes that a node makes, or makes numbers of.
+// The quantization of the bytes that a node of this kind reads or makes; null for other nodes.
 inline const Quantization* quantization_of(const Node* node, const NodeKind& kind) {
   return node && node->is(kind) ? &node->as<Quantized>()->quantization : nullptr;
 }
 
-// A node of int8 constants made numbers: their scales, one for each entry of dim `axis`.
+// int8 constants that a node turns into numbers, and their scales, one per entry of dim `axis`.
 struct QuantizedConstant {
-  at::Tensor values, scales;  // scales: float32, of one entry where there is no axis
+  at::Tensor values, scales;  // scales: float32, one entry if there is no axis
   std::int64_t axis;
 };
-// What makes a value such; nothing if it does not, or if a zero point is not 0.
+// The constants that `maker` turns into numbers; nothing if there are none, or if a zero point is
+// not 0.
 std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const Node* maker);
 
-// The weights of a layer of bytes, made ready once.
+// The packed weights of a layer of bytes, made once.
 QuantizedWeights packed(const Running& running, const Node& node,
                         const QuantizedConvolutionPlan& plan, const at::Tensor& weight,
                         const at::Tensor& scales, const at::Tensor& bias);

@@ -1,5 +1,5 @@
-// What could run a layer of bytes, for explain: each implementation timed alone, and why others do
-// not take the layer. Plans choose by estimates.
+// For explain: what could run a layer of bytes. Times each implementation alone, and says why
+// others do not take the layer. Plans themselves choose by estimates.
 #pragma once
 
 #include "graph/nodes/quantized/quantized.h"
@@ -12,7 +12,7 @@ struct ByteLayer {
   std::string words;  // all that decides its time
   std::string formats;
   Dims src, dst, weight;  // physical src and dst; the weight as the model has it
-  std::int64_t outputs;   // scales, one for each of them
+  std::int64_t outputs;   // each has a scale
   bool is_float32, has_residual;
 
   // A plan for the layer, ready to run.

@@ -1,5 +1,5 @@
-// Functions of one value between bytes: a table of the bytes that they make of all 256. ATen
-// computes it, so any op that works element by element may be in it.
+// Functions of one value from bytes to bytes, as a table of their results for all 256 bytes. ATen
+// computes the table, so any elementwise op may be part of the function.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -24,7 +24,7 @@ struct Table {
   at::Tensor bytes;  // [256]
 };
 
-// Whether each element of the result depends on those at its place only.
+// Whether each element of the result depends only on the operands' elements at the same index.
 bool is_elementwise(const Node& node) {
   constexpr std::string_view kAten = "aten::";
   if (!node.is(nodes::boxed) || node.held.has_value() || is_random(node)) return false;
@@ -34,12 +34,12 @@ bool is_elementwise(const Node& node) {
   return op && op->hasTag(at::Tag::pointwise);
 }
 
-// What elementwise nodes make of all bytes of the one value that they come from.
+// The results of elementwise nodes for all bytes of the one value that they depend on.
 class Function {
  public:
   Function(const Rewrite& rewrite, const Uses& uses) : rewrite_(rewrite), uses_(uses) {}
 
-  // Nothing if the numbers `value` come from anything else, too.
+  // Nothing if `value` also depends on anything else.
   std::optional<at::Tensor> of_all_bytes(Value value) {
     if (const auto found = results_.find(value); found != results_.end()) return found->second;
     const Node* node = uses_.maker[Uses::at(value)];

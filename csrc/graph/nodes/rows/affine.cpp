@@ -1,5 +1,5 @@
-// x * scale + shift for each channel, with the activation that follows: batch norms that nothing
-// takes in, and products with constants.
+// x * scale + shift per channel, with the activation that follows: batch norms that fold into no
+// layer, and products with constants.
 #include <set>
 
 #include "graph/nodes/layers.h"
@@ -12,8 +12,8 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Whether a program would take the node in: what makes its operand or reads its result computes
-// number by number, too, be it behind an activation that affine has itself.
+// Whether a program should take the node: its neighbour before or after it is pointwise, too. An
+// activation right after it is skipped, since affine applies it itself.
 bool is_among_pointwise(const Uses& uses, const Node& node) {
   const Node* maker = uses.maker[Uses::at(node.read(0))];
   if (maker && has_arithmetic(*maker) && uses.only_reader(node.read(0))) return true;
@@ -35,8 +35,8 @@ Node with_channels(Rewrite& rewrite, const Node& like, const char* name, Value x
           .origin = like.origin};
 }
 
-// Between pointwise ops the product and the sum are what they were, so that one program reads and
-// writes the image once: pool(x) - x, times a scale per channel, plus x was three passes.
+// Turns affine nodes between pointwise ops back into a product and a sum, so that one program reads
+// and writes the image once. (pool(x) - x) times a scale per channel, plus x, was three passes.
 void return_to_ops(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   std::set<const Node*> among;

@@ -1,7 +1,7 @@
-// Layer norms over the channels of images; and what brings them about: all that a model computes on
-// images with channels last, [N, *spatial, C], between permutations to there and back, it computes
-// on images as well. Linear layers then are 1x1 convolutions, and no reorder is left between them
-// and the convolutions around: a block of ConvNeXt as it is mostly written had four.
+// Layer norms over the channels of images. They arise here: ops on [N, *spatial, C] between
+// permutations to that order and back are rewritten as ops on images. Linear layers then become 1x1
+// convolutions, and no reorder is left between them and the convolutions around them; a block of
+// ConvNeXt as it is usually written had four.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
@@ -13,12 +13,12 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Of [N, C, *spatial] over the channels.
+// The norm of [N, C, *spatial] over the channels.
 struct ChannelNorm {
   LayerNorm norm;
 };
 
-// Where an op that reduces dims and keeps them has these.
+// Ops that reduce dims and keep them with size 1, and the argument that lists these dims.
 struct Reduction {
   std::string_view name, overload;
   std::size_t dims;
@@ -42,13 +42,15 @@ const Reduction* reduction_of(const Node& node) {
   return fits ? row : nullptr;
 }
 
-// The ops between a permutation to channels last and all those back, which read each other only.
+// The ops between a permutation to channels last and all permutations back. They read only each
+// other.
 class Region {
  public:
   Region(Rewrite& rewrite, const Uses& uses, std::size_t rank)
       : rewrite_(rewrite), uses_(uses), rank_(rank) {}
 
-  // False if one of them needs channels last, or makes what others want so.
+  // False if an op needs channels last, or if an op outside of the region reads a result with
+  // channels last.
   bool grow(Node& to_last) {
     std::vector<Node*> open{&to_last};
     while (!open.empty()) {
@@ -62,7 +64,7 @@ class Region {
     return true;
   }
 
-  // The ops on images instead.
+  // Rewrites the ops as ops on images.
   void rewrite() {
     for (Node* node : all_) {
       if (is_permutation(*node, order_to_last(rank_))) continue;
@@ -93,7 +95,7 @@ class Region {
     return op && op->hasTag(at::Tag::pointwise);
   }
 
-  // Constants are numbers, or tensors that broadcast.
+  // Adds the nodes whose results an op reads. Constants are numbers, or tensors that broadcast.
   bool add_sources(const Node& node, std::vector<Node*>& open) const {
     if (!takes(node) || rewrite_.meta(node.output()).dims.size() != rank_) return false;
     bool fits = true;
@@ -112,7 +114,7 @@ class Region {
   bool add_readers(const Node& node, std::vector<Node*>& open) {
     if (uses_.is_output[Uses::at(node.output())]) return false;
     for (Node* reader : uses_.readers[Uses::at(node.output())]) {
-      // It does not enter: it permutes what is channels last already.
+      // This is no entry: its source is channels last already.
       if (is_permutation(*reader, order_to_last(rank_))) return false;
       if (is_permutation(*reader, order_from_last(rank_))) {
         exits_.insert(reader);
@@ -138,7 +140,7 @@ class Region {
     }
   }
 
-  // Dims of channels last as those of images.
+  // Dims counted with channels last, as dims of images.
   Dims moved(Dims dims) const {
     const Dims order = order_from_last(rank_);
     const auto rank = static_cast<std::int64_t>(rank_);
@@ -148,7 +150,7 @@ class Region {
     return dims;
   }
 
-  // A constant of channels, [C] say, becomes one that broadcasts to images: [C, 1, 1].
+  // Reshapes a constant of channels, such as [C], so that it broadcasts to images: [C, 1, 1].
   void move_constant(Argument& argument) {
     const at::Tensor* constant = constant_of(rewrite_.graph, argument);
     if (!constant || constant->dim() == 0) return;
@@ -158,7 +160,7 @@ class Region {
         ValueRef{add_constant(rewrite_, constant->reshape(sizes).permute(order_from_last(rank_)))};
   }
 
-  // Who reads a permutation reads what it reads.
+  // Removes a permutation: its readers read its source.
   void drop(Node& permutation) {
     replace(rewrite_.graph, permutation.output(), permutation.read(0));
     permutation.outputs.clear();
@@ -170,7 +172,7 @@ class Region {
   std::set<Node*> all_, exits_;
 };
 
-// One region after the other, since each changes who reads what.
+// Rewrites one region at a time, since each changes who reads what.
 bool find_region(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -196,7 +198,7 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
 
-// A unit is a pixel: of all images in channels-last, of one after the other in a blocked format.
+// Normalizes pixels: in channels-last over all images at once, in blocked formats image by image.
 Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   const SlotPlan& slot = running.plan.slots[dst];
@@ -217,7 +219,7 @@ Prepared prepare(const Step& step, const Running& running) {
                     pixels = all / images, images, group = table.width] {
     const auto* from = tensors[src].const_data_ptr<float>();
     auto* to = tensors[dst].mutable_data_ptr<float>();
-    const std::int64_t groups = ceil_div(pixels, group);  // that the kernel takes at a time
+    const std::int64_t groups = ceil_div(pixels, group);  // of pixels that the kernel takes at once
     parallel_units(images * groups, group * norm.channels,
                    [&](std::int64_t begin, std::int64_t end) {
                      while (begin < end) {
@@ -234,7 +236,7 @@ Prepared prepare(const Step& step, const Running& running) {
   return {run, true};
 }
 
-// Blocks must be vectors.
+// Of the blocked formats, only those with blocks as wide as a vector have a kernel.
 double cost(Planner&, const Node&, Format format) {
   const bool is_vector =
       format.is_blocked() && format.block == kernels::kernels_for(format.block).width;

@@ -1,4 +1,4 @@
-// Layer norms over the last dim, of rows: tokens, or the pixels of images in channels-last.
+// Layer norms over the last dim. Rows are tokens, or the pixels of images in channels-last.
 #include "graph/nodes/rows/layer_norm.h"
 
 #include <array>

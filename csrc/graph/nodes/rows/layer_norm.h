@@ -1,4 +1,4 @@
-// What layer norms of rows and those of an image's channels share.
+// Shared by layer norms of rows and layer norms of an image's channels.
 #pragma once
 
 #include "graph/nodes/boxed.h"
@@ -15,7 +15,8 @@ struct LayerNorm {
   double eps;
 };
 
-// The norm without its memory; parameters are dense, and kept by `kept`.
+// The arguments of the norm's kernel, except memory. Parameters are made dense and kept alive by
+// `kept`.
 kernels::RowNormalization normalization_of(const LayerNorm& norm, std::int64_t channels,
                                            std::vector<at::Tensor>& kept);
 

@@ -1,5 +1,5 @@
-// Ops that take any format and keep it, all operands in the same: ATen's on physical tensors. Where
-// f(0) is not 0, the tail is cleared after them.
+// Pointwise ops: ATen's run on physical tensors in any format, as long as all operands have the
+// same. Where f(0) is not 0, the tail is cleared afterwards.
 #include "graph/nodes/boxed.h"
 #include "graph/passes/rules.h"
 #include "ops/registered.h"
@@ -7,7 +7,7 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Operands may differ where they have size 1, but not in N and C.
+// Operands may broadcast, but not along N and C.
 bool takes(const Candidate& candidate) {
   constexpr std::string_view kAten = "aten::";
   const Node& node = candidate.node;

@@ -1,6 +1,5 @@
-// Pointwise ops that follow each other, of any kind and number, as one pass over their operands,
-// which may be bytes or bfloat16, as may the result: some of them at a time are float32, in the
-// cache.
+// Sequences of pointwise ops, of any kind and number, as one pass over their operands. Operands and
+// result may be bytes or bfloat16: a few of them at a time are converted to float32, in the cache.
 #include "kernels/rows/program.h"
 
 #include <algorithm>
@@ -23,13 +22,13 @@ using kernels::ProgramOperand;
 using kernels::ProgramRow;
 using Kind = ProgramOperand::Kind;
 
-// What a node holds. Its operands are the values that it reads, then `vectors`.
+// What a node holds. The operands are the values that the node reads, then `vectors`.
 struct PointwiseProgram {
   std::vector<Instruction> instructions;
-  std::vector<at::Tensor> vectors;           // [C], of images
-  Value like;                                // an operand with the dims of the result
-  bool is_image;                             // these are of an image, which may be in any format
-  at::ScalarType dtype;                      // of operands and result that are no bytes
+  std::vector<at::Tensor> vectors;  // [C], of images
+  Value like;                       // an operand with the dims of the result
+  bool is_image;                    // these are an image's dims, which may be in any format
+  at::ScalarType dtype;             // of operands and result, where these are not bytes
   std::map<Value, Quantization> bytes = {};  // operands that are bytes
   std::optional<Quantization> dst = {};      // none: numbers
 };
@@ -40,7 +39,7 @@ bool is_image(const Dims& dims) { return dims.size() >= 3 && dims.size() <= 5; }
 
 bool is_one(std::int64_t size) { return size == 1; }
 
-// How a tensor of `dims` is read for a result of dims `like`; nothing if it cannot.
+// How a program reads a tensor of `dims` for a result of dims `like`; nothing if it cannot.
 std::optional<Kind> kind_of(const Dims& dims, const Dims& like) {
   if (dims == like) return Kind::kFull;
   if (!is_image(like) || dims.size() != like.size() || dims[0] != like[0]) return std::nullopt;
@@ -67,7 +66,7 @@ bool is_operand(const Rewrite& rewrite, Value value, const Meta& like) {
   return meta.dtype == like.dtype && kind_of(meta.dims, like.dims);
 }
 
-// Whether a node may be part of a program: results of comparisons come from the program itself.
+// Whether a node may be part of a program. Comparisons that it reads are part of the program, too.
 bool may_join(const Rewrite& rewrite, const Node& node) {
   const Meta& result = rewrite.meta(node.output());
   bool fits = true;
@@ -80,7 +79,8 @@ bool may_join(const Rewrite& rewrite, const Node& node) {
   return fits;
 }
 
-// The slopes of prelu, one for each channel, as what broadcasts, [C, 1, 1]: a vector to a program.
+// Reshapes the slopes of prelu, one per channel, to [C, 1, 1]. They then broadcast, and a program
+// reads them as a vector.
 void find(Rewrite& rewrite) {
   std::map<Value, at::Tensor>& constants = rewrite.graph.constants;
   for (Node& node : rewrite.graph.nodes) {
@@ -90,12 +90,13 @@ void find(Rewrite& rewrite) {
     if (slopes.numel() == 1 || dims.size() < 3) continue;
     Dims shape(dims.size() - 1, 1);
     shape[0] = slopes.numel();
-    node.name = "aten::_prelu_kernel";  // prelu takes no such weight, its kernel does
+    node.name = "aten::_prelu_kernel";  // prelu itself does not take such a weight
     node.arguments[1] = {ValueRef{add_constant(rewrite, slopes.reshape(shape))}};
   }
 }
 
-// Values first, then vectors of constants, then numbers, which take no place in a program.
+// Order of operands: values first, then constant vectors, then numbers, which take no place in a
+// program.
 int order_of(const Graph& graph, Value value) {
   const auto constant = graph.constants.find(value);
   if (constant == graph.constants.end()) return 0;
@@ -114,7 +115,7 @@ at::Tensor as_float32(const at::Tensor& vector) {
   return vector.flatten().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-// The program of a region as a node; nothing if there can be none.
+// The program of a region as a node; nothing if it cannot be one.
 std::optional<Node> program_of(const Rewrite& rewrite, Region region) {
   const Graph& graph = rewrite.graph;
   const Node& last = *region.nodes.back();
@@ -151,7 +152,8 @@ std::optional<Node> program_of(const Rewrite& rewrite, Region region) {
   return node;
 }
 
-// Programs on numbers of bytes read the bytes, and make those that their result becomes.
+// Makes programs read bytes instead of dequantized numbers, and write bytes where their result is
+// quantized.
 void read_bytes(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -202,9 +204,9 @@ void combine(Rewrite& rewrite) {
   read_bytes(rewrite);
 }
 
-// The convolution whose result a program goes over, reading nothing else but constants; null if
-// there is none. A vector of more channels than a strip has floats cannot be spread over one in all
-// formats.
+// The convolution whose result a program reads, if it reads nothing else except constants; else
+// null. A vector with more channels than a strip has floats does not fit into a strip in every
+// format.
 Node* convolution_before(const Rewrite& rewrite, const Node& node, const Uses& uses) {
   const auto* program = node.as<PointwiseProgram>();
   if (!program || !program->is_image || program->dtype != at::kFloat || program->dst)
@@ -247,7 +249,7 @@ std::optional<FixedFormats> fixed(const Node& node) {
   return FixedFormats{kPlain, kPlain};
 }
 
-// A vector of more channels than a strip has floats cannot be spread over one.
+// A vector with more channels than a strip has floats does not fit into a strip.
 double cost(Planner& planner, const Node& node, Format format) {
   const auto dims_of = [&](Value value) { return planner.metas()[Uses::at(value)].dims; };
   const Dims dims = dims_of(node.output());
@@ -259,7 +261,7 @@ double cost(Planner& planner, const Node& node, Format format) {
 
 // ---- running ------------------------------------------------------------------------------------
 
-// The result as rows of pixels of lanes; `blocks` rows are an image.
+// The result as rows of pixels, each of `lanes` lanes; `blocks` rows are an image.
 struct Rows {
   std::int64_t rows = 1, blocks = 1, pixels, lanes = 1, tail = 0;
 
@@ -275,7 +277,8 @@ Rows rows_of(const SlotPlan& dst) {
           .tail = dst.format.tail(channels)};
 }
 
-// An operand of the whole result: a value, or else one number per channel, with zeros beyond C.
+// An operand for the whole result: a value's slot, or else one number per channel, with zeros
+// beyond C.
 struct Operand {
   Kind kind;
   std::optional<Slot> slot;
@@ -302,7 +305,7 @@ std::vector<Operand> operands_of(const Step& step, const Plan& plan) {
   return operands;
 }
 
-// A program on the tensors of its slots, in units of some pixels of one row.
+// Runs a program on the tensors of its slots, in units of some pixels of one row.
 class ProgramRun {
  public:
   ProgramRun(const Step& step, const Running& running)
@@ -341,16 +344,16 @@ class ProgramRun {
   }
 
  private:
-  // Floats: some strips, so that vectors are spread over a strip once for all of these.
+  // Floats in a unit: several strips, so that vectors are spread over a strip once for all of them.
   static constexpr std::int64_t kUnit = 8 * ProgramRow::kMostLanes;
-  // Fewer where operands become float32 meanwhile: several of them should fit into L1.
+  // Smaller where operands are converted to float32: several of them should fit into L1.
   static constexpr std::int64_t kUnitToConvert = 2 * ProgramRow::kMostLanes;
 
   void run_unit(std::int64_t row, std::int64_t first) const {
     const std::int64_t pixels = std::min(unit_pixels_, rows_.pixels - first),
                        size = unit_pixels_ * std::max(rows_.lanes, plane_lanes_),
                        at = (row * rows_.pixels + first) * rows_.lanes;
-    // The result's, then those of each operand.
+    // Room for the result, then for each operand.
     float* numbers = converts_ ? workspace((std::ssize(operands_) + 1) * size) : nullptr;
     std::array<ProgramOperand, kernels::Program::kMostOperands> operands;
     float* own = numbers;
@@ -369,7 +372,7 @@ class ProgramRun {
                        .count = std::ssize(instructions_),
                        .operands = std::ssize(operands_)},
                       of);
-    // A byte of 0 is another number than 0, bfloat16's is the same.
+    // Clears the tail. Not for bytes: their 0 is another number than 0; bfloat16's 0 is 0.
     const bool ends_in_tail = row % rows_.blocks == rows_.blocks - 1;
     if (ends_in_tail && !dst_) clear_lanes(of.dst, pixels, rows_.lanes, rows_.channels());
     if (dtype_ == at::kBFloat16) {
@@ -387,7 +390,7 @@ class ProgramRun {
     std::int64_t begin, count, stride;
   };
 
-  // What a row reads of an operand from its pixel `first` on.
+  // The part of an operand that a row reads from its pixel `first` on.
   Part part_of(Kind kind, std::int64_t row, std::int64_t first, std::int64_t pixels) const {
     switch (kind) {
       case Kind::kFull:
@@ -401,7 +404,7 @@ class ProgramRun {
     __builtin_unreachable();
   }
 
-  // The same as memory: bytes and bfloat16 become `numbers`.
+  // The same part in memory. Bytes and bfloat16 are converted into `numbers`.
   ProgramOperand operand_at(const Operand& operand, std::int64_t row, std::int64_t first,
                             std::int64_t pixels, float* numbers) const {
     if (!operand.slot) {
@@ -429,13 +432,13 @@ class ProgramRun {
   Slot to_;
   std::optional<kernels::Quantizer> dst_ = {};
   at::ScalarType dtype_;  // of the result
-  bool converts_;         // an operand or the result is no float32
+  bool converts_;         // an operand or the result is not float32
   Rows rows_{};
   std::int64_t plane_lanes_ = 1;  // lanes of an image of one channel
   std::int64_t unit_pixels_, units_;
 };
 
-// Numbers over numbers, and bytes over bytes.
+// Numbers may overwrite numbers, and bytes may overwrite bytes.
 Value stored_over(const Step& step) {
   const auto& program = *step.node->as<PointwiseProgram>();
   return program.bytes.contains(program.like) == program.dst.has_value() ? program.like : kNone;

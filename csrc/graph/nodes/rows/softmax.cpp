@@ -1,4 +1,4 @@
-// Softmax over the last dim, of rows: scores that are no attention's, classes of tokens.
+// Softmax over the last dim: classes of tokens, and scores outside of attention nodes.
 #include "kernels/rows/softmax.h"
 
 #include "graph/nodes/boxed.h"

@@ -1,8 +1,8 @@
-// A blocked activation by its logical indices, and block by block.
+// Access to a blocked activation, by logical indices or block by block.
 //
 // An activation [N, C, *spatial] in nC*<b>c is one buffer [N, ceil(C / b), *spatial, b]: b channels
-// of a pixel lie side by side. The lanes beyond C in the last block, the zero tail, are 0 in every
-// blocked tensor, always; a kernel leaves them so.
+// of a pixel lie side by side. The lanes beyond C in the last block are the zero tail. They are 0
+// in every blocked tensor, and every kernel must keep them 0.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace torch_blocked {
 template <typename T>
 class BlockedAccessor {
  public:
-  // `data`: the buffer, in one piece; it is not owned. `dims`: [N, C, *spatial]; `lanes`: b.
+  // `data`: the contiguous buffer, which is not owned. `dims`: [N, C, *spatial]. `lanes`: b.
   BlockedAccessor(T* data, Dims dims, std::int64_t lanes)
       : data_(data), dims_(std::move(dims)), lanes_(lanes) {
     for (std::size_t i = 2; i < dims_.size(); ++i) pixels_ *= dims_[i];
@@ -31,13 +31,13 @@ class BlockedAccessor {
   std::int64_t pixels() const { return pixels_; }  // product of the spatial dims
   std::int64_t lanes() const { return lanes_; }
   std::int64_t blocks() const { return (channels() + lanes_ - 1) / lanes_; }
-  // How many lanes of a block are channels; the others of the last one are the zero tail.
+  // How many lanes of a block are channels. The other lanes of the last block are the zero tail.
   std::int64_t lanes_of(std::int64_t block) const {
     return std::min(lanes_, channels() - block * lanes_);
   }
 
-  // Where a logical index lies, offset(n, c, h, w), in elements from the first. Indices are not
-  // checked, as at::TensorAccessor's are not, but for their number: throws std::invalid_argument.
+  // The offset of a logical index in elements: offset(n, c, h, w). As in at::TensorAccessor,
+  // indices are not checked; only a wrong number of them throws std::invalid_argument.
   template <typename... Spatial>
   std::int64_t offset(std::int64_t n, std::int64_t c, Spatial... pixel) const {
     if (sizeof...(pixel) + 2 != dims_.size()) {
@@ -53,7 +53,7 @@ class BlockedAccessor {
     return data_[offset(n, c, pixel...)];
   }
 
-  // All pixels of a block of channels of an image, [pixels, lanes].
+  // All pixels of one block of channels of one image, [pixels, lanes].
   T* block(std::int64_t n, std::int64_t block) const {
     return data_ + (n * blocks() + block) * pixels_ * lanes_;
   }
@@ -64,7 +64,7 @@ class BlockedAccessor {
   std::int64_t lanes_, pixels_ = 1;
 };
 
-// Calls body(n, block) for every block of every image, each once, on torch's threads.
+// Calls body(n, block) once for every block of every image, on torch's threads.
 template <typename T, typename Body>
 void for_blocks(const BlockedAccessor<T>& activation, Body&& body) {
   const std::int64_t blocks = activation.blocks();

@@ -25,7 +25,8 @@ TORCH_BLOCKED_API DataType parse_data_type(std::string_view name);
 TORCH_BLOCKED_API std::string_view data_type_name(DataType data_type);
 TORCH_BLOCKED_API std::int64_t data_type_size_bytes(DataType data_type);  // 0 for undef
 
-// How memory is filled, as the structure that MKL-DNN 0.95 let be filled by hand had it.
+// How memory is laid out, with the fields of the structure that users of MKL-DNN 0.95 filled in by
+// hand.
 struct Blocking {
   Dims strides;                               // one for each logical dim, between blocks
   std::vector<InnerBlock> inner_blocks = {};  // outer-most first
@@ -39,22 +40,22 @@ class TORCH_BLOCKED_API Descriptor {
   // The zero descriptor, which stands for an absent argument.
   Descriptor() = default;
 
-  // Dense memory in the order of `tag`, blocked dims rounded up. No dims or tag undef give the zero
-  // descriptor; tag any leaves the format open. With allow_empty, as in every function below that
-  // has it, a zero descriptor is returned where ValueError or NotImplementedError would be raised.
+  // Dense memory in the order of `tag`, with blocked dims rounded up. No dims or tag undef give the
+  // zero descriptor; tag any leaves the format open. With allow_empty, this and all functions below
+  // that have it return a zero descriptor instead of raising ValueError or NotImplementedError.
   static Descriptor with_tag(const Dims& dims, DataType data_type, const FormatTag& tag,
                              bool allow_empty = false);
 
-  // Memory with the given strides, one for each logical dim. With inner blocks the strides are
-  // those between blocks. A stride of 0 broadcasts; other dims must not overlap. Strides of dims of
-  // size 1 do not matter, and with a dim of size 0 none does.
+  // Memory with the given strides, one for each logical dim. With inner blocks, they are the
+  // strides between blocks. A stride of 0 broadcasts; other dims must not overlap. Strides of dims
+  // of size 1 do not matter; if a dim has size 0, no stride matters.
   static Descriptor with_strides(const Dims& dims, DataType data_type, const Dims& strides,
                                  const std::vector<InnerBlock>& inner_blocks = {},
                                  bool allow_empty = false);
 
-  // The same, with all there is to say. A padded dim is at least the dim and whole blocks, or the
-  // dim itself where that is less than a block, as in a narrow region of blocked memory. Blocks are
-  // dense: oneDNN describes no other inner strides, and NotImplementedError is raised for them.
+  // The same with all fields. A padded dim is at least the dim and a multiple of the block; or it
+  // is the dim itself if that is less than a block, as in a narrow region of blocked memory. Blocks
+  // are dense: oneDNN has no other inner strides, and they raise NotImplementedError.
   static Descriptor with_blocking(const Dims& dims, DataType data_type, const Blocking& blocking,
                                   bool allow_empty = false);
 
@@ -66,9 +67,10 @@ class TORCH_BLOCKED_API Descriptor {
   // Empty unless format_kind() is blocked.
   const Dims& strides() const { return strides_; }
   const std::vector<InnerBlock>& inner_blocks() const { return inner_blocks_; }
-  // Elements between two neighbours in each inner block: the sizes of those inside it, multiplied.
+  // Elements between two neighbours in each inner block: the product of the sizes of the blocks
+  // inside it.
   Dims inner_strides() const;
-  std::int64_t block_of(int dim) const;    // its inner blocks multiplied; 1 where not blocked
+  std::int64_t block_of(int dim) const;    // product of its inner blocks; 1 if not blocked
   std::int64_t outer_size(int dim) const;  // number of blocks along a dim
 
   // Dims rounded up to their blocks.
@@ -81,39 +83,40 @@ class TORCH_BLOCKED_API Descriptor {
   bool is_zero() const { return dims_.empty(); }
   bool has_zero_dim() const;
 
-  // Bytes a buffer must have, padding included and counted from the start of the whole memory; 0
+  // Bytes that a buffer must have, including padding, counted from the start of the whole memory. 0
   // for the zero descriptor, for tag any and for zero volume.
   std::int64_t size_bytes() const;
-  // Bytes up to the end of the last block, which is what is read or written: less than
-  // size_bytes() where the last row of a dim with gaps is not as long as its stride.
+  // Bytes up to the end of the last block: only these are read or written. Less than size_bytes()
+  // if the last row of a dim with gaps is shorter than its stride.
   std::int64_t end_bytes() const;
 
-  // Offset of a logical index; with `padded`, of an index into padded_dims. Raises ValueError for
-  // an index out of range and where there is no data (zero descriptor, tag any, zero volume).
+  // The offset of a logical index, or with `padded` of an index into padded_dims. Raises ValueError
+  // for an index out of range, and if there is no data (zero descriptor, tag any, zero volume).
   std::int64_t offset(const Dims& index, bool padded = false) const;
 
   // The region of size `dims` that starts at `offsets`. Along a blocked dim the offset must be a
-  // multiple of the block, and the size a multiple of it, less than it or up to the right border;
-  // else NotImplementedError, as in oneDNN.
+  // multiple of the block. The size must be a multiple of the block, less than a block, or reach to
+  // the end of the dim. Otherwise raises NotImplementedError, as oneDNN does.
   Descriptor submemory_desc(const Dims& dims, const Dims& offsets, bool allow_empty = false) const;
 
-  // The same memory seen with other dims: adds dims of size 1, drops them where not padded, splits
-  // and joins dims that are dense, in order, not padded and not blocked. Else ValueError.
+  // The same memory with other dims. Adds dims of size 1, drops those that are not padded, and
+  // splits or joins dims that are dense, in order, not padded and not blocked. Otherwise raises
+  // ValueError.
   Descriptor reshape(const Dims& dims, bool allow_empty = false) const;
 
   // result.dims[permutation[i]] = dims[i]; memory stays as it is.
   Descriptor permute_axes(const std::vector<int>& permutation, bool allow_empty = false) const;
 
-  // A tag with which with_tag gives this descriptor; nothing if there is none. Dims of size 1 leave
-  // a choice, so ask matches_tag whether a certain tag fits.
+  // A tag for which with_tag gives this descriptor; nothing if there is none. With dims of size 1
+  // several tags may fit: use matches_tag to ask for a certain one.
   std::optional<FormatTag> tag() const;
   bool matches_tag(const FormatTag& tag) const;
 
   // Sizes of a dense tensor over this memory: outer dims in memory order, then the inner blocks.
   Dims physical_shape() const;
 
-  // Equal dims, data type, padding, offset, strides and blocks. Strides of dims of size 1 do not
-  // count.
+  // Compares dims, data type, padding, offset, strides and blocks. Ignores strides of dims of size
+  // 1.
   bool operator==(const Descriptor& other) const;
   std::size_t hash() const;
   std::string to_string() const;
@@ -124,7 +127,7 @@ class TORCH_BLOCKED_API Descriptor {
 
   std::int64_t inner_size() const;   // elements in one block
   bool is_free_unit(int dim) const;  // size 1, neither padded nor blocked
-  // Dims [begin, end) are dense, in order, not padded and not blocked.
+  // Whether dims [begin, end) are dense, in order, not padded and not blocked.
   bool is_dense_range(int begin, int end) const;
   std::vector<int> memory_order() const;  // logical dims from outer-most to inner-most
   void pad_to_blocks();

@@ -1,5 +1,5 @@
-// What every kernel of another library does besides its arithmetic: it checks what it gets, makes
-// its result, shares the blocks among threads, and is made known to torch with its blocked form.
+// What a kernel of another library needs besides its arithmetic: to check its arguments, make its
+// result, share blocks among threads, and register itself and its blocked form with torch.
 #pragma once
 
 #include <ATen/ops/empty_like.h>
@@ -16,8 +16,8 @@
 
 namespace torch_blocked {
 
-// A block of channels of one image, as it is read and as it is written. Element i of both is lane
-// i % lanes of pixel i / lanes; lane l is channel first_channel + l, or part of the zero tail.
+// A block of channels of one image: what is read, and what is written. Element i of both is lane i
+// % lanes of pixel i / lanes. Lane l is channel first_channel + l, or part of the zero tail.
 template <typename T>
 struct Block {
   const T* src;
@@ -25,9 +25,9 @@ struct Block {
   std::int64_t pixels, lanes, first_channel;
 };
 
-// A new physical tensor like `physical`, [N, ceil(C / b), *spatial, b] of T, after body(Block<T>)
-// was called for each of its blocks, each once, on torch's threads. The body writes all of dst, 0
-// to the zero tail. Python sees ValueError for what accessor() refuses.
+// Returns a new physical tensor like `physical`, [N, ceil(C / b), *spatial, b] of T. Calls
+// body(Block<T>) once for each block, on torch's threads. The body must write all of dst, with 0 in
+// the zero tail. Python sees ValueError for tensors that accessor() refuses.
 template <typename T, typename Body>
 at::Tensor map_blocks(const at::Tensor& physical, std::int64_t channels, Body&& body) {
   const auto src = accessor<const T>(physical, channels);
@@ -39,8 +39,8 @@ at::Tensor map_blocks(const at::Tensor& physical, std::int64_t channels, Body&& 
   return result;
 }
 
-// The values of a vector [C] of T, one for each channel, and zeros after them, as many as the zero
-// tail of any block has lanes. Python sees ValueError for any other tensor.
+// The values of a vector [C] of T, one per channel, followed by enough zeros for the zero tail of
+// any block. Python sees ValueError for any other tensor.
 template <typename T>
 std::vector<T> per_channel(const at::Tensor& vector, std::int64_t channels) {
   TORCH_CHECK_VALUE(
@@ -55,7 +55,7 @@ std::vector<T> per_channel(const at::Tensor& vector, std::int64_t channels) {
   return values;
 }
 
-// The fake of an op whose result has the dims and the type of its first argument.
+// The fake kernel of an op whose result has the dims and the type of its first argument.
 inline void like_first_argument(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::size_t arguments = op.schema().arguments().size();
   at::Tensor result = at::empty_like(torch::jit::peek(*stack, 0, arguments).toTensor());
@@ -63,10 +63,11 @@ inline void like_first_argument(const c10::OperatorHandle& op, c10::Stack* stack
   torch::jit::push(*stack, std::move(result));
 }
 
-// Within TORCH_LIBRARY(my, m): defines the op of `schema`, "swish(Tensor x, float beta) -> Tensor",
-// with its CPU kernel, and its blocked form (blocked_form.h), my::swish_blocked, which has
-// `SymInt channels` after the first argument. Both get like_first_argument as their fake; ops with
-// other results are defined by torch's means and register_blocked_form. Kernels are TORCH_FN(f).
+// For use in TORCH_LIBRARY(my, m). Defines the op of `schema`, such as "swish(Tensor x, float beta)
+// -> Tensor", with its CPU kernel. Also defines its blocked form (blocked_form.h),
+// my::swish_blocked, which has `SymInt channels` after the first argument. Both get
+// like_first_argument as their fake kernel; define ops with other results by torch's own means and
+// register_blocked_form. Kernels are TORCH_FN(f).
 template <typename Kernel, typename BlockedKernel>
 void define_op(torch::Library& library, const std::string& schema, Kernel kernel,
                BlockedKernel blocked_kernel) {

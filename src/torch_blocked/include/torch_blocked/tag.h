@@ -44,7 +44,7 @@ struct TORCH_BLOCKED_API FormatTag {
   int ndims() const { return static_cast<int>(outer_order.size()); }
   // No inner blocks: strides alone describe it.
   bool is_plain() const { return kind == FormatKind::blocked && inner_blocks.empty(); }
-  // Product of the inner blocks on `dim`; 1 if it is not blocked.
+  // The product of the inner blocks of `dim`; 1 if it is not blocked.
   std::int64_t block_of(int dim) const;
   // The agnostic spelling: "aBcd16b", "any", "undef".
   std::string name() const;
@@ -56,9 +56,9 @@ TORCH_BLOCKED_API FormatTag parse_tag(std::string_view name);
 // parse_tag(name).name(): "nChw16c" -> "aBcd16b".
 TORCH_BLOCKED_API std::string canonical_tag(std::string_view name);
 
-// Physical sizes of `dims` stored as `tag`: the outer dims in memory order, then the inner blocks.
-// [2, 17, 5, 4] as aBcd8b -> [2, 3, 5, 4, 8]. Raises ValueError for undef, any, a negative dim or a
-// rank that is not the tag's.
+// The physical sizes of `dims` stored as `tag`: the outer dims in memory order, then the inner
+// blocks. [2, 17, 5, 4] as aBcd8b -> [2, 3, 5, 4, 8]. Raises ValueError for undef, any, a negative
+// dim, or a rank other than the tag's.
 TORCH_BLOCKED_API Dims physical_shape(const Dims& dims, const FormatTag& tag);
 
 }  // namespace torch_blocked

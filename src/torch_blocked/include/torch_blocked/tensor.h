@@ -1,5 +1,5 @@
 // A blocked activation as an op gets it: a physical tensor [N, ceil(C / b), *spatial, b] and C.
-// Nothing else travels: dims and format follow from the two.
+// Dims and format follow from these two.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,9 +17,9 @@ namespace torch_blocked {
 inline constexpr std::array<std::int64_t, 4> kBlockSizes{4, 8, 16, 32};
 inline constexpr std::int64_t kMostLanes = kBlockSizes.back();
 
-// The elements of a physical tensor, to be read (`const T`) or written; the tensor stays the owner.
-// Python sees ValueError if it is not a contiguous CPU tensor of T in the physical shape of an
-// activation with so many channels.
+// The elements of a physical tensor, to be read (`const T`) or written. The tensor keeps the
+// ownership. Python sees ValueError unless it is a contiguous CPU tensor of T in the physical shape
+// of an activation with `channels` channels.
 template <typename T>
 BlockedAccessor<T> accessor(const at::Tensor& physical, std::int64_t channels) {
   using Element = std::remove_const_t<T>;
@@ -46,7 +46,7 @@ BlockedAccessor<T> accessor(const at::Tensor& physical, std::int64_t channels) {
   }
 }
 
-// Writes 0 to all lanes beyond the last channel: for kernels with f(0) != 0.
+// Writes 0 to all lanes beyond the last channel, for kernels with f(0) != 0.
 inline void clear_tail(const at::Tensor& physical, std::int64_t channels) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torch_blocked::clear_tail_", "")
@@ -55,7 +55,8 @@ inline void clear_tail(const at::Tensor& physical, std::int64_t channels) {
   op.call(written, channels);
 }
 
-// Whether these are 0. With TORCH_BLOCKED_CHECK=1 in the environment every op's result is asked.
+// Whether all lanes beyond the last channel are 0. With TORCH_BLOCKED_CHECK=1 in the environment
+// this is checked for every op's result.
 inline bool tail_is_zero(const at::Tensor& physical, std::int64_t channels) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torch_blocked::tail_is_zero", "")

@@ -1,8 +1,8 @@
-// Sharing loops among torch's threads.
+// Shares loops among torch's threads.
 //
-// A loop's units are cut into pieces. Each thread has its share of them, which it takes from the
-// front, and then helps the others from the end of theirs: one that lost its core to another
-// process holds up the piece it is at, not its share.
+// A loop's units are cut into pieces, and each thread has a share of them. It takes its own pieces
+// from the front, and then helps the others from the end of theirs. So a thread that loses its core
+// to another process delays only its current piece, not its share.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -29,21 +29,21 @@ class Pieces {
   ~Pieces() = default;
 };
 
-// Calls body(Pieces&) on every thread; each unit of [0, units) is in one piece of one of them. For
-// bodies that keep something from piece to piece. `unit_elements`: a piece has at least 32768
-// elements, ATen's limit below which another thread costs more than it saves; or a quarter of them
-// where on_all_threads() has brought the threads together before.
+// Calls body(Pieces&) on every thread. Each unit of [0, units) is in exactly one piece of one
+// thread. For bodies that keep something from piece to piece. `unit_elements`: elements per unit. A
+// piece has at least 32768 elements, ATen's limit below which another thread costs more than it
+// saves, or a quarter of that inside on_all_threads(), where the threads already run together.
 TORCH_BLOCKED_API void share_units(std::int64_t units, std::int64_t unit_elements,
                                    c10::function_ref<void(Pieces&)> body);
 inline constexpr std::int64_t kLargeUnit = 32768;  // elements of a unit that is worth a piece
 
-// Into how many pieces the largest loop of this thread since the last call could be cut: no more
-// threads than these would have had something to do. 0: there was none.
+// How many pieces the largest loop of this thread since the last call could be cut into. More
+// threads than these would have had nothing to do. 0: there was no loop.
 std::int64_t take_most_pieces();
 
-// How long what this thread does would take if every thread had a core all the time: what threads
-// compute in its loops, without waits, shared out by pieces, and what it computes itself between
-// them. Of code that has threads of its own it sees nothing but this one.
+// Measures how long this thread's work would take if every thread always had a core: what all
+// threads compute in its loops, without waits and divided by pieces, plus what it computes itself
+// between loops. Of code that has threads of its own, it sees only this thread.
 class WorkTimer {
  public:
   WorkTimer();
@@ -67,11 +67,11 @@ void parallel_units(std::int64_t units, std::int64_t unit_elements, Body&& body)
   });
 }
 
-// Calls walk() once on every thread at the same time. All calls must come to the same loops
-// (parallel_units, share_units) in the same order, and each loop is then shared by the threads that
-// have reached it: a thread that comes late finds its share done by the others, and nobody waits
-// for it. Code between the loops runs on every thread, so it must be cheap and do the same each
-// time. Beside the threads of other callers there are as many as cores are left, at least one.
+// Calls walk() once on every thread at the same time. All calls must reach the same loops
+// (parallel_units, share_units) in the same order. Each loop is shared by the threads that have
+// reached it: a thread that comes late finds its share done by the others, and nobody waits for it.
+// Code between the loops runs on every thread, so it must be cheap and do the same each time. If
+// other callers run, too, the call gets the remaining cores, at least one.
 TORCH_BLOCKED_API void on_all_threads(c10::function_ref<void()> walk);
 
 // How many threads share a loop.
