@@ -1,4 +1,4 @@
-// What the CPU could do at most: the yardstick of benchmarks.
+// Measures the peak of the CPU, against which benchmarks compare.
 #pragma once
 
 namespace torch_blocked {

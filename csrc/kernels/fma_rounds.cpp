@@ -2,7 +2,7 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// Chains enough to hide a latency of 4 or 5 at 2 FMAs a cycle, few enough for 16 registers.
+// 12 chains hide a latency of 4 or 5 cycles at 2 FMAs a cycle, and fit in 16 registers.
 std::int64_t fma_rounds(std::int64_t rounds) {
   constexpr int kChains = 12;
   Vec sum[kChains];
@@ -14,7 +14,7 @@ std::int64_t fma_rounds(std::int64_t rounds) {
   }
   Vec total = sum[0];
   for (int i = 1; i < kChains; ++i) total = total + sum[i];
-  // Read by nobody, but the compiler cannot know: the loop has to run.
+  // Nobody reads this, but the compiler does not know that, so it keeps the loop.
   [[maybe_unused]] volatile float result[kWidth];
   alignas(64) float lanes[kWidth];
   total.store(lanes);

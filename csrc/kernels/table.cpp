@@ -1,4 +1,4 @@
-// The kernels of one instruction set, as the list names them.
+// The table of one instruction set's kernels, from the rows of list.inc.
 #include "kernels/kernels.h"
 #include "kernels/vector/lanes.h"
 

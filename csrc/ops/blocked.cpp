@@ -1,3 +1,4 @@
+// Checks of blocked arguments, and the formats, descriptors and memory of activations.
 #include "ops/blocked.h"
 
 #include <ATen/EmptyTensor.h>
@@ -48,7 +49,7 @@ void check_memory(const char* op, const at::Tensor& tensor) {
     fail_type(op, "a strided CPU tensor with values in memory", text(tensor.toString()),
               "call .to_dense(), .dequantize() or .cpu() first");
   }
-  std::int64_t product = tensor.itemsize();  // a size of 0 counts as 1: it would hide an overflow
+  std::int64_t product = tensor.itemsize();  // a size of 0 counts as 1, or it hides an overflow
   for (const std::int64_t size : tensor.sizes()) {
     if (__builtin_mul_overflow(product, std::max<std::int64_t>(size, 1), &product)) {
       fail_value(op, "sizes whose product fits 64 bits", text(tensor.sizes()), "");

@@ -1,3 +1,4 @@
+// Registers blocked forms of other libraries' ops, and checks their schemas and their results.
 #include "ops/blocked_forms.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,11 +14,12 @@
 namespace torch_blocked {
 namespace {
 
-// Names of forms by the op's; more than one is an error, which is told where somebody listens:
-// these come while libraries are loaded, where an exception would end the process.
+// Names of forms by the op's name. Several forms of one op are an error. It is raised at the first
+// use, because forms are registered while libraries are loaded, where an exception would end the
+// process.
 struct Forms {
   std::map<std::string, std::set<std::string>> of;
-  std::map<std::string, c10::OperatorName> checked;  // what the first use has found to fit
+  std::map<std::string, c10::OperatorName> checked;  // forms that the first use found to fit
   ForkMutex mutex{[this] { abandon(checked); }};
 
   static Forms& all() {
@@ -39,7 +41,7 @@ const c10::FunctionSchema& schema_of(const std::string& name) {
   return op->schema();
 }
 
-// Whether `form` has the arguments of `op`, and the channels after the first.
+// Whether `form` has the arguments of `op`, plus the channels after the first.
 bool fits(const c10::FunctionSchema& op, const c10::FunctionSchema& form) {
   const auto& dense = op.arguments();
   const auto& blocked = form.arguments();
@@ -96,7 +98,7 @@ std::optional<c10::OperatorName> blocked_form(const c10::OperatorName& op) {
 
 namespace {
 
-// Not of the types that let an op run on dense copies: those would hide a wrong kernel.
+// Does not raise a type that lets an op run on dense copies: that would hide a wrong kernel.
 [[noreturn]] void fail_form(const std::string& op, const std::string& form,
                             const std::string& expected, const std::string& got,
                             const std::string& remedy) {

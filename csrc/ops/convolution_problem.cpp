@@ -1,3 +1,4 @@
+// Checks the arguments of a convolution and derives its sizes and its key.
 #include "ops/convolution_problem.h"
 
 #include <bit>
@@ -11,11 +12,11 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// The largest size or step: oneDNN counts in 32 bits in places, and what is computed from two of
-// these still fits 64.
+// The largest size or step. oneDNN counts in 32 bits in places, and products of two such numbers
+// still fit 64 bits.
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
-// Any one of the arguments that ATen allows to be given once for all spatial dims.
+// One of the arguments for which ATen allows a single number for all spatial dims.
 Dims per_dim(const char* name, at::IntArrayRef values, std::size_t spatial, std::int64_t least) {
   if (values.size() != 1 && values.size() != spatial) {
     fail_value("convolution", text(name, " with 1 or ", spatial, " values"), text(values), "");

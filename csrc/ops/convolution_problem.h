@@ -1,6 +1,6 @@
-// What a convolution is, in sizes: what all that runs one takes. convolution/ runs it, gradient/
-// makes gradients of it, quantized/ runs it on bytes, linear/ and products/ read their sizes from
-// it.
+// A convolution as sizes, formats and an epilogue. Everything that runs a convolution takes this:
+// convolution/ runs it, gradient/ computes its gradients, quantized/ runs it on bytes, linear/ and
+// products/ read their sizes from it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 
 namespace torch_blocked {
 
-// Of strides, dilations and paddings.
+// Whether strides, dilations or paddings are the same `value` along all dims.
 inline bool are_all(const Dims& dims, std::int64_t value) {
   return std::ranges::all_of(dims, [&](std::int64_t each) { return each == value; });
 }
@@ -40,25 +40,25 @@ struct ConvolutionProblem {
   Window window(std::size_t i) const {
     return {weight_dims[2 + i], stride[i], padding[i], dilation[i]};
   }
-  // src and dst in one blocked format: what most implementations are for.
+  // Whether src and dst have one blocked format. Most implementations are made for this.
   bool blocked() const { return src_format == dst_format && src_format.is_blocked(); }
 };
 
-// Called for `pixels` pixels of dst from `first` on, all of one row of [N, blocks of channels],
-// once they are stored and by who stored them, while they are in its caches.
+// Called for `pixels` pixels of dst from `first` on, all in one row of [N, blocks of channels]. The
+// thread that stored them calls it at once, while they are in its caches.
 using OnStored = std::function<void(std::int64_t row, std::int64_t first, std::int64_t pixels)>;
 
 inline constexpr auto kFloatBytes = static_cast<std::int64_t>(sizeof(float));
 
-// Checks these arguments and makes a problem of them, with src and dst in one format. What ATen
-// lets be given once holds for all spatial dims. Raises ValueError or TypeError.
+// Checks these arguments and makes a problem of them, with src and dst in one format. As in ATen, a
+// list of one number holds for all spatial dims. Raises ValueError or TypeError.
 ConvolutionProblem convolution_problem(at::IntArrayRef src_dims, Format format,
                                        const at::Tensor& weight, const at::Tensor& bias,
                                        at::IntArrayRef stride, at::IntArrayRef padding,
                                        at::IntArrayRef dilation, bool transposed,
                                        at::IntArrayRef output_padding, std::int64_t groups);
 
-// All fields of a problem as a key; `name` tells apart the caches that use one.
+// All fields of a problem as a key. `name` distinguishes the caches that use such keys.
 Key convolution_key(const char* name, const ConvolutionProblem& problem);
 
 // All spatial sizes of a problem, as d, h, w.
@@ -67,10 +67,10 @@ struct SpatialSizes {
 };
 SpatialSizes spatial_sizes(const ConvolutionProblem& problem);
 
-// So many groups as fill whole blocks of src and dst are one convolution, whose weights between
-// groups are 0: of groups of 8 channels two in a block of 16, with half of the products in vain.
-// `count` such bundles of `groups` lie beside each other; none where groups are left over. Of one
-// blocked format.
+// Groups bundled so that a bundle fills whole blocks of src and dst. A bundle is one convolution
+// with zero weights between its groups: two groups of 8 channels fill a block of 16, and half of
+// the products are wasted. `count` bundles of `groups` lie side by side. There are none if groups
+// are left over. src and dst have one blocked format.
 struct GroupBundles {
   std::int64_t count, groups;
 };

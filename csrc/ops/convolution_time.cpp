@@ -43,7 +43,7 @@ double direct_microseconds(const ConvolutionProblem& p) {
     taps *= static_cast<double>(p.weight_dims[2 + i]);
     pixels *= static_cast<double>(p.dst_dims[2 + i]);
     if (p.transposed)
-      pixels /= static_cast<double>(p.stride[i]);  // a pixel meets so many fewer taps
+      pixels /= static_cast<double>(p.stride[i]);  // a pixel meets fewer taps by this factor
   }
   if (is_dilated(p)) taps *= part_inside(p);
   return microseconds_of(streamed_fmas(taps, pixels) * pairs);

@@ -1,3 +1,4 @@
+// The families of implementations: their names, forcing one, and the fingerprint of measured times.
 #include "ops/implementations.h"
 
 #include <c10/util/Exception.h>
@@ -13,13 +14,13 @@
 namespace torch_blocked {
 namespace {
 
-// Filled before main(), by the lists themselves.
+// The lists register themselves here before main().
 std::vector<Family*>& registered() {
   static std::vector<Family*> all;
   return all;
 }
 
-// By the family's place in registered(); as long as this thread has needed.
+// Indexed by the family's place in registered(). It grows when this thread needs more.
 thread_local std::vector<const char*> last_of_families;
 
 }  // namespace
@@ -82,7 +83,7 @@ Family& family(const std::string& name) {
 }
 
 std::string fingerprint() {
-  std::vector<std::string> parts;  // in an order that linking does not change
+  std::vector<std::string> parts;  // sorted, so that the link order does not matter
   for (const Family* each : registered()) parts.push_back(text(each->name(), each->names()));
   std::ranges::sort(parts);
   const dnnl_version_t& onednn = *dnnl_version();

@@ -1,5 +1,5 @@
-// The implementations of a family of problems (convolution, reorder, ...) are one list, in which a
-// row says all there is to know of one. Nothing outside of the lists compares names.
+// The list of implementations of a family of problems (convolution, pooling, ...). A row says all
+// there is to know about one implementation. Nothing outside the lists compares names.
 #pragma once
 
 #include <algorithm>
@@ -14,25 +14,26 @@
 
 namespace torch_blocked {
 
-// What others may ask of an implementation.
+// Properties of an implementation that its callers may ask for.
 struct Traits {
-  // dst may be the residual's memory: each value of that is read before dst is written there.
+  // dst may be the residual's memory: each value of the residual is read before dst is written
+  // there.
   bool sums_in_place = false;
   bool gathers_channels = false;  // it can read input channels from several tensors, in any order
-  bool any_format = false;   // its estimate holds where src and dst are not in one blocked format
-  bool last_resort = false;  // so slow that nobody times it where another takes the problem
-  // The estimates of others say whether they are faster than it, so that it is timed only where no
-  // estimate is less: of 407 float32 layers in 16c on which another was estimated to be faster, one
+  bool any_format = false;   // its estimate also holds if src and dst are not in one blocked format
+  bool last_resort = false;  // so slow that nobody times it if another takes the problem
+  // Other estimates compare reliably with this one, so it is timed only if no estimate is lower.
+  // Another implementation was estimated to be faster on 407 float32 layers in 16c. One of them
   // was slower, by 8 %.
   bool yardstick = false;
-  // It runs only if it is forced or was measured to be fastest, and is timed where its estimate is
-  // less than those of all others.
+  // It runs only if it is forced or was measured to be fastest. It is timed if its estimate is
+  // the lowest.
   bool only_measured = false;
-  bool in_rows = false;  // its plans may run for some rows at a time
+  bool in_rows = false;  // its plans can run a few rows at a time
 };
 
-// Whether implementations may run that make fewer products and larger errors than a sum of all has:
-// not with TORCH_BLOCKED_WINOGRAD=0.
+// Whether implementations may run that make fewer products and larger errors than a plain sum of
+// all products. TORCH_BLOCKED_WINOGRAD=0 turns them off.
 bool fewer_products_allowed();
 inline constexpr const char* kFewerProductsRefused = "is turned off by TORCH_BLOCKED_WINOGRAD=0";
 
@@ -48,18 +49,17 @@ struct Refusal {
 template <typename Problem, typename Plan>
 struct Implementation {
   const char* name;
-  // Why it does not take a problem, in words after its name: "is for" what it was made for, or the
-  // limit that it has. Null where it takes the problem, or where only an attempt tells. The list
-  // asks it before plan() and estimate(), which do not ask again.
+  // Why it does not take a problem, as words that follow its name: "is for ..." or the limit that
+  // it has. Null if it takes the problem, or if only an attempt can tell. The list asks this
+  // before plan() and estimate(), which do not ask again.
   const char* (*refuses)(const Problem& problem) = [](const Problem&) -> const
       char* { return nullptr; };
-  // The problem made ready to run; nothing where the attempt fails, for which `fails` has the
-  // words.
+  // The problem made ready to run; nothing if the attempt fails. `fails` then says why.
   std::optional<Plan> (*plan)(const Problem& problem);
   const char* fails = "has no kernel for it";
-  // Microseconds for any problem, estimated from its sizes: as if one thread did the work of all,
-  // and more where the number of threads leaves some of them idle. All rows of a list have one, or
-  // none has: then the first that takes a problem runs it.
+  // Microseconds for a problem, estimated from its sizes, as if one thread did all of the work.
+  // It is more if the number of threads leaves some of them idle. Either all rows of a list have
+  // an estimate or none has. Without estimates the first row that takes a problem runs it.
   double (*estimate)(const Problem& problem) = nullptr;
   Traits traits = {};
 };
@@ -80,8 +80,8 @@ struct AskOnce {
   }
 };
 
-// A list without its types of problem and plan: its names, the one that is forced, and the one that
-// ran last.
+// The part of a list that does not depend on the types of problem and plan: the names, the forced
+// implementation, and the one that ran last.
 class Family {
  public:
   Family(const char* name, std::vector<const char*> names);
@@ -90,20 +90,21 @@ class Family {
 
   const char* name() const { return name_; }
   const std::vector<const char*>& names() const { return names_; }
-  // From now on problems run by this implementation only, and raise NotImplementedError where it
-  // cannot; "" allows all of them again. Raises ValueError for an unknown name.
+  // From now on only this implementation runs problems. Those that it cannot run raise
+  // NotImplementedError. "" allows all implementations again. Raises ValueError for an unknown
+  // name.
   void force(const std::string& implementation);
-  // What this thread's last problem ran by.
+  // The implementation that ran this thread's last problem.
   const char* last() const;
   void set_last(const char* implementation) const;
 
-  // Raises the error for a forced implementation that cannot run a problem.
+  // Raises the error of a forced implementation that cannot run a problem.
   [[noreturn]] void fail_forced(const char* implementation, const std::string& problem) const;
 
  protected:
-  // A list in which some rows have an estimate and some have none is a mistake in its source.
+  // Fails if some rows have an estimate and some have none, which is a mistake in the source.
   void check_estimates(std::size_t count) const;
-  // The place of a name in the list. Raises ValueError, said by `op`, for an unknown one.
+  // The place of a name in the list. Raises ValueError in the name of `op` if it is unknown.
   std::size_t place(const char* op, const std::string& implementation) const;
   int forced_place() const { return forced_; }  // -1: none
 
@@ -133,17 +134,17 @@ class Implementations : public Family {
   const std::vector<Row>& rows() const { return rows_; }
   // Raises ValueError for an unknown name.
   const Row& row(const std::string& name) const { return rows_[place(this->name(), name)]; }
-  // What force() left; null: all.
+  // The forced row; null if all may run.
   const Row* forced() const {
     const int place = forced_place();
     return place < 0 ? nullptr : &rows_[static_cast<std::size_t>(place)];
   }
 
-  // What a row makes of a problem; nothing if it does not take it.
+  // A row's plan of a problem; nothing if it does not take the problem.
   static std::optional<Plan> plan(const Row& row, const Problem& problem) {
     return Ask::plan(row, problem);
   }
-  // kNever if it does not take it.
+  // A row's estimate; kNever if it does not take the problem.
   static double estimate(const Row& row, const Problem& problem) {
     const EstimatedThreads threads;
     return Ask::estimate(row, problem);
@@ -155,7 +156,7 @@ class Implementations : public Family {
   }
   // Whether a row says at once that it does not take a problem.
   static bool refuses(const Row& row, const Problem& problem) { return Ask::refusal(row, problem); }
-  // Those that have no plan for a problem.
+  // All rows that have no plan for a problem, and why.
   std::vector<Refusal> refusals(const Problem& problem) const {
     std::vector<Refusal> all;
     for (const Row& row : rows_) {
@@ -164,7 +165,7 @@ class Implementations : public Family {
     return all;
   }
 
-  // The fastest implementation by estimates that has a plan.
+  // The plan of the implementation with the lowest estimate among those that have one.
   std::optional<Named> fastest(const Problem& problem) const {
     std::optional<Named> found;
     const auto takes = [&](const Row& row) {
@@ -180,7 +181,7 @@ class Implementations : public Family {
     return found;
   }
 
-  // Of those that may run without having been measured.
+  // The lowest estimate of the rows that may run without being measured.
   double least_estimate(const Problem& problem) const {
     double least = kNever;
     for (const Row& row : rows_) {
@@ -189,8 +190,8 @@ class Implementations : public Family {
     return least;
   }
 
-  // The plan by `only`, or by the fastest if that is null. describe() gives the problem in words,
-  // for the error if `only` cannot run it.
+  // The plan by `only`, or by the fastest if `only` is null. describe() gives the problem in
+  // words, for the error if `only` cannot run it.
   template <typename Describe>
   std::optional<Named> choose(const Problem& problem, const Row* only, Describe&& describe) const {
     if (!only) return fastest(problem);
@@ -199,7 +200,7 @@ class Implementations : public Family {
   }
 
  private:
-  // Those that may run a problem without having been measured, the fastest first.
+  // The rows that may run a problem without being measured, the fastest first.
   std::vector<std::pair<double, const Row*>> by_estimate(const Problem& problem) const {
     std::vector<std::pair<double, const Row*>> rows;
     rows.reserve(rows_.size());
@@ -220,14 +221,14 @@ class Implementations : public Family {
   std::vector<Row> rows_;
 };
 
-// All families that there are.
+// All families.
 const std::vector<Family*>& families();
 // Raises ValueError for an unknown name.
 Family& family(const std::string& name);
 
-// Tells one build from another where measured times are concerned, in words: the names in all
-// lists, a hash of the sources of the kernels and of the ops, oneDNN's version, and whether there
-// may be fewer products.
+// A text that changes whenever measured times may no longer hold: the names in all lists, a hash of
+// the sources of the kernels and of the ops, oneDNN's version, and whether there may be fewer
+// products.
 std::string fingerprint();
 
 }  // namespace torch_blocked

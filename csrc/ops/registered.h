@@ -1,5 +1,5 @@
-// The functions behind torch.ops.torch_blocked.*, as list.inc has them.
-// They take physical tensors and logical channel counts, and return physical tensors.
+// Declares the functions behind torch.ops.torch_blocked.*, one for each row of list.inc. They take
+// physical tensors and logical channel counts, and return physical tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace torch_blocked {
 
-// What several ops return. Gradients not asked for are empty.
+// Results that several ops share. Gradients that were not asked for are empty.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of input, weight and bias
 using TwoGradients = std::tuple<at::Tensor, at::Tensor>;           // of input and grid
 // output, mean and 1 / sqrt(var + eps)

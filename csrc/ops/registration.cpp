@@ -1,5 +1,4 @@
-// Registers every op of torch.ops.torch_blocked, as ops/list.inc has them; nothing else registers
-// any.
+// Registers every op of torch.ops.torch_blocked from the rows of ops/list.inc.
 #include <torch/library.h>
 
 #include "ops/registered.h"

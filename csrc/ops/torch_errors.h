@@ -1,8 +1,7 @@
 // The border between torch's dispatcher and the ops: every kernel that ops/registration.cpp
-// registers is an Op. It checks the tensors before the function sees them, keeps autograd out of
-// what the function calls, and turns our exceptions and oneDNN's into the torch ones that Python
-// sees as ValueError, TypeError, NotImplementedError and RuntimeError. Functions throw ours; only
-// this crosses the border.
+// registers is an Op. It checks the tensors before the function sees them and keeps autograd out of
+// what the function calls. It also turns our exceptions and oneDNN's into the torch exceptions that
+// Python sees as ValueError, TypeError, NotImplementedError and RuntimeError.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -43,7 +42,7 @@ inline void check_argument(const char* op, const at::TensorList& tensors) {
   for (const at::Tensor& tensor : tensors) check_memory(op, tensor);
 }
 
-// Whether memory holds something else than the values: conjugates or negatives taken lazily.
+// Whether the memory does not hold the values themselves: conjugates or negatives taken lazily.
 template <typename T>
 bool is_lazy(const T&) {
   return false;

@@ -1,3 +1,5 @@
+// Finds the formats that a module wants: asks each row of its list for each candidate format and
+// takes the lowest estimate.
 #include "ops/wanted_formats.h"
 
 #include <algorithm>
@@ -26,7 +28,7 @@ Descriptor plain(const Dims& dims, at::ScalarType dtype) {
   return Descriptor::with_tag(dims, data_type_of(dtype), parse_tag(letters.substr(0, dims.size())));
 }
 
-// Of memory without elements no kernel reads anything, so none wants a format.
+// Raises ValueError for dims without elements: no kernel reads them, so none wants a format.
 void check_volume(std::string_view what, const Dims& dims) {
   if (std::ranges::any_of(dims, [](std::int64_t size) { return size < 1; }))
     fail_value(kWantedFormatsOp, text(what, " with elements"), text(dims),
@@ -39,7 +41,7 @@ struct Candidate {
   double microseconds;
 };
 
-// What a row of the list makes of the problem in a format. The estimates of most are of blocked
+// Adds the row's plan of the problem in a format, if there is one. Most estimates hold for blocked
 // formats only.
 void add_candidate(std::vector<Candidate>& candidates, ConvolutionProblem p, Format format,
                    const ConvolutionImplementations::Row& row) {

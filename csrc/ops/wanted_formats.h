@@ -1,5 +1,5 @@
-// The formats that the implementations of a module's op want: oneDNN's question `any`, put to all
-// that there are.
+// The formats that implementations want for a module's op: oneDNN's format tag `any`, answered by
+// all of our implementations.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace torch_blocked {
 struct WantedFormats {
   std::string implementation;
   Descriptor src;
-  // Nothing where no descriptor can say what weights are packed into.
+  // Nothing if no descriptor can describe the packed weights.
   std::optional<Descriptor> weights;
   Descriptor dst;
 };
@@ -22,15 +22,16 @@ struct WantedFormats {
 // Asks oneDNN alone, with `any` for src, weights and dst.
 inline constexpr const char* kAsksOneDnn = "onednn";
 
-// By the implementation that should be fastest, in the format in which it should be: a block that
-// the CPU has fast kernels for, or channels-last. Of the problem's formats nothing is read.
-// `implementation` asks one of the list; NotImplementedError where that has no kernel.
+// The formats of the implementation that should be fastest, where src and dst are in the format in
+// which it should be: a block for which the CPU has fast kernels, or channels-last. The formats in
+// the problem are ignored. `implementation` asks one of the list; it raises NotImplementedError if
+// that one has no kernel.
 WantedFormats wanted_formats(const ConvolutionProblem& problem,
                              const std::optional<std::string>& implementation);
 WantedFormats wanted_formats(const LinearProblem& problem,
                              const std::optional<std::string>& implementation);
 
-// convolution/onednn.cpp: may name a `ref` kernel.
+// Defined in convolution/onednn.cpp. It may name a `ref` kernel.
 WantedFormats formats_wanted_by_onednn(const ConvolutionProblem& problem);
 
 }  // namespace torch_blocked

@@ -1,8 +1,8 @@
-// Direct convolution as a product of matrices: [pixels, lanes] x [lanes, output channels], where
-// the lanes of a pixel are all the src values under the kernel.
+// Direct convolution as a matrix product: [pixels, lanes] x [lanes, output channels], where the
+// lanes of a pixel are all src values under the kernel.
 //
-// A register tile is kPixels x kVectors sums. Each lane costs kVectors loads of weights, and
-// kPixels broadcasts, for kPixels * kVectors FMAs; Zen 4 then runs at 95 to 99 % of its FMA peak.
+// A register tile has kPixels x kVectors sums. Each lane costs kVectors loads of weights and
+// kPixels broadcasts for kPixels * kVectors FMAs. A Zen 4 then runs at 95 to 99 % of its FMA peak.
 #include "kernels/direct/direct.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Most pixels of a tile with 1, 2 and 3 vectors: sums, weights and one broadcast fill 32 registers,
-// or 16. More than 14 single vectors would gain nothing, as each needs a broadcast of its own.
+// The most pixels of a tile with 1, 2 and 3 vectors: sums, weights and one broadcast fill 32 or 16
+// registers. More than 14 single vectors would gain nothing, because each needs its own broadcast.
 //
-// The lanes of one part, whose weights serve all pixels: 128 or 36 KB, which L2 holds. Each part
-// reads and writes all sums once, which costs 1x1 layers more on Zen 3 than weights that are not in
-// L1. The taps of a kernel share their src, and 24 KB in L1 are as good as more, or better where
-// weights come from memory.
+// The lanes of one part. Its weights serve all pixels and take 128 or 36 KB, which L2 holds. Each
+// part reads and writes all sums once. On a Zen 3 this costs 1x1 layers more than weights that are
+// not in L1. The taps of a kernel share their src, and 24 KB in L1 are as good as more, or better
+// if weights come from memory.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 3> kTilePixels{14, 14, 9};
 constexpr std::int64_t kBestVectors = 2, kPartLanes = 1024, kTapLanes = 1024,
@@ -39,25 +39,25 @@ constexpr std::int64_t kBestVectors = 3, kPartLanes = 384, kTapLanes = 256, kBan
 // Functions that see the sums are always inlined, and their loops are unrolled: otherwise GCC keeps
 // the sums in memory.
 
-// f(pixel, vector) for all sums of a tile.
+// Calls f(pixel, vector) for all sums of a tile.
 template <int kPixels, int kVectors, typename F>
 TORCH_BLOCKED_INLINE inline void for_sums(F&& f) {
   TORCH_BLOCKED_UNROLL
   for (int i = 0; i < kPixels * kVectors; ++i) f(i / kVectors, i % kVectors);
 }
 
-// Whether the activation is cheap enough to be compiled into every instance of tiles(), where it is
-// applied to the sums in registers. Anything else is left to activate_pixels().
+// Whether the activation is cheap enough to be compiled into every instance of tiles(), which
+// applies it to sums in registers. activate_pixels() does the others.
 bool in_registers(const Activation& activation) {
   return activation.kind == Activation::Kind::kNone || activation.kind == Activation::Kind::kClamp;
 }
 
-// Lanes of vector j that are channels.
+// The lanes of vector j that are channels.
 inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
   return std::clamp<std::int64_t>(t.channels - j * kWidth, 0, kWidth);
 }
 
-// The activation of tiles whose sums are stored already, and still in L1.
+// Applies the activation to tiles whose sums are stored and still in L1.
 [[gnu::noinline]] void activate_pixels(const DirectTiles& t, float* dst, std::int64_t pixels) {
   with_function(t.activation, [&t, dst, pixels](const auto& function) {
     const std::int64_t step = t.dst_step, vectors = t.vectors;
@@ -68,7 +68,7 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
   });
 }
 
-// Sums to blocks narrower than a vector.
+// Stores sums to blocks narrower than a vector.
 [[gnu::noinline]] void store_parts(const DirectTiles& t, const float* sums, float* dst,
                                    std::int64_t pixels) {
   for (std::int64_t i = 0; i < pixels; ++i, dst += t.dst_step, sums += t.vectors * kWidth) {
@@ -81,13 +81,13 @@ inline std::int64_t lanes_of(const DirectTiles& t, std::int64_t j) {
 template <int kPixels, int kVectors>
 using FloatSums = Sums<Vec, kPixels, kVectors>;
 
-// Floats from one pixel to the next: kStep, or what the arguments say if that is kAnyStep.
+// Floats from one pixel to the next: kStep, or the arguments' step if kStep is kAnyStep.
 constexpr int kAnyStep = 0;
 
 constexpr int kLine = 16;  // floats of a cache line
 
-// Pixels of a tile or several whose activation is one loop: a tile of 12 vectors by itself takes 10
-// cycles a vector for SiLU on Zen 3, where the function takes 6 in a long loop.
+// The pixels, of one or more tiles, to which one loop applies the activation. On a Zen 3 SiLU takes
+// 10 cycles a vector for a single tile of 12 vectors, and 6 in a long loop.
 constexpr std::int64_t kActivatedPixels = 32;
 
 template <int kStep>
@@ -95,9 +95,9 @@ TORCH_BLOCKED_INLINE inline std::int64_t step_of(const DirectTiles& t) {
   return kStep == kAnyStep ? t.src_step : kStep;
 }
 
-// The numbers of several lanes at a step that only the arguments know. GCC would work out the
-// address of each row and lane before the loops, keep these 32 in memory, and read one for each
-// number. So it is not told that the bases and the step of these lanes are those of others.
+// The rows of several lanes at a step that is only known at run time. GCC would compute the 32
+// addresses of rows and lanes before the loops, keep them in memory, and read one for each number.
+// So we hide from it that these lanes share bases and step with others.
 template <int kPixels>
 class StridedRows {
  public:
@@ -115,19 +115,19 @@ class StridedRows {
   }
 
  private:
-  // Rows of a base, of which an address has the step zero times, once and twice.
+  // Rows of a base: an address can have the step zero times, once and twice.
   static constexpr int kRows = 3, kBases = ceil_div(kPixels, kRows);
   const float* bases_[kBases];
   std::int64_t step_;
 };
 
-// What the tiles of a call have in common as they go through its segments.
+// State that the tiles of a call share as they go through its segments.
 struct Walk {
-  // The weights that come next, of which each tile prefetches a share, some floats further on with
-  // each lane. Were it the first tiles alone, they would wait for memory, which then idles: 512@7
-  // 3x3, weights from memory, takes 2.87 ms on Zen 3, and 3.13 so.
+  // The next weights. Each tile prefetches a share of them, some floats with each lane. If only
+  // the first tiles prefetched, they would wait for memory, which would then idle: 512@7 3x3 with
+  // weights from memory takes 2.87 ms on a Zen 3, and would take 3.13.
   const float *ahead, *end;
-  std::int64_t step = 0;  // of a lane
+  std::int64_t step = 0;  // for each lane
 
   Walk(const DirectTiles& t, std::int64_t row_tiles) : ahead(t.weights + t.ahead), end(ahead) {
     if (t.count == 0) return;  // outputs that see padding only
@@ -140,8 +140,8 @@ struct Walk {
   }
 };
 
-// sums += [kPixels, lanes of all segments] x weights, kLanes at a time, of which each segment has a
-// multiple.
+// sums += [kPixels, lanes of all segments] x weights, kLanes at a time. Each segment has a multiple
+// of kLanes.
 template <int kStep, int kLanes, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float* first, Walk& walk,
                                               FloatSums<kPixels, kVectors>& sums) {
@@ -153,10 +153,10 @@ TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float*
   for (const DirectSegment* segment = t.segments; segment < end; ++segment) {
     const float* src = first + segment->offset;
     const float* weights = t.weights + segment->weights * kRow;
-    // Pixels of the next segment, a channel block away, where no hardware looks ahead. Without it
-    // AVX2 loses up to 15 %.
+    // Prefetches pixels of the next segment. It is a channel block away, which the hardware
+    // prefetcher does not reach. Without this AVX2 loses up to 15 %.
     const float* next = first + segment[1].offset;
-    // Of blocks a segment has no more.
+    // With blocks a segment has exactly kLanes lanes.
     const std::int64_t lanes = kLanes == kWidth && kStep == kWidth ? kLanes : segment->lanes;
     for (const float* src_end = src + lanes; src < src_end; src += kLanes) {
       // Rows are one stream.
@@ -187,7 +187,7 @@ TORCH_BLOCKED_INLINE inline void add_segments(const DirectTiles& t, const float*
   walk.ahead = ahead;
 }
 
-// What the sums of a call begin with: the bias, or zeros.
+// The start of a call's sums: the bias, or zeros.
 template <int kVectors>
 struct Start {
   Vec vectors[kVectors];
@@ -199,7 +199,7 @@ struct Start {
   }
 };
 
-// Clamp, and zeros in the lanes that are no channels.
+// Applies a clamp, and zeroes the lanes beyond the channels.
 template <int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
                                              FloatSums<kPixels, kVectors>& sums) {
@@ -221,8 +221,8 @@ TORCH_BLOCKED_INLINE inline void finish_sums(const DirectTiles& t,
 
 template <int kStep, int kLanes, int kPixels, int kVectors>
 void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::int64_t count) {
-  // Read once: a store may change the arguments, for all that GCC knows, and it would read and add
-  // them up again for each vector.
+  // Copies, because GCC assumes that a store may change the arguments, and would read and add
+  // them again for each vector.
   const std::int64_t step = step_of<kStep>(t), dst_step = t.dst_step;
   const std::array<std::int64_t, 3> offsets = t.dst_offsets;
   const Start<kVectors> start(t);
@@ -231,15 +231,16 @@ void tiles(const DirectTiles& t, const float* src, float* dst, Walk& walk, std::
     const auto place = [&](auto* of, int i, int j) TORCH_BLOCKED_INLINE {
       return of + offsets[static_cast<std::size_t>(j)] + i * dst_step;
     };
-    // What is stored at the end is on its way by then: [3136, 96] -> 384 otherwise waits for a
-    // fifth of its time.
+    // Prefetches the lines that are stored at the end. Without this [3136, 96] -> 384 waits for
+    // a fifth of its time.
     if constexpr (kStep == kAnyStep) {
       for_sums<kPixels, kVectors>(
           [&](int i, int j) TORCH_BLOCKED_INLINE { __builtin_prefetch(place(dst, i, j), 1); });
     }
     FloatSums<kPixels, kVectors> sums(start.vectors);
     add_segments<kStep, kLanes>(t, src, walk, sums);
-    // What the sums are added to: the residual, which may be dst itself, or the parts before this.
+    // The sums are added to the parts before this one, or to the residual, which may be dst
+    // itself.
     const float* begun = !t.first ? dst : t.residual ? t.residual + (dst - t.dst) : nullptr;
     if (begun) {
       for_sums<kPixels, kVectors>([&](int i, int j) TORCH_BLOCKED_INLINE {
@@ -293,7 +294,7 @@ constexpr std::array<std::array<Tiles, kMostPixels>, 3> kTiles{
     tiles_of<kStep, kLanes, 2>(std::make_integer_sequence<int, kTilePixels[1]>()),
     tiles_of<kStep, kLanes, 3>(std::make_integer_sequence<int, kTilePixels[2]>())};
 
-// The pixels in tiles that differ by one pixel at most, so that no small one is left over.
+// Runs the pixels in tiles that differ by at most one pixel, so that no small tile is left over.
 template <int kStep, int kLanes>
 void run(const DirectTiles& t) {
   const auto vectors = static_cast<std::size_t>(t.vectors - 1);
@@ -308,7 +309,7 @@ void run(const DirectTiles& t) {
                                            t.dst + done * t.dst_step, walk, count - larger);
 }
 
-// With the first of kLanes of which all segments have multiples.
+// Runs with the first of kLanes and kOthers that divides all segments.
 template <int kStep, int kLanes, int... kOthers>
 void run_unrolled(const DirectTiles& t) {
   if constexpr (sizeof...(kOthers) > 0) {
@@ -330,8 +331,8 @@ constinit const DirectSizes direct_sizes{.width = kWidth,
                                          .tap_lanes = kTapLanes,
                                          .band_bytes = kBandBytes};
 
-// Unrolled where that saves instructions: blocks, those that channels fill half, and rows; the taps
-// of first layers, of which planes have a segment for each row.
+// Unrolled where that saves instructions: for blocks, also half-filled ones, for rows, and for the
+// taps of first layers, whose planes have a segment for each row.
 #if defined(CPU_CAPABILITY_AVX2)
 void direct_tiles(const DirectTiles& t) { run_unrolled<kWidth, 8, 4, 1>(t); }
 

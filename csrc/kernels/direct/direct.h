@@ -8,8 +8,8 @@
 
 namespace torch_blocked::kernels {
 
-// Lanes of a pixel's src whose weights follow each other: src[offset] to src[offset + lanes - 1]
-// meet the weights of lane `weights` on.
+// Lanes of a pixel's src with consecutive weights: src[offset] to src[offset + lanes - 1] meet the
+// weights from lane `weights` on.
 struct DirectSegment {
   std::int64_t offset, lanes, weights;
 };
@@ -17,12 +17,12 @@ struct DirectSegment {
 // A direct convolution of some pixels and at most 3 vectors of output channels:
 //   dst[pixel, oc] = activation(bias[oc] + residual[pixel, oc] + sum over segments and lanes of
 //                               src[pixel * step + offset + lane] * weights[first + lane, oc])
-// where the step is one vector, or one float in planes, or src_step, and `first` the segment's
-// first weight.
+// where the step is one vector, one float in planes, or src_step. `first` is the segment's first
+// weight.
 struct DirectTiles {
   const float* src;
-  std::int64_t src_step;          // of direct_row_tiles
-  const DirectSegment* segments;  // `count`, and one more, which is prefetched only
+  std::int64_t src_step;          // only for direct_row_tiles
+  const DirectSegment* segments;  // `count`, plus one that is only prefetched
   std::int64_t count;
   const float* weights;   // [lanes, vectors * width]
   const float* bias;      // [channels], or null
@@ -30,31 +30,31 @@ struct DirectTiles {
   float* dst;
   std::int64_t pixels;    // at dst_step floats from each other
   std::int64_t vectors;   // of output channels
-  std::int64_t channels;  // that are not tail, at most vectors * width
-  // Of a single vector, the lanes that are written; those beside them stay as they are in dst.
+  std::int64_t channels;  // without the tail; at most vectors * width
+  // The lanes of a single vector that are written. The others are not touched in dst.
   std::int64_t first_lane = 0, end_lane = 16;
   std::int64_t dst_step;
   std::array<std::int64_t, 3> dst_offsets;  // of the vectors
-  // Where blocks are narrower than a vector: how many, of dst_step lanes each, the channels fill,
-  // and their distance in dst. Then the sum has one part, no residual and no activation. 0: blocks
-  // are at least as wide as a vector.
+  // If blocks are narrower than a vector: how many blocks of dst_step lanes the channels fill,
+  // and their distance in dst. The sum then has one part, no residual and no activation. 0:
+  // blocks are at least as wide as a vector.
   std::int64_t parts, part_stride;
-  // A sum in several parts, of some segments each, grows in dst. The first has bias and
-  // residual, and overwrites dst; the last has the activation.
+  // A sum may have several parts of some segments each, which add up in dst. The first part has
+  // bias and residual and overwrites dst. The last part has the activation.
   bool first, last;
-  // Floats from these weights to those that come next, as many, which the tiles prefetch in equal
-  // shares; of the `rows` calls with these weights this is number `row`.
+  // Floats from these weights to the next ones, which are as many. The tiles prefetch them in
+  // equal shares. This is call `row` of the `rows` calls with these weights.
   std::int64_t ahead, row, rows;
   bool stream;  // write dst past the cache
   Activation activation;
 };
 
-// What the kernels of direct convolution are made for.
+// The sizes for which the kernels of direct convolution are made.
 struct DirectSizes {
   std::int64_t width;                  // of a vector
-  std::int64_t vectors;                // of output channels at a time, best
+  std::int64_t vectors;                // the best number of vectors of output channels at a time
   std::array<std::int64_t, 3> pixels;  // at a time with 1, 2, 3 vectors
-  std::int64_t lanes, tap_lanes;       // of one part of a sum: of 1x1, of larger kernels
+  std::int64_t lanes, tap_lanes;       // of one part of a sum: for 1x1, for larger kernels
   std::int64_t band_bytes;             // of src that are worked on at a time
 };
 
@@ -63,8 +63,8 @@ struct DirectRun {
   std::int64_t slot, count, first;
 };
 
-// The src under some output pixels, copied to slots, with its padding. Along each dim the positions
-// that neighbouring output pixels meet at one tap lie side by side, whatever the stride.
+// Copies the src under some output pixels to slots, with padding. Along each dim the positions that
+// neighbouring output pixels meet at one tap are adjacent, whatever the stride.
 struct DirectBand {
   const float* src;  // an image [blocks, d, h, w, block]
   float* slots;      // [vectors, d, h, w, width], planes [channels, d, h, w]

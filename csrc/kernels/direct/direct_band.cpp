@@ -1,4 +1,4 @@
-// The src of a direct convolution, padded and in the order in which it is read.
+// Copies the src of a direct convolution to slots, padded and in the order in which it is read.
 #include <algorithm>
 #include <cstring>
 
@@ -9,8 +9,8 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// One run of one row: copy(i, position) for the slots whose position is inside src, zeros for the
-// others; a slot has kStep floats in each of kPlanes planes.
+// Fills one run of one row: copy(i, position) for slots whose position is inside src, zeros for the
+// others. A slot has kStep floats in each of kPlanes planes.
 template <std::int64_t kStep, int kPlanes, typename Copy>
 inline void fill_run(const DirectBand& band, const DirectRun& run, float* slots,
                      std::int64_t plane_size, Copy&& copy) {
@@ -30,7 +30,8 @@ inline void fill_run(const DirectBand& band, const DirectRun& run, float* slots,
   zero(end, run.count);
 }
 
-// Fills all rows of slots of one vector or one channel: row(offset of the src row, to) fills one.
+// Fills all rows of slots of one vector or one channel. row(offset of the src row, to) fills one
+// row.
 template <std::int64_t kStep, typename Row>
 inline void fill_rows(const DirectBand& band, float*& to, Row&& row) {
   const std::int64_t size = band.w_slots * kStep;
@@ -85,7 +86,7 @@ void direct_band(const DirectBand& band) {
 
 namespace {
 
-// kLanes channels from `channel` on, of one block: each pixel is read once.
+// Fills the planes of kLanes channels of one block from `channel` on. Each pixel is read once.
 template <int kLanes>
 void fill_planes(const DirectBand& band, std::int64_t channel) {
   const std::int64_t size = band.d_slots * band.h_slots * band.w_slots;

@@ -1,4 +1,4 @@
-// The products of a weight's gradient: sums over pixels of src channels times diff_dst channels.
+// Sums the products of a weight's gradient: src channels times diff_dst channels, over pixels.
 #include "kernels/direct/outer_products.h"
 
 #include <algorithm>
@@ -76,7 +76,7 @@ constexpr auto kSequence = std::make_integer_sequence<int, kRows>();
 constexpr std::array<std::array<Tile, kRows>, kVectors> kTiles{
     tiles_of<1>(kSequence), tiles_of<2>(kSequence), tiles_of<3>(kSequence)};
 
-// Calls f(first, count) on parts of [0, size) of at most `most`, as even as can be.
+// Calls f(first, count) for parts of [0, size) of at most `most`, as even as possible.
 template <typename F>
 inline void for_parts(std::int64_t size, std::int64_t most, F&& f) {
   const std::int64_t parts = (size + most - 1) / most;
@@ -89,7 +89,7 @@ inline void for_parts(std::int64_t size, std::int64_t most, F&& f) {
 }  // namespace
 
 void outer_products(const OuterProducts& p) {
-  // The vectors of b stay in L1 while the channels of a pass by.
+  // The vectors of b stay in L1 for all channels of a.
   for_parts(p.b_vectors, kVectors, [&](std::int64_t vector, std::int64_t vectors) {
     for (std::int64_t first = 0; first < p.a_count; first += kRows) {
       const std::int64_t rows = std::min<std::int64_t>(kRows, p.a_count - first);

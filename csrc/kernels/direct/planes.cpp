@@ -1,5 +1,5 @@
-// 1x1 convolution of planes: lanes are pixels, so that no lane is empty however few the channels
-// are. Some pixels of all src channels lie in L1 while all dst channels are made of them.
+// 1x1 convolution of planes. Lanes are pixels, so no lane is empty, however few channels there are.
+// Some pixels of all src channels stay in L1 while all dst channels are made from them.
 #include "kernels/direct/planes.h"
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Sums of a register tile: 4 channels of so many vectors of pixels, beside which 16 or 32 registers
-// hold the vectors of one src channel and a weight.
+// The sums of a register tile: 4 channels by kVectors vectors of pixels. The 16 or 32 registers
+// also hold the vectors of one src channel and a weight.
 constexpr int kChannels = 4, kVectors = sizeof(Vec) == 64 ? 4 : 2;
 
-// kRows channels from `oc` on, of `lanes` pixels from `at` on, which may fill the last vector in
-// part.
+// Makes kRows channels from `oc` on for `lanes` pixels from `at` on. The last vector may be partly
+// filled.
 template <int kRows, typename Finish>
 void mix_tile(const MixedPlanes& p, const Finish& finish, std::int64_t oc, std::int64_t at,
               std::int64_t lanes) {

@@ -1,4 +1,4 @@
-// Arguments of the kernel that mixes planes.
+// Arguments of the kernel of 1x1 convolutions of planes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace torch_blocked::kernels {
 
-// A 1x1 convolution of planes, one image of it:
+// A 1x1 convolution of one image in planes:
 //   dst[oc, pixel] = epilogue(bias[oc] + sum over ic of weights[oc, ic] src[ic, pixel])
 // where src and dst are [channels, pixels], dense.
 struct MixedPlanes {

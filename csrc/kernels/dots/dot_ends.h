@@ -1,4 +1,4 @@
-// What becomes of the sums of short numbers, for the kernels that make them.
+// Turns sums of short numbers into values of dst, for the kernels that make these sums.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// What sums are stored as: those of integers as bytes, others as bfloat16.
+// The type as which sums are stored: integers as bytes, others as bfloat16.
 template <typename Sum>
 using NumberOf = std::conditional_t<std::is_same_v<Sum, Index>, std::uint8_t, std::uint16_t>;
 
@@ -31,7 +31,7 @@ TORCH_BLOCKED_INLINE inline Vec scaled(const DotChannels& c, const Vec& sum) {
   return at::vec::fmadd(sum, Vec::loadu(c.scale.data()), Vec::loadu(c.shift.data()));
 }
 
-// NaN stays.
+// Keeps NaN.
 TORCH_BLOCKED_INLINE inline Vec bounded(const DotChannels& c, const Vec& x) {
   return at::vec::clamp(x, Vec::loadu(c.least.data()), Vec::loadu(c.most.data()));
 }

@@ -1,8 +1,8 @@
-// Convolution as a product of matrices of short numbers: [pixels, groups] x [groups, output
-// channels], where a group is 32 bits of src: four bytes, two words or two bfloat16.
+// Convolution as a matrix product of short numbers: [pixels, groups] x [groups, output channels]. A
+// group is 32 bits of src: four bytes, two words or two bfloat16.
 //
-// A register tile is kPixels x kVectors sums. Each group costs kVectors loads of weights and
-// kPixels broadcasts for kPixels * kVectors sums of products, of which Zen 4 starts one a cycle.
+// A register tile has kPixels x kVectors sums. Each group costs kVectors loads of weights and
+// kPixels broadcasts for kPixels * kVectors dot products, of which a Zen 4 starts one a cycle.
 #include "kernels/dots/dots.h"
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Most pixels of a tile with 1, 2 and 4 vectors; registers as in direct.cpp. Four vectors are for
-// few pixels, whose sums alone would wait for each other. Without AVX2 a vector is no register, so
-// tiles are small rather than fast.
+// The most pixels of a tile with 1, 2 and 4 vectors; registers are used as in direct.cpp. Four
+// vectors are for few pixels, whose sums would otherwise wait for each other. Without AVX2 a vector
+// is not a register, so tiles are small rather than fast.
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -26,7 +26,7 @@ constexpr std::array<int, 5> kTilePixels{0, 2, 2, 0, 2};
 
 constexpr std::int64_t kBits = 4;  // bytes of a group
 
-// Unsigned bytes of src times signed ones of the weights.
+// Unsigned bytes of src times signed bytes of the weights.
 struct Bytes {
   using Sum = Index;
   TORCH_BLOCKED_INLINE static Sum start(const DotChannels& c) {
@@ -37,7 +37,7 @@ struct Bytes {
   }
 };
 
-// Bytes that have been widened.
+// Bytes widened to words.
 struct Words {
   using Sum = Index;
   TORCH_BLOCKED_INLINE static Sum start(const DotChannels& c) {
@@ -56,12 +56,12 @@ struct Bfloats {
   }
 };
 
-// How the 32-bit groups of a pixel's src reach the lanes: each as it is in all of them, or of each
-// lane its own.
+// How the 32-bit groups of a pixel's src reach the lanes: the same group in all lanes (Same), or
+// each lane its own.
 template <typename Dot>
 struct Same : Dot {
   explicit Same(const DotTiles&) {}
-  // `src` is that of a group, which lies `offset` bytes after the first of its segment.
+  // `src` points to a group, which lies `offset` bytes after the first group of its segment.
   TORCH_BLOCKED_INLINE Index lanes(const std::uint8_t* src, std::int64_t) const {
     return repeat_bits(src);
   }
@@ -82,7 +82,7 @@ template <typename Dot, int kPixels, int kVectors>
 struct Sums {
   typename Dot::Sum values[kPixels * kVectors];
 
-  // Never constructed without values: GCC would clear them in memory, and leave them there.
+  // Always constructed with values: otherwise GCC clears them in memory and leaves them there.
   template <int... i>
   TORCH_BLOCKED_INLINE Sums(const DotChannels* channels, std::integer_sequence<int, i...>)
       : values{Dot::start(channels[i % kVectors])...} {}
@@ -126,8 +126,8 @@ TORCH_BLOCKED_INLINE inline Sums<Dot, kPixels, kVectors> multiply(const DotTiles
   return sums;
 }
 
-// Whether bytes can be stored of four pixels at a time. What a vector costs besides its products is
-// 3 instructions then instead of 6, which are most of a 1x1 convolution of 16 channels.
+// Whether bytes of four pixels can be stored at a time. Besides its products, a vector then costs 3
+// instructions instead of 6, which are most of a 1x1 convolution of 16 channels.
 template <typename Number>
 bool has_quads(const DotTiles& t) {
   return std::is_same_v<Number, std::uint8_t> && !t.end && t.dst_step == kWidth &&
@@ -135,7 +135,7 @@ bool has_quads(const DotTiles& t) {
                      [](const DotChannels& c) { return c.is_small; });
 }
 
-// finished(scaled sum, at) of all sums to dst, where bounds hold.
+// Stores finished(scaled sum, at) of all sums to dst, within the bounds.
 template <bool kQuads, typename Dot, int kPixels, int kVectors, typename Finished>
 TORCH_BLOCKED_INLINE inline void store_finished(const DotTiles& t, std::int64_t pixel,
                                                 const Sums<Dot, kPixels, kVectors>& sums,
@@ -195,7 +195,7 @@ template <typename Number>
   }
 }
 
-// `count` tiles from `pixel` on, of one row.
+// Runs `count` tiles from `pixel` on, of one row.
 template <typename Dot, int kPixels, int kVectors>
 TORCH_BLOCKED_INLINE inline void row_tiles(const DotTiles& t, std::int64_t pixel,
                                            std::int64_t count, bool has_quads) {
@@ -251,7 +251,7 @@ constexpr std::array<std::array<Tiles, kMostPixels>, 5> kTiles{
     std::array<Tiles, kMostPixels>{},
     tiles_of<Dot, 4>(std::make_integer_sequence<int, kTilePixels[4]>())};
 
-// The pixels in tiles that differ by one pixel at most, so that no small one is left over.
+// Runs the pixels in tiles that differ by at most one pixel, so that no small tile is left over.
 void run(const DotTiles& t, const std::array<Tiles, kMostPixels>& row) {
   const std::int64_t most = kTilePixels[static_cast<std::size_t>(t.vectors)];
   const std::int64_t count = (t.pixels + most - 1) / most;
@@ -265,7 +265,7 @@ void run(const DotTiles& t) {
   run(t, kTiles<Same<Dot>>[static_cast<std::size_t>(t.vectors)]);
 }
 
-// One vector at a time.
+// Runs one vector at a time.
 template <typename Dot>
 void run_spread(const DotTiles& t) {
   static constexpr auto kRow = tiles_of<Dot, 1>(std::make_integer_sequence<int, kTilePixels[1]>());

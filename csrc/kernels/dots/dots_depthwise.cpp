@@ -1,5 +1,5 @@
-// Depthwise convolution of bytes: the pixels under a row of the kernel, four at a time for each
-// lane, or two as words, meet the weights of that row. One such vector of pixels serves all output
+// Depthwise convolution of bytes. The pixels under a row of the kernel, four at a time for each
+// lane (or two as words), meet the weights of that row. Such a vector of pixels serves all output
 // rows that see it.
 #include <array>
 #include <utility>
@@ -36,16 +36,17 @@ inline void store(const DotDepthwise& d, const Index& sum, std::int64_t at) {
                               d.is_float32);
 }
 
-// Whether the pixels under a row of the kernel are those under the next column, too: three taps
-// leave one of four pixels free, and the weights of the next column are the same, one pixel later.
+// How many output columns a vector of four pixels serves. Three taps leave one pixel free, so the
+// next column at stride 1 uses the same pixels with weights that are one pixel later.
 template <typename Dot, int kKernel, int kStride>
 constexpr int kColumns = Dot::kPixels == 4 && kKernel == 3 && kStride == 1 ? 2 : 1;
 
-// Weights of one row of a kernel, [columns][rows of the kernel][parts].
+// Weights of a kernel, [columns][rows of the kernel][parts].
 template <int kColumns, int kWeights>
 using WeightsOfColumns = std::array<std::array<Index, kWeights>, kColumns>;
 
-// The sums of kColumns columns of kRows output rows, whose first tap is at src: [columns][rows].
+// Adds to the sums [columns][rows] of kColumns columns of kRows output rows. The first tap is at
+// src.
 template <typename Dot, int kKernel, int kStride, int kRows, int kColumns, int kWeights>
 TORCH_BLOCKED_INLINE inline void add_columns(const DotDepthwise& d, const std::uint8_t* src,
                                              const WeightsOfColumns<kColumns, kWeights>& w,
@@ -67,7 +68,8 @@ TORCH_BLOCKED_INLINE inline void add_columns(const DotDepthwise& d, const std::u
   }
 }
 
-// kRows output rows from `row` on. Bytes are stored of four columns at a time, as in dots.cpp.
+// Makes kRows output rows from `row` on. Bytes of four columns are stored at a time, as in
+// dots.cpp.
 template <typename Dot, int kKernel, int kStride, int kRows>
 void rows(const DotDepthwise& d, std::int64_t row) {
   constexpr int kParts = (kKernel + Dot::kPixels - 1) / Dot::kPixels, kWeights = kKernel * kParts;
@@ -115,7 +117,7 @@ void rows(const DotDepthwise& d, std::int64_t row) {
   }
 }
 
-// So many rows at a time that no single one is left over: the pixels under one serve it alone.
+// Chooses the rows at a time so that no single row is left over, whose pixels would serve it alone.
 template <typename Dot, int kKernel, int kStride>
 void all_rows(const DotDepthwise& d) {
   constexpr int kMost = kKernel > 5 ? 2 : 4;
@@ -129,7 +131,7 @@ void all_rows(const DotDepthwise& d) {
   }
 }
 
-// Any kernel and stride.
+// Takes any kernel and stride.
 template <typename Dot>
 void any_rows(const DotDepthwise& d) {
   const std::int64_t parts = (d.kernel[1] + Dot::kPixels - 1) / Dot::kPixels;
@@ -151,7 +153,7 @@ void any_rows(const DotDepthwise& d) {
 
 template <typename Dot>
 void depthwise(const DotDepthwise& d) {
-#if !defined(CPU_CAPABILITY_DEFAULT)  // whose registers hold no columns of pixels
+#if !defined(CPU_CAPABILITY_DEFAULT)  // the registers of DEFAULT hold no columns of pixels
   const auto is = [&](std::int64_t kernel, std::int64_t stride) {
     return d.kernel == std::array{kernel, kernel} && d.stride == std::array{stride, stride};
   };

@@ -19,7 +19,7 @@ class SameLanes : public InBlocks {
   const T* src_;
 };
 
-// Of channels-last.
+// The input lanes of channels-last.
 template <typename T>
 class LanesOfPixels {
  public:
@@ -38,8 +38,8 @@ class LanesOfPixels {
   std::int64_t step_;
 };
 
-// Row kernels that keep their taps in registers: the kernel sizes and strides of most networks, and
-// the sizes of the phases that a transposed convolution of stride 2 has. The last one takes any.
+// Row kernels that keep their taps in registers, for the kernel sizes and strides of most networks
+// and for the phases of transposed convolutions of stride 2. The last one takes any size.
 template <typename Source>
 constexpr std::array kKernels{
 #if !defined(CPU_CAPABILITY_DEFAULT)  // which has no registers for the taps

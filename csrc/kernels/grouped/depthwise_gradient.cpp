@@ -1,3 +1,4 @@
+// The gradient of a depthwise weight: sums over pixels of diff_dst times the src under each tap.
 #include "kernels/grouped/depthwise_gradient.h"
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Taps along a row summed at once: one load of diff_dst serves them all, and their accumulators fit
-// the 16 registers of AVX2.
+// The taps along a row that are summed at once. One load of diff_dst serves them all, and their
+// accumulators fit in the 16 registers of AVX2.
 constexpr int kMaxTaps = 8;
 
 // Output pixels [begin, end) of a row that see the input under tap `kw`.
@@ -37,7 +38,7 @@ void add_taps(const DepthwiseGradient& g, const float* src, const float* diff_ds
   Vec acc[kTaps];
 #pragma GCC unroll 8
   for (int tap = 0; tap < kTaps; ++tap) acc[tap] = Vec(0.f);
-  // Where all taps see the input, then what each sees besides.
+  // First the pixels at which all taps see the input, then the others of each tap.
   const std::int64_t begin = pixels_of(g, first).begin;
   const std::int64_t end = std::max(begin, pixels_of(g, first + kTaps - 1).end);
   for (std::int64_t pixel = begin; pixel < end; ++pixel) {

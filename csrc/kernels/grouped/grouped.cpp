@@ -1,5 +1,5 @@
-// Grouped convolution: for each of the input channels of a group in turn, a vector that has that
-// channel of its own group in every output lane.
+// Grouped convolution. For each input channel of a group in turn, it makes a vector in which every
+// output lane has that channel of its own group.
 #include <bit>
 
 #include "kernels/grouped/grouped_tiles.h"
@@ -54,7 +54,7 @@ class Permute : public InBlocks {
   Index index_;
 };
 
-// They lie in two vectors of src.
+// The input channels lie in two vectors of src.
 template <typename T>
 class PermuteTwo : public InBlocks {
  public:
@@ -81,7 +81,7 @@ class PermuteTwo : public InBlocks {
   Index first_index_, second_index_;
 };
 
-// They lie in any number of vectors of src.
+// The input channels lie in any number of vectors of src.
 template <typename T>
 class Gather : public InBlocks {
  public:

@@ -16,23 +16,23 @@ struct GroupedAxis {
   std::int64_t dst_first, dst_step;
 };
 
-// Which lanes of one vector of src the lanes of an output vector read. Where several vectors of src
-// are needed, there is an entry for each.
+// Which lanes of one vector of src the lanes of an output vector read. If several vectors of src
+// are needed, each has an entry.
 struct LaneSource {
   std::int64_t block;                  // of src
-  std::int64_t count;                  // in the first entry: how many entries there are
-  std::array<std::int32_t, 16> lanes;  // for each output lane a lane of src; -1: not in this vector
+  std::int64_t count;                  // only in the first entry: the number of entries
+  std::array<std::int32_t, 16> lanes;  // the src lane of each output lane; -1: not in this vector
 };
 
-// A convolution whose output channels see few input channels each. The block must be a whole vector
-// of the kernels' instruction set; in channels-last, which only depthwise ones read, a block is so
-// many of a pixel's channels.
+// A convolution in which each output channel sees few input channels. The block must be one vector
+// of the kernels' instruction set. In channels-last, which only depthwise kernels read, a block is
+// one vector of a pixel's channels.
 struct GroupedConvolution {
   std::array<GroupedAxis, 3> axes;  // d, h, w
   std::int64_t dst_blocks, oc;
   std::int64_t inputs;  // input channels that an output channel sees; depthwise: 1
-  std::int64_t part;    // pixels of a row that are a unit of work
-  // Elements from a pixel of src and dst to the next, from a row, from a block and from an image.
+  std::int64_t part;    // pixels of a row that form a unit of work
+  // The distances in elements between pixels, rows, blocks and images of src and dst.
   std::int64_t src_pixel, src_row, src_plane, src_image;
   std::int64_t dst_pixel, dst_row, dst_plane, dst_image;
   // [dst_blocks, inputs, sources]: the vectors that hold an input for a vector of outputs
@@ -42,7 +42,7 @@ struct GroupedConvolution {
   const float* weights;  // [dst_blocks, KD, KH, inputs, KW, block]
   const float* bias;     // [oc], or null
   const void* residual;  // as dst, or null
-  void* dst;             // [N, dst_blocks, OD, OH, OW, block], numbers as those of src
+  void* dst;             // [N, dst_blocks, OD, OH, OW, block], of the type of src
   Epilogue epilogue;
 };
 

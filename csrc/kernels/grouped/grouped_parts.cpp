@@ -1,4 +1,4 @@
-// Walks the output rows of depthwise and grouped convolutions in tiles.
+// Goes through the output rows of depthwise and grouped convolutions in tiles.
 #include "format/sizes.h"
 #include "kernels/grouped/grouped_tiles.h"
 #include "kernels/vector/finish.h"
@@ -6,12 +6,13 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Sums whose epilogue is one loop: a tile's pixels are too few for one that is long, as SiLU's.
+// The pixels to which one loop applies the epilogue. A tile has too few pixels for a long function
+// such as SiLU.
 constexpr std::int64_t kFinishedPixels = 64;
-// What rows that are computed together may read and write: their next tiles find it in L1.
+// Bytes that rows computed together may read and write, so that their next tiles find them in L1.
 constexpr std::int64_t kRowsBytes = 16 << 10;
 
-// The size that takes the least time for a row: a tile costs its pixels and about 1 more.
+// The tile size with the least time for a row: a tile costs its pixels plus about 1.
 std::size_t tile_size(std::int64_t pixels) {
   const auto cost = [&](std::size_t i) {
     const std::int64_t size = kTilePixels[i];
@@ -55,8 +56,8 @@ struct Walk {
   std::int64_t tiled_pixels = ceil_div(std::min(g.axes[2].out, g.part), pixels) * pixels;
   std::int64_t most_rows = rows_at_once();
 
-  // How many rows a tile is computed of before the next: on small maps a call costs as much as the
-  // products of one row.
+  // For how many rows a tile is computed before the next tile. On small maps a call costs as much
+  // as the products of one row.
   std::int64_t rows_at_once() const {
     if (parts > 1) return 1;
     const auto bytes = static_cast<std::int64_t>(sizeof(Number)) * kWidth *
@@ -66,7 +67,7 @@ struct Walk {
     return std::max<std::int64_t>(rows, 1);
   }
 
-  // What the rows of an output plane, a block of an image, share.
+  // The arguments that the rows of an output plane (a block of an image) share.
   GroupedRows<Number> plane_rows(std::int64_t block) const {
     const GroupedAxis &d = g.axes[0], &h = g.axes[1];
     const std::int64_t count = std::min(kWidth, g.oc - block * kWidth);
@@ -97,7 +98,8 @@ struct Walk {
             .sums_step = tiled_pixels * kWidth};
   }
 
-  // Of at most `most` rows from the one on whose tap 0 is at `ih`, those that the same taps see.
+  // How many of the next `most` rows see the input with the same taps. Tap 0 of the first row is
+  // at `ih`.
   std::int64_t rows_alike(std::int64_t ih, const Taps& taps, std::int64_t most) const {
     const GroupedAxis& h = g.axes[1];
     std::int64_t rows = 1;
@@ -105,7 +107,7 @@ struct Walk {
     return rows;
   }
 
-  // Parts [begin, end) of an output plane.
+  // Runs parts [begin, end) of an output plane.
   void plane(std::int64_t image, std::int64_t block, std::int64_t begin, std::int64_t end) const {
     const auto& [d, h, w] = g.axes;
     GroupedRows<Number> rows = plane_rows(block);
@@ -115,7 +117,7 @@ struct Walk {
     Number* dst = static_cast<Number*>(g.dst) + image * g.dst_image + block * g.dst_plane +
                   w.dst_first * g.dst_pixel;
     std::int64_t part = 0, oh = 0, od = 0;
-    if (begin > 0) {  // seldom, and these are six divisions of 64 bits
+    if (begin > 0) {  // seldom, and it costs six divisions of 64 bits
       part = begin % parts;
       oh = begin / parts % h.out;
       od = begin / parts / h.out;
@@ -141,10 +143,10 @@ struct Walk {
     }
   }
 
-  // Output pixels [first, last) of rows, with any epilogue.
+  // Runs output pixels [first, last) of rows, with any epilogue.
   void run_any(GroupedRows<Number>& rows, std::int64_t first, std::int64_t last) const {
     if (clamps) return run(rows, first, last);
-    // What the last tile of a row has beyond `last` is not stored.
+    // Pixels of the last tile beyond `last` are not stored.
     alignas(64) std::array<float, (kFinishedPixels + kTilePixels.back()) * kWidth> sums;
     rows.sums = sums.data();
     for (const std::int64_t step = kFinishedPixels / pixels * pixels; first < last; first += step) {
@@ -155,7 +157,7 @@ struct Walk {
     }
   }
 
-  // dst = epilogue(sums), of `pixels` of each row; in one loop where they follow each other.
+  // dst = epilogue(sums) for `pixels` pixels of each row, in one loop if they are adjacent.
   void finish(const GroupedRows<Number>& rows, std::int64_t pixels) const {
     const std::int64_t step = g.axes[2].dst_step * g.dst_pixel;
     const bool dense = rows.sums_step == pixels * kWidth && rows.dst_step == pixels * step;
@@ -172,7 +174,7 @@ struct Walk {
     });
   }
 
-  // Output pixels [first, last) of rows.
+  // Runs output pixels [first, last) of rows.
   void run(const GroupedRows<Number>& rows, std::int64_t first, std::int64_t last) const {
     const GroupedAxis& w = g.axes[2];
     const std::int64_t reach = (pixels - 1) * w.stride + (w.kernel - 1) * w.dilation;

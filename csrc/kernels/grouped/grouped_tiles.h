@@ -1,8 +1,8 @@
-// The row kernel of depthwise and grouped convolutions: a vector of output channels, some pixels of
-// an output row in registers, and a Source that says how input lanes reach output lanes.
+// The row kernel of depthwise and grouped convolutions. It keeps some pixels of an output row, for
+// one vector of output channels, in registers.
 //
-// Depthwise and grouped convolutions differ in how an input lane reaches the output lanes: as it
-// is, broadcast, or permuted from the vectors that hold its group.
+// A Source says how input lanes reach output lanes, which is where depthwise and grouped
+// convolutions differ: as they are, broadcast, or permuted from the vectors that hold the group.
 #pragma once
 
 #include <algorithm>
@@ -16,32 +16,32 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// Output rows of one channel block for which the same taps see the input; src and dst of float32 or
-// bfloat16. Pointers are those of the first row.
+// Output rows of one channel block for which the same taps see the input. src and dst are float32
+// or bfloat16. Pointers are those of the first row.
 template <typename Number>
 struct GroupedRows {
-  const Number* src;        // of the image, input pixel 0 under the first tap that sees the input
-  const float* weights;     // [inputs, KW, kWidth] of that tap
-  const LaneSource* lanes;  // [inputs, sources]
-  Number* dst;              // output pixel 0
-  std::int64_t count, src_step, dst_step;           // rows, and elements from one to the next
-  std::int64_t kd, kh;                              // how many taps see the input, along d and h
+  const Number* src;                       // input pixel 0 under the first tap that sees the input
+  const float* weights;                    // [inputs, KW, kWidth] of that tap
+  const LaneSource* lanes;                 // [inputs, sources]
+  Number* dst;                             // output pixel 0
+  std::int64_t count, src_step, dst_step;  // rows, and elements from one to the next
+  std::int64_t kd, kh;                     // the number of taps that see the input, along d and h
   std::int64_t src_d, src_h, weights_d, weights_h;  // elements from a tap to the next
   std::int64_t src_plane;                           // and from a block of src to the next
-  Vec bias, lanes_mask;                             // of the channels there are
-  Vec least, greatest;                              // the activation, if it is a clamp
-  bool clamps;                                      // the epilogue is at most that clamp
-  float* sums;  // where not: [rows, pixels from `first` on, kWidth], for the epilogue
+  Vec bias, lanes_mask;                             // without the tail
+  Vec least, greatest;                              // the clamp, if `clamps`
+  bool clamps;                                      // the epilogue is no more than a clamp
+  float* sums;  // if not `clamps`: [rows, pixels from `first` on, kWidth], for the epilogue
   std::int64_t first, sums_step;
 };
 
-// The pixels of a Source in a blocked format, at distances that the compiler knows.
+// The distances between the pixels of a Source in a blocked format, which are constants.
 struct InBlocks {
   static constexpr std::int64_t src_pixel(const GroupedConvolution&) { return kWidth; }
   static constexpr std::int64_t dst_pixel(const GroupedConvolution&) { return kWidth; }
 };
 
-// {f(0), f(1), ...}. An array whose values are given at its construction stays in registers.
+// {f(0), f(1), ...}. GCC keeps an array in registers if its values are given at construction.
 template <int kCount, typename F>
 TORCH_BLOCKED_INLINE inline std::array<Vec, kCount> vectors(F&& f) {
   return [&]<int... i>(std::integer_sequence<int, i...>) TORCH_BLOCKED_INLINE {
@@ -49,14 +49,14 @@ TORCH_BLOCKED_INLINE inline std::array<Vec, kCount> vectors(F&& f) {
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// Which input pixels there are, counted from the one under tap 0 of a tile's first output.
+// The range of existing input pixels, counted from the one under tap 0 of a tile's first output.
 struct InputPixels {
   std::int64_t begin, end;
 };
 
-// Adds one kernel row to the sums of kPixels outputs. An input vector is made once and serves all
-// kTaps. kTaps 0 takes any number of taps, stride and dilation, but makes an input vector for each
-// product. Unless kInside, taps beyond the input's ends are left out.
+// Adds one kernel row to the sums of kPixels outputs. An input vector is loaded once for all kTaps.
+// kTaps 0 takes any number of taps, stride and dilation, but loads an input vector for each
+// product. Unless kInside, taps beyond the ends of the input are skipped.
 template <int kPixels, int kTaps, int kStride, bool kInside, typename Source>
 TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels input,
                                           const Source& source, const float* weights,
@@ -92,7 +92,7 @@ TORCH_BLOCKED_INLINE inline void add_taps(const GroupedAxis& w, InputPixels inpu
   }
 }
 
-// Adds all taps to the sums of kPixels outputs, whose first tap that sees the input reads src_d.
+// Adds all taps to the sums of kPixels outputs. The first tap that sees the input reads src_d.
 template <typename Source, int kPixels, int kTaps, int kStride, bool kInside,
           typename Number = Source::Number>
 TORCH_BLOCKED_INLINE inline void add_rows(const GroupedConvolution& g,
@@ -151,21 +151,21 @@ template <typename Number>
 using GroupedTile = void (*)(const GroupedConvolution&, const GroupedRows<Number>&, std::int64_t,
                              std::int64_t);
 
-// Output pixels of a tile: 7 and 14 divide the maps of most networks. 32 (16) registers hold the
-// sums, the taps of a kernel row and an input vector.
+// The output pixels of a tile. 7 and 14 divide the maps of most networks. 32 (16) registers hold
+// the sums, the taps of a kernel row and an input vector.
 #if defined(CPU_CAPABILITY_AVX512)
 inline constexpr std::array kTilePixels{1, 4, 7, 10, 14};
 #elif defined(CPU_CAPABILITY_AVX2)
 inline constexpr std::array kTilePixels{1, 4, 7, 10};
 #else
-inline constexpr std::array kTilePixels{1, 4};  // not chosen without FMA: small rather than fast
+inline constexpr std::array kTilePixels{1, 4};  // not chosen without FMA, so small rather than fast
 #endif
 
 // [size][inside]
 template <typename Number>
 using GroupedTiles = std::array<std::array<GroupedTile<Number>, 2>, kTilePixels.size()>;
 
-// The tiles of a kernel row with `taps` at `stride`; 0 and 0: of any.
+// The tiles for kernel rows of `taps` taps at `stride`. 0 and 0: for any.
 template <typename Number>
 struct GroupedKernel {
   std::int64_t taps, stride;
@@ -183,7 +183,7 @@ constexpr GroupedKernel<typename Source::Number> grouped_kernel() {
   }(std::make_index_sequence<kTilePixels.size()>());
 }
 
-// Runs parts [begin, end) by the first of the kernels that fits; the last must fit any.
+// Runs parts [begin, end) by the first of `kernels` that fits. The last one must fit any.
 template <typename Number>
 void grouped_parts(const GroupedConvolution& g, const GroupedKernel<Number>* kernels,
                    std::int64_t begin, std::int64_t end);

@@ -5,8 +5,8 @@
 
 namespace torch_blocked::kernels {
 
-// Pixels of one channel block as weighted sums of others: `taps` offsets and weights per pixel,
-// [pixels, taps]; offsets count elements, of pixels of an image in the same channel block.
+// Pixels of one channel block as weighted sums of others. Each has `taps` offsets and weights:
+// [pixels, taps]. Offsets count elements within the same channel block of an image.
 struct PixelTaps {
   const std::int64_t* offsets;
   const float* weights;

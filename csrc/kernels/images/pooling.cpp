@@ -1,4 +1,4 @@
-// Pooling. The greatest of a window that has a NaN is NaN, as in ATen; in oneDNN it is not.
+// Pooling. The maximum of a window with a NaN is NaN, as in ATen but not in oneDNN.
 #include "kernels/images/pooling.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// The taps of one window along one dim that lie in src: offsets of pixels, one `step` apart.
+// The taps of one window along one dim that lie in src: offsets of pixels, `step` apart.
 struct Taps {
   std::int64_t begin, end, step;
 
@@ -24,7 +24,7 @@ struct Taps {
   }
 };
 
-// The taps along d and h of a row of dst, in the image that they lie in.
+// The taps along d and h of a row of dst, and their image.
 template <typename Number>
 struct Rows {
   const Number* image;
@@ -36,7 +36,7 @@ struct Rows {
         d(w, 0, row / w.out[1] % w.out[0]),
         h(w, 1, row % w.out[1]) {}
 
-  // f(the first pixel of a line along w) for all of the taps along d and h.
+  // Calls f(the first pixel of a line along w) for all taps along d and h.
   template <typename F>
   TORCH_BLOCKED_INLINE void for_lines(const PoolingWindows& w, F&& f) const {
     for (std::int64_t z = d.begin; z < d.end; z += d.step) {
@@ -47,7 +47,7 @@ struct Rows {
   }
 };
 
-// Short numbers as integers of the same order, and back.
+// Maps short numbers to integers of the same order, and back.
 struct ByteOrder {
   using Number = std::uint8_t;
   static constexpr Number kLeast = 0;
@@ -58,7 +58,7 @@ struct ByteOrder {
 };
 
 // The bits of bfloat16 are a sign and a magnitude. NaN of either sign becomes the greatest integer,
-// which is a NaN as well.
+// which maps back to a NaN.
 struct BfloatOrder {
   using Number = std::int16_t;
   static constexpr Number kMagnitude = 0x7fff, kInfinity = 0x7f80, kLeast = -kInfinity - 1;
@@ -74,8 +74,8 @@ struct BfloatOrder {
   }
 };
 
-// The greatest integers of each of `count` lanes over addresses, in vectors of kBytes; f(a vector
-// of them, the first lane, the bytes of its lanes).
+// Finds the greatest integer of each of `count` lanes over `addresses`, in vectors of kBytes, and
+// calls f(vector, first lane, bytes of the lanes).
 template <typename Order, std::size_t kBytes, typename Addresses, typename F>
 TORCH_BLOCKED_INLINE inline void greatest_lanes(const Addresses& addresses, std::int64_t count,
                                                 bool are_numbers, F&& f) {
@@ -104,14 +104,14 @@ std::int64_t count_of(const Taps& taps) {
   return std::max<std::int64_t>(0, (taps.end - taps.begin + taps.step - 1) / taps.step);
 }
 
-// How many lie in src or its padding; windows that ceil_mode adds go beyond both.
+// How many taps lie in src or its padding. Windows that ceil_mode adds reach beyond both.
 std::int64_t size_of(const PoolingWindows& w, std::size_t dim, std::int64_t position) {
   const std::int64_t begin = position * w.stride[dim] - w.padding[dim];
   return std::min(begin + w.kernel[dim], w.in[dim] + w.padding[dim]) - begin;
 }
 
-// How many taps lie in src along d and h, of a row of windows, and what the row divides by but for
-// its taps along w. Source: AvgPoolKernel.cpp of ATen.
+// The divisors of a row of windows: the number of taps in src along d and h, and the size along d
+// and h. Source: AvgPoolKernel.cpp of ATen.
 struct Divisors {
   const Averages& averages;
   std::int64_t taken, size;
@@ -130,8 +130,8 @@ struct Divisors {
   }
 };
 
-// f.operator()<kPixels>(pixel) for the pixels [first, last) of a row: for kMost of them, from that
-// one on, where all their taps along w lie in src, else for one.
+// Calls f.operator()<kPixels>(pixel) for the pixels [first, last) of a row: for kMost pixels at a
+// time if all of their taps along w lie in src, else for one.
 template <std::int64_t kMost, typename F>
 inline void for_pixels(const PoolingWindows& w, std::int64_t first, std::int64_t last, F&& f) {
   const std::int64_t span = (w.kernel[2] - 1) * w.dilation[2] + 1,
@@ -149,8 +149,8 @@ inline void for_pixels(const PoolingWindows& w, std::int64_t first, std::int64_t
   }
 }
 
-// dst [kPixels, lanes] = scale * the sums of windows along w, of pixels one stride apart, of which
-// the first has these taps.
+// dst [kPixels, lanes] = scale * the sums of windows along w. Pixels are one stride apart; the
+// first one has these taps.
 template <std::int64_t kPixels>
 inline void means(const PoolingWindows& w, const float* line, const Taps& taps, float scale,
                   float* dst) {
@@ -189,7 +189,8 @@ inline void sum_rows(const std::vector<const float*>& rows, std::int64_t count, 
   }
 }
 
-// The sum of kWidth lanes over the taps of a window: four sums do not wait for each other.
+// The sums of kWidth lanes over the taps of a window. It uses four sums that do not wait for each
+// other.
 inline Vec sum_of_bytes(const PoolingWindows& w, const Rows<std::uint8_t>& rows, const Taps& taps,
                         std::int64_t lane) {
   const std::int64_t apart = taps.step * w.lanes;
@@ -210,8 +211,7 @@ inline Vec sum_of_bytes(const PoolingWindows& w, const Rows<std::uint8_t>& rows,
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// Columns of src, each of which is made of what lies under it along d and h, for some outputs of a
-// row at a time.
+// Columns of src, each reduced along d and h, for some outputs of a row at a time.
 template <typename Number>
 class Columns {
  public:
@@ -222,13 +222,13 @@ class Columns {
     outputs_ = std::min(outputs_, w.out[2]);
     values_.resize(static_cast<std::size_t>(((outputs_ - 1) * w.stride[2] + window_) * w.lanes));
   }
-  // Of outputs [first, last): the first pixel of src in their columns, and the end. With a dilation
-  // the first of these outputs may begin further on than others, beyond its taps in the padding.
+  // The columns of outputs [first, last): the first src pixel, and the end. With a dilation the
+  // first output may begin further on than others, because it skips its taps in the padding.
   std::int64_t begin(std::int64_t first) const {
     return std::max<std::int64_t>(0, first * w_.stride[2] - w_.padding[2]);
   }
   std::int64_t end(std::int64_t last) const { return Taps(w_, 2, last - 1).end; }
-  // f(first, last) for all outputs.
+  // Calls f(first, last) for all outputs.
   template <typename F>
   void for_parts(F&& f) const {
     for (std::int64_t first = 0; first < w_.out[2]; first += outputs_) {
@@ -243,8 +243,8 @@ class Columns {
   std::vector<Number> values_;
 };
 
-// Outputs [first, last) of a row: the greatest along d and h of all columns under them, which lie
-// one after the other, to `columns`, and of these along w.
+// Makes outputs [first, last) of a row: first the maxima along d and h of all columns under them,
+// then the maxima along w.
 template <typename Order, typename Number = Order::Number>
 void maximum_of_columns(const PoolingWindows& w, const Rows<Number>& rows, std::int64_t first,
                         std::int64_t last, Columns<Number>& all, Number* dst) {
@@ -269,7 +269,7 @@ void maximum_of_columns(const PoolingWindows& w, const Rows<Number>& rows, std::
                               Order::to_numbers(values);
                               std::memcpy(dst + lane, &values, bytes);
                             };
-    // A pixel of a block fills a vector of 16 bytes, 8c of bytes half of one.
+    // A pixel of a block fills a vector of 16 bytes. With 8c of bytes it fills half of one.
     constexpr std::size_t kPixel = 16;
     if (w.lanes * sizeof(Number) == kPixel / 2) {
       greatest_lanes<Order, kPixel / 2>(of_taps, w.lanes, false, to_dst);
@@ -291,7 +291,7 @@ void maximum_shorts(const PoolingWindows& w, std::int64_t begin, std::int64_t en
   }
 }
 
-// The greater of each lane. x86's instruction loses NaN, and one that keeps it takes 4.
+// The greater value of each lane. x86's instruction loses NaN; keeping it takes 4 instructions.
 struct Greater {
   static Vec of(const Vec& a, const Vec& b) { return at::vec::clamp_min(a, b); }
 };
@@ -301,8 +301,7 @@ struct GreaterOrNan {
 
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-// dst [count] = the greatest of `rows`; whether all of these are finite: 0 times what is not is
-// NaN.
+// dst [count] = the greatest of `rows`. Returns whether all are finite, by multiplying them by 0.
 template <typename Max>
 bool greatest_of_rows(const std::vector<const float*>& rows, std::int64_t count, float* dst) {
   constexpr int kVectors = 4;
@@ -334,8 +333,8 @@ bool greatest_of_rows(const std::vector<const float*>& rows, std::int64_t count,
   return !((checks[0] + checks[1]) + (checks[2] + checks[3])).has_inf_nan();
 }
 
-// dst [kPixels, lanes] = the greatest of windows along w, of pixels one stride apart, of which the
-// first has these taps.
+// dst [kPixels, lanes] = the maxima of windows along w. Pixels are one stride apart; the first one
+// has these taps.
 template <typename Max, std::int64_t kPixels>
 inline void greatest(const PoolingWindows& w, const float* line, const Taps& taps, float* dst) {
   const std::int64_t apart = w.stride[2] * w.lanes, step = taps.step * w.lanes;
@@ -353,7 +352,7 @@ inline void greatest(const PoolingWindows& w, const float* line, const Taps& tap
   });
 }
 
-// Outputs [first, last) of a row, of columns from pixel `left` on.
+// Makes outputs [first, last) of a row from columns that begin at pixel `left`.
 template <typename Max>
 void greatest_of_columns(const PoolingWindows& w, std::int64_t first, std::int64_t last,
                          std::int64_t left, const float* columns, float* dst) {
@@ -363,7 +362,7 @@ void greatest_of_columns(const PoolingWindows& w, std::int64_t first, std::int64
   });
 }
 
-// Makes bytes of kWidth numbers.
+// Quantizes kWidth numbers.
 inline void store_quantized(const Quantizer& q, const Vec& x, std::uint8_t* dst) {
   const Vec byte = (x * Vec(q.inverse_scale)).round() + Vec(q.zero);
   store_bytes(at::vec::minimum(at::vec::maximum(byte, Vec(q.least)), Vec(q.most)), dst);
@@ -371,7 +370,7 @@ inline void store_quantized(const Quantizer& q, const Vec& x, std::uint8_t* dst)
 
 }  // namespace
 
-// The sums along d and h first: 3 + 3 additions for a window of 3x3 at stride 1, not 9.
+// Sums along d and h first: 3 + 3 additions for a window of 3x3 at stride 1 instead of 9.
 void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
   const PoolingWindows w = averages.windows;
   Columns<float> columns(w);
@@ -395,7 +394,7 @@ void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
   }
 }
 
-// Sums of bytes are exact in float32, up to 2^16 of them.
+// Sums of up to 2^16 bytes are exact in float32.
 void average_bytes(const AveragesOfBytes& of_bytes, std::int64_t begin, std::int64_t end) {
   const PoolingWindows w = of_bytes.averages.windows;
   std::int64_t at = begin * w.out[2] * w.lanes;
@@ -427,8 +426,8 @@ void maximum_bfloats(const PoolingWindows& w, std::int64_t begin, std::int64_t e
   maximum_shorts<BfloatOrder>(w, begin, end);
 }
 
-// The greatest along d and h first, of columns that lie one behind the other: 3 + 3 for a window of
-// 3x3 at stride 1, not 9.
+// Takes the maxima along d and h first, of columns that lie one after the other: 3 + 3 comparisons
+// for a window of 3x3 at stride 1 instead of 9.
 void maximum(const PoolingWindows& windows, std::int64_t begin, std::int64_t end) {
   const PoolingWindows w = windows;
   Columns<float> columns(w);

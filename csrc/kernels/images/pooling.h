@@ -8,9 +8,9 @@
 
 namespace torch_blocked::kernels {
 
-// Windows of src[image, d, h, w, lane]: float32, bfloat16 or unsigned bytes. Each makes
-// dst[image, d, h, w, lane]. Blocks of channels are images of `lanes` channels each; of
-// channels-last all channels are lanes.
+// Windows of src[image, d, h, w, lane], of float32, bfloat16 or unsigned bytes. Each window makes
+// one dst[image, d, h, w, lane]. In blocked formats each block counts as an image of `lanes`
+// channels. In channels-last all channels are lanes.
 struct PoolingWindows {
   const void* src;
   void* dst;
@@ -21,8 +21,8 @@ struct PoolingWindows {
 // Averages of such windows.
 struct Averages {
   PoolingWindows windows;
-  // What a sum is divided by, in the order in which it counts: this number, unless it is 0; the
-  // pixels of the window that lie in src or its padding; those that lie in src.
+  // A sum is divided by this number unless it is 0. Otherwise it is divided by the pixels of the
+  // window that lie in src or its padding if of_window, else by those that lie in src.
   std::int64_t divisor;
   bool of_window;
 };

@@ -1,3 +1,4 @@
+// Resamples rows along w by 1, 2 or 4 taps a pixel, and adds weighted rows.
 #include "kernels/images/resampling.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ void weigh(const WeighedRows& w) {
   });
 }
 
-// A pixel is kLanes, or t.block if that is 0.
+// A pixel has kLanes lanes, or t.block lanes if kLanes is 0.
 template <int kLanes, int kTaps>
 void resample(const PixelTaps& t, const float* src, float* dst) {
   const std::int64_t lanes = kLanes == 0 ? t.block : kLanes;

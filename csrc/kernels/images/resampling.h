@@ -6,8 +6,8 @@
 
 namespace torch_blocked::kernels {
 
-// dst[i] = sum over the rows of weights[row] * rows[row][i]: what is between the rows of an image,
-// or between those of its planes.
+// dst[i] = sum over the rows of weights[row] * rows[row][i]. It interpolates between rows of an
+// image, also of different planes.
 struct WeighedRows {
   static constexpr std::size_t kMost = 4;
   std::array<const float*, kMost> rows;

@@ -10,8 +10,8 @@ namespace torch_blocked::kernels {
 // The function that makes a channel's gate of the last layer's result.
 enum class Gate : std::uint8_t { kSigmoid, kHardsigmoid };
 
-// Pixels of one channel block: dst = epilogue(src * gate(gates)), all [pixels, block] but gates,
-// which are one for each of the `channels` that are not tail. dst may be src or residual.
+// Pixels of one channel block: dst = epilogue(src * gate(gates)). src, residual and dst are
+// [pixels, block]. There are `channels` gates, without the tail. dst may be src or residual.
 struct GatedPixels {
   const float *src, *gates, *residual;
   float* dst;

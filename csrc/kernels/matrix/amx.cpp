@@ -1,9 +1,9 @@
-// float32 products in tiles of bfloat16. The comment of amx.h says how.
+// Multiplies float32 in tiles of bfloat16. amx.h explains how.
 //
-// Of eight tiles four hold sums, of 16 pixels and a vector of channels each: of two times 16 pixels
-// and two vectors, or of one vector and up to four times 16 pixels. The parts of src and weights
-// follow each other so that each instruction needs one new tile at most, whose load takes half the
-// time of a product.
+// Four of the eight tiles hold sums, each of 16 pixels by a vector of channels. Together they have
+// two times 16 pixels by two vectors, or up to four times 16 pixels by one vector. The parts of src
+// and weights are ordered so that each instruction needs at most one new tile. Its load takes half
+// the time of a product.
 #include "kernels/matrix/amx.h"
 
 #include <algorithm>
@@ -19,18 +19,18 @@ namespace {
 constexpr std::int64_t kTileBytes = Amx::kLanes * Amx::kPixels * 2;
 constexpr std::int64_t kTileFloats = Amx::kPixels * Amx::kWidth;
 constexpr std::int64_t kPartBytes = Amx::kLanes * 2;
-// From weights that are split to those that are fetched meanwhile: two segments.
+// Weights are prefetched two segments ahead of those that are split.
 constexpr std::int64_t kAheadFloats = 2048;
 
-// Numbers of float32 to parts.
+// Splits float32 into parts.
 
 TORCH_BLOCKED_INLINE inline __m512i upper_halves() {
   return _mm512_set1_epi32(static_cast<int>(0xffff0000u));
 }
 
-// Three numbers whose sum is x, each of the upper 16 bits of a float32: the first is x without its
-// other bits, the second rounded, so that it is above what is left as often as below. An infinity
-// or NaN is the last alone, which meets the first part of the weights only.
+// Three numbers whose sum is x, each the upper 16 bits of a float32. The first is x without its
+// other bits. The second is rounded, so that it is above the rest as often as below. An infinity or
+// NaN is only in the last part, which meets only the first part of the weights.
 struct Parts {
   __m512i values[Amx::kParts];
 };
@@ -48,7 +48,7 @@ TORCH_BLOCKED_INLINE inline Parts parts_of(const __m512& x) {
   return {{first, second, _mm512_castps_si512(last)}};
 }
 
-// A part of 32 numbers: lane i of both vectors side by side.
+// A part of 32 numbers, in which lane i of x and lane i of y are adjacent.
 TORCH_BLOCKED_INLINE inline __m512i pair_up(const __m512i& x, const __m512i& y) {
   constexpr int kOrAnd = 0xf8;  // a | b & c
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(x, 16), y, upper_halves(), kOrAnd);
@@ -60,7 +60,8 @@ void store_parts(const Parts& x, const Parts& y, std::uint8_t* to, std::int64_t 
   });
 }
 
-// Tiles in instructions, as the sources are not compiled for CPUs that all have them.
+// Tile instructions in inline assembly, because not every CPU for which the sources are compiled
+// has them.
 
 // The 64 bytes that ldtilecfg reads.
 struct alignas(64) TileConfig {
@@ -69,8 +70,8 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// Eight tiles of 64 bytes a row: those of src and sums have as many rows as pixels, those of
-// weights (6, 7) have all 16.
+// Configures eight tiles of 64 bytes a row. Tiles of src and sums have as many rows as pixels;
+// those of weights (6, 7) have all 16.
 void configure(std::int64_t pixels) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -103,16 +104,16 @@ TORCH_BLOCKED_INLINE inline void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kSrc), "i"(kWeights));
 }
 
-// The parts of src and of weights whose products are made, in this order: each shares a part with
+// The parts of src and weights that are multiplied. In this order each product shares a part with
 // the one before.
 struct Product {
   int src, weights;
 };
 constexpr std::array<Product, 6> kProducts{{{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}}};
 
-// The weights of a block, [segments, kLanes, vectors, kWidth], on their way to parts, [segments,
-// parts, vectors, kLanes / 2, kWidth, 2]: some rows of them between the products of the block
-// before, which keep other parts of the core busy.
+// Splits the weights of a block, [segments, kLanes, vectors, kWidth], to parts [segments, parts,
+// vectors, kLanes / 2, kWidth, 2]. It splits some rows at a time between the products of the block
+// before, which use other parts of the core.
 struct Splitting {
   const float* from = nullptr;  // of a segment
   std::uint8_t* to = nullptr;
@@ -123,7 +124,7 @@ struct Splitting {
     const std::int64_t of_segment = Amx::kLanes / 2 * vectors;
     for (const std::int64_t end = std::min(next + rows, count); next < end; ++next) {
       const float* src = from + row * Amx::kWidth;
-      // A segment is a page, at whose end no hardware looks ahead.
+      // A segment is a page, and the hardware prefetcher stops at the end of a page.
       __builtin_prefetch(src + kAheadFloats);
       __builtin_prefetch(src + of_segment * Amx::kWidth + kAheadFloats);
       const std::int64_t vector = vectors == 2 ? row & 1 : 0;
@@ -139,7 +140,7 @@ struct Splitting {
   }
 };
 
-// Sums in tiles i * kVectors + j, src in 4 and 5, weights in 6 and 7.
+// Sums are in tiles i * kVectors + j, src in 4 and 5, weights in 6 and 7.
 template <int kTiles, int kVectors, int kProduct>
 TORCH_BLOCKED_INLINE inline void multiply_parts(const std::array<const std::uint8_t*, kTiles>& src,
                                                 std::int64_t step, const std::uint8_t* weights,
@@ -170,17 +171,17 @@ struct Place {
 
 constexpr int kMostTiles = 4;
 
-// Sums [tiles, vectors, kPixels, kWidth] on their way to dst: they are finished a tile at a time
-// while those after them are multiplied, which keeps other parts of the core busy.
+// Finishes sums [tiles, vectors, kPixels, kWidth] and stores them to dst, a tile at a time while
+// the next sums are multiplied, which uses other parts of the core.
 struct Finishing {
   alignas(64) float sums[kMostTiles * kTileFloats];
-  const float* from;  // these, or those of several parts
+  const float* from;  // `sums`, or the sums of several parts
   std::array<Place, kMostTiles> places;
   std::int64_t vectors, first;  // the first channel
   std::int64_t next = 0, count = 0;
 };
 
-// A value to `count` pixels of `lanes` channels: value(sum, dst) is what is stored.
+// Stores value(sum, dst) to `count` pixels of `lanes` channels.
 template <typename Value>
 TORCH_BLOCKED_INLINE inline void store_values(const AmxTiles& t, std::int64_t count,
                                               std::int64_t lanes, const float* sums, float* dst,
@@ -221,8 +222,8 @@ void finish_tile(const AmxTiles& t, Finishing& f) {
     });
     return;
   }
-  // Bounds alone, without asking for the activation at each vector: a 1x1 of 64 channels takes 0.9
-  // of the time.
+  // Bounds alone need no test of the activation at each vector: a 1x1 of 64 channels takes 0.9 of
+  // the time.
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const bool clamps = last.kind == Activation::Kind::kClamp;
   const Vec least(clamps ? last.alpha : -kInfinity), most(clamps ? last.beta : kInfinity);
@@ -237,14 +238,14 @@ void finish_tile(const AmxTiles& t, Finishing& f) {
   }
 }
 
-// Segments [begin, end), whose weights stay in L2 while all pixels go over them.
+// Segments [begin, end). Their weights stay in L2 while all pixels go over them.
 struct Part {
   std::int64_t begin, end;
   bool first, last;
 };
 
-// Sums of some tiles of pixels and vectors of channels over a part, added to `sums` unless it is
-// the first; and between them some of what `before` has left.
+// Sums some tiles of pixels and vectors of channels over a part, and adds to `sums` unless it is
+// the first part. Between the products it finishes tiles of `before` and splits rows of `next`.
 template <int kTiles, int kVectors>
 void multiply(const AmxTiles& t, const Part& part, const std::uint8_t* weights, Splitting& next,
               std::int64_t rows, const Place* places, float* sums, Finishing& before) {
@@ -271,7 +272,7 @@ void multiply(const AmxTiles& t, const Part& part, const std::uint8_t* weights, 
                                   TORCH_BLOCKED_INLINE { store_tile<i>(sums + i * kTileFloats); });
 }
 
-// The tiles of one row of dst, which differ by a pixel at most.
+// The tiles of one row of dst, which differ by at most a pixel.
 struct Row {
   std::int64_t pixels, tiles;
 
@@ -279,7 +280,7 @@ struct Row {
   std::int64_t most() const { return (pixels + tiles - 1) / tiles; }
 };
 
-// An odd tile waits for its own sums, so one row has an even number of them.
+// A single tile would wait for its own sums, so a lone row has an even number of tiles.
 Row row_of(const AmxTiles& t) {
   std::int64_t tiles = (t.pixels + Amx::kPixels - 1) / Amx::kPixels;
   if (t.rows == 1 && tiles > 1) tiles = (tiles + 1) / 2 * 2;
@@ -292,14 +293,14 @@ Place place_of(const AmxTiles& t, const Row& row, std::int64_t tile) {
           row.begin(part + 1) - x};
 }
 
-// What is multiplied at a time: some vectors of channels from `first` on, over a part of the sums.
+// A block of products: some vectors of channels from `first` on, over a part of the sums.
 struct Block {
   Part part;
   std::int64_t first, vectors;
   const float* weights;
 };
 
-// Tiles of pixels, kMost at a time, over one block.
+// Runs tiles of pixels, kMost at a time, over one block.
 template <int kMost, int kVectors>
 void run_block(const AmxTiles& t, const Row& row, const Block& block, const std::uint8_t* weights,
                Splitting& next, std::array<Finishing, 2>& finishing, int& now) {
@@ -336,8 +337,8 @@ void run_block(const AmxTiles& t, const Row& row, const Block& block, const std:
   }
 }
 
-// The blocks in order: the parts of a pair of vectors, or of one that is left, then those of the
-// next.
+// The blocks in order: all parts of a pair of vectors (or of a last single one), then those of the
+// next pair.
 class Blocks {
  public:
   explicit Blocks(const AmxTiles& t)
@@ -381,7 +382,7 @@ void amx_tiles(const AmxTiles& t) {
   };
   Splitting next = splitting(0);
   for (std::int64_t i = 0; i < blocks.count(); ++i) {
-    next.advance(next.count);  // what is left of them
+    next.advance(next.count);  // the remaining rows
     next = splitting(i + 1);
     const Block block = blocks[i];
     const auto run = block.vectors == 2 ? run_block<2, 2> : run_block<4, 1>;

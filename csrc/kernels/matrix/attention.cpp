@@ -1,5 +1,5 @@
-// Softmax of the scores of attention, which lie in L1 or L2 between the two products. The powers
-// are divided by their sum after the second product, where there are fewer numbers.
+// Softmax of the scores of attention, which stay in L1 or L2 between the two products. The division
+// by the sum of powers comes after the second product, where there are fewer numbers.
 #include "kernels/matrix/attention.h"
 
 #include <ATen/cpu/vec/functional.h>
@@ -14,11 +14,11 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// What of a row's last vector is scores; what lies behind a row does not count.
+// A mask of the scores in a row's last vector. Memory beyond a row is ignored.
 Vec lanes_of(std::int64_t count) { return Vec::arange(0.f, 1.f) < Vec(static_cast<float>(count)); }
 
-// Makes x of a row's scores; returns the greatest. A NaN may get lost, and comes back with its own
-// power.
+// Turns a row's scores into x and returns the greatest. It may miss a NaN, which comes back through
+// its own power.
 float prepare_row(const ScoreRows& p, std::int64_t row, const Vec& last_lanes) {
   const std::int64_t last = (p.count - 1) / kWidth * kWidth;
   float* scores = p.scores + row * p.stride;
@@ -49,11 +49,11 @@ float prepare_row(const ScoreRows& p, std::int64_t row, const Vec& last_lanes) {
 
 }  // namespace
 
-// All greatest first: their reductions of one row wait for nothing of another, and powers do not
-// wait for them. In one pass a row of 196 took 3 times as long.
+// Finds the greatest of all rows first. Their reductions do not depend on each other, and powers
+// need not wait for them. In one pass a row of 196 took 3 times as long.
 void powers_of_rows(const ScoreRows& p) {
   const std::int64_t whole = (p.count + kWidth - 1) / kWidth * kWidth;
-  const float left = p.bias ? 1.f : p.scale;  // of the scale, once there is a bias in the scores
+  const float left = p.bias ? 1.f : p.scale;  // with a bias, x is scaled already
   const Vec scale(left * kLog2E);             // e^x = 2^(x log2 e)
   const Vec last_lanes = lanes_of(p.count - (whole - kWidth));
   for (std::int64_t row = 0; row < p.rows; ++row) {

@@ -1,13 +1,13 @@
-// Arguments of the kernels of attention that are no products of matrices.
+// Arguments of the kernels of attention other than matrix products.
 #pragma once
 
 #include <cstdint>
 
 namespace torch_blocked::kernels {
 
-// Scores become powers, row by row: scores [rows, count] = exp(x - the row's greatest x), where x =
-// scale scores + bias; factors [rows] = 1 / the sum of a row. Rows lie `stride` floats from each
-// other, with room for whole vectors. scale > 0.
+// Turns scores into powers, row by row: scores [rows, count] = exp(x - the row's greatest x), where
+// x = scale scores + bias. factors [rows] = 1 / the sum of a row. Rows lie `stride` floats apart,
+// with room for whole vectors. scale > 0.
 struct ScoreRows {
   float* scores;
   std::int64_t rows, count, stride;

@@ -1,9 +1,9 @@
-// A linear layer of few rows: every weight is used once or a few times, so reading the weights from
-// memory takes the time. Those of a block lie one behind the other, and are read at kStreams places
-// at once, because the hardware fetches ahead for each: one core of a Zen 3 reads the weights of
-// 1280 x 1000 from the third cache at 30 GB/s so, and at 19 from end to end, those of 25088 x 1024
-// from memory at 21 instead of 15. On Zen 4 one stream reads at 31 of the memory's 33 GB/s, and
-// oneDNN's kernels at 17.
+// A linear layer of few rows. Every weight is used once or a few times, so the time is that of
+// reading the weights from memory. The weights of a block are contiguous and are read at kStreams
+// places at once, because the hardware prefetches for each place. One core of a Zen 3 reads the
+// weights of 1280 x 1000 from L3 at 30 GB/s like this, and at 19 from end to end; those of 25088 x
+// 1024 from memory at 21 instead of 15. On a Zen 4 one stream reads at 31 of the memory's 33 GB/s,
+// and oneDNN's kernels at 17.
 #include "kernels/matrix/linear.h"
 
 #include <algorithm>
@@ -15,16 +15,17 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Inputs that are summed in registers before their sum joins the total: rounding then grows only
-// with the root of the number of inputs, and their weights stay in cache for all groups of rows.
+// The inputs that are summed in registers before their sum joins the total. With this, rounding
+// grows only with the root of the number of inputs, and their weights stay in cache for all groups
+// of rows.
 constexpr std::int64_t kChain = 256;
 constexpr std::int64_t kGroupRows = 4;
 
 constexpr std::int64_t kStreams = 4;
 
 // src [kRows, inputs], weights [inputs, kVectors vectors] -> total [kRows, kVectors vectors], for
-// inputs [begin, end) of each of kParts parts, which lie `part` inputs apart; of bfloat16 the
-// weights are [inputs / 2, kVectors vectors, 2].
+// inputs [begin, end) of each of kParts parts, which lie `part` inputs apart. Weights of bfloat16
+// are [inputs / 2, kVectors vectors, 2].
 template <typename Products, int kParts, int kRows, int kVectors,
           typename Number = Products::Number>
 void add(const LinearRows& p, const Number* src, const Number* weights, std::int64_t part,

@@ -8,8 +8,8 @@
 namespace torch_blocked::kernels {
 
 // dst [rows, outputs] = activation(src [rows, inputs] times weights + bias) for blocks [begin, end)
-// of outputs: float32 with weights [blocks, | inputs, block | + what is left of weights_stride], or
-// bfloat16 with [blocks, | inputs / 2, block, 2].
+// of outputs. float32 weights are [blocks, inputs, block], bfloat16 weights are [blocks, inputs /
+// 2, block, 2]; blocks lie weights_stride numbers apart.
 struct LinearRows {
   static constexpr std::int64_t kMostRows = 8, kMostVectors = 4;
   const void *src, *weights;

@@ -1,3 +1,4 @@
+// One step of the cells of a recurrent layer, vector by vector.
 #include "kernels/matrix/recurrent.h"
 
 #include "kernels/vector/functions.h"
@@ -7,7 +8,7 @@ namespace {
 
 Vec sigmoid(const Vec& x) { return times_sigmoid(Vec(1.f), x); }
 
-// The new h of `count` lanes, of which x(gate) and p(gate) are the two sums; c is written.
+// The new h of `count` lanes. x(gate) and p(gate) are their two sums. Writes c.
 template <Cell cell, typename X, typename P>
 inline Vec stepped(const X& x, const P& p, const Vec& h, float* c, std::int64_t count) {
   const auto sum = [&](std::int64_t gate) { return x(gate) + p(gate); };
@@ -23,7 +24,7 @@ inline Vec stepped(const X& x, const P& p, const Vec& h, float* c, std::int64_t 
   } else if constexpr (cell == Cell::kTanh) {
     return CPU_CAPABILITY::tanh(sum(0));
   } else {
-    return at::vec::maximum(sum(0), Vec(0.f));  // NaN stays
+    return at::vec::maximum(sum(0), Vec(0.f));  // keeps NaN
   }
 }
 

@@ -1,10 +1,11 @@
-// What Strassen's product does before and after its products. With quarters of src, weights and dst
+// The sums of Strassen's product before and after its products. With quarters of src, weights and
+// dst
 //   A = [a b; c d], B = [e f; g h]:
 //   1: (a + d)(e + h)   2: (c + d) e   3: a (f - h)   4: d (g - e)   5: (a + b) h
 //   6: (c - a)(e + f)   7: (b - d)(g + h)
 //   A B = [1 + 4 - 5 + 7, 3 + 5; 2 + 4, 1 - 2 + 3 + 6]
-// Winograd's form of it has 15 sums instead of 18, which are not what takes time here, and larger
-// errors.
+// Winograd's form has 15 sums instead of 18, but larger errors. The sums do not dominate the time
+// here.
 #include "kernels/matrix/strassen.h"
 
 #include <algorithm>
@@ -22,8 +23,8 @@ void strassen_split(const StrassenSplit& s) {
     const bool has_right = s.vectors + vector < s.all_vectors;
     for (std::int64_t row = 0; row < s.rows; ++row, to += kWidth) {
       const float *upper = s.upper + row * s.row_step, *lower = s.lower + row * s.row_step;
-      // src comes from memory where it is large, and its runs are too short for the hardware to
-      // look ahead.
+      // A large src comes from memory, and its runs are too short for the hardware
+      // prefetcher.
       for (const float* next : {upper + left, upper + right, lower + left, lower + right}) {
         __builtin_prefetch(next + s.vector_step, 0, 2);
       }
@@ -40,7 +41,7 @@ void strassen_split(const StrassenSplit& s) {
 
 namespace {
 
-// One vector of columns, in both halves.
+// Makes one vector of columns, in both halves.
 template <typename Finish>
 void join_vector(const StrassenJoin& j, std::int64_t vector, const Finish& finish) {
   const std::int64_t wide = j.vectors * kWidth, stride = j.rows * wide;  // of a row, of a product

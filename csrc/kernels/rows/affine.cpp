@@ -8,8 +8,8 @@ namespace {
 // Number: float, or the bits of bfloat16.
 template <typename Number>
 void affine_of(const Affine& rows, std::int64_t begin, std::int64_t end) {
-  // A copy, whose fields stay in registers: through a reference, stores to memory might change
-  // them.
+  // A copy, whose fields stay in registers. GCC would assume that stores change those of a
+  // reference.
   const Affine p = rows;
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t period = row % p.periods;

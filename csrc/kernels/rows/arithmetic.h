@@ -1,5 +1,5 @@
-// The functions of arithmetic.inc on vectors V of at::vec: of floats in kernels, of doubles where a
-// graph asks what its ops compute.
+// The functions of arithmetic.inc on vectors V of at::vec: of floats in kernels, of doubles when a
+// graph evaluates its ops.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -8,7 +8,7 @@
 
 namespace torch_blocked::kernels {
 
-// What kernels have faster. times_sigmoid: x / (1 + e^-y).
+// Functions that kernels replace by faster ones. times_sigmoid is x / (1 + e^-y).
 template <typename V>
 struct Fast {
   static V times_sigmoid(const V& x, const V& y) { return x / (V(1) + y.neg().exp()); }
@@ -16,7 +16,7 @@ struct Fast {
   static V exp(const V& x) { return x.exp(); }
   static V expm1(const V& x) { return x.expm1(); }
   static V erf(const V& x) { return x.erf(); }
-  // Above 20 it is x to the last bit, and e^x would overflow.
+  // Above 20 the result is x to the last bit, and e^x would overflow.
   static V softplus(const V& x) {
     return V::blendv(at::vec::minimum(x, V(20)).exp().log1p(), x, x > V(20));
   }
@@ -25,8 +25,8 @@ struct Fast {
   }
 };
 
-// The value of `op`; who calls it with a constant gets one function. Always inlined: otherwise GCC
-// calls the whole switch for each vector, whose operands then go through memory.
+// The value of `op`. With a constant `op` only one function is left. Always inlined: otherwise GCC
+// calls the whole switch for each vector and passes operands through memory.
 template <typename V>
 [[gnu::always_inline]] inline V compute(Arithmetic op, const V& x, const V& y, const V& z,
                                         const V& alpha, const V& beta) {

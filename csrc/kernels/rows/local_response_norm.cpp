@@ -1,7 +1,8 @@
 // Local response normalization. A pixel's values are first written to a row, in the order of the
-// channels, zeros on both sides: there a window is one run of floats, whatever blocks it spans, and
-// those of neighbouring channels are summed as vectors from neighbouring addresses. A tile of
-// pixels at a time, so that a row has left the store buffer when it is read.
+// channels, with zeros on both sides. In a row a window is one run of floats, whatever blocks it
+// spans, and the windows of neighbouring channels are summed as vectors from neighbouring
+// addresses. A tile of pixels runs at a time, so that a row has left the store buffer when it is
+// read.
 #include "kernels/rows/local_response_norm.h"
 
 #include <algorithm>
@@ -69,8 +70,8 @@ class Rows {
   std::int64_t size_, before_, after_;
 };
 
-// f(pixel of the tile, channel, count of channels, offset in the image) for the vectors of the
-// pixels [first, first + pixels), block by block.
+// Calls f(pixel of the tile, channel, count of channels, offset in the image) for the vectors of
+// the pixels [first, first + pixels), block by block.
 template <typename F>
 inline void for_tile(const ChannelWindows& w, std::int64_t first, std::int64_t pixels, F&& f) {
   for (std::int64_t channel = 0; channel < w.channels; channel += w.block) {
@@ -83,7 +84,7 @@ inline void for_tile(const ChannelWindows& w, std::int64_t first, std::int64_t p
   }
 }
 
-// Rows of the squares of src.
+// Writes rows of the squares of src.
 inline void square(const ChannelWindows& w, const float* src, std::int64_t first,
                    std::int64_t pixels, const Rows& squares) {
   for_tile(w, first, pixels,
@@ -93,7 +94,7 @@ inline void square(const ChannelWindows& w, const float* src, std::int64_t first
            });
 }
 
-// f(first pixel, pixels) for tiles of [begin, end).
+// Calls f(first pixel, pixels) for tiles of [begin, end).
 template <typename F>
 inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
   for (std::int64_t first = begin; first < end; first += ChannelWindows::kTile) {
@@ -101,7 +102,7 @@ inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
   }
 }
 
-// Zeros in the lanes beyond the last of `channels` that are left: s may be 0 there.
+// Zeroes the lanes beyond the `channels` that are left, because s may be 0 there.
 inline Vec without_tail(const Vec& value, std::int64_t channels) {
   if (channels >= kWidth) return value;
   return value & lanes_mask(std::max<std::int64_t>(channels, 0));

@@ -1,3 +1,5 @@
+// Kernels of normalization: sums and moments over pixels, the passes that apply them, and norms of
+// whole rows.
 #include "kernels/rows/normalization.h"
 
 #include <algorithm>
@@ -11,19 +13,19 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
-// Sums are of groups of so many, and the groups with Kahan's correction, so that long sums are as
-// exact as short ones.
+// Groups of this many values are summed plainly. The groups are added with Kahan's correction, so
+// long sums are as exact as short ones.
 constexpr std::int64_t kGroup = 16;
 
-// excess: what rounding has added to total.
+// `excess` is what rounding has added to `total`.
 inline void add_exactly(const Vec& added, Vec& total, Vec& excess) {
   const Vec group = added - excess, sum = total + group;
   excess = (sum - total) - group;
   total = sum;
 }
 
-// The sums over the pixels of what f(pixel) has, one for each: in 4 accumulators, which hide the
-// latency of an addition.
+// The sums over the pixels of each value of f(pixel). 4 accumulators hide the latency of an
+// addition.
 template <std::size_t kSums, typename F>
 inline std::array<Vec, kSums> sums_over(std::int64_t pixels, F&& f) {
   std::array<Vec, kSums> totals, excesses;
@@ -59,8 +61,8 @@ inline Vec sum_over(std::int64_t pixels, F&& f) {
 
 template <typename Number>
 void sum_pixels_of(const PixelSums& sums) {
-  // A copy, whose fields stay in registers: through a reference, stores to memory might change
-  // them.
+  // A copy, whose fields stay in registers. GCC would assume that stores change those of a
+  // reference.
   const PixelSums p = sums;
   const auto* src = static_cast<const Number*>(p.src);
   for_lanes(p.block, [&](std::int64_t lane, std::int64_t count) {
@@ -80,8 +82,9 @@ void moments_of(const PixelMoments& moments) {
     };
     const Vec pixels(static_cast<float>(p.pixels));
     const Vec near = sum_over(p.pixels, value) / pixels;
-    // `near` has the rounding error of the sum, which a layer norm of equal values would multiply
-    // by 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that, and their squares.
+    // `near` has the rounding error of the sum. A layer norm of equal values would multiply it
+    // by 1 / sqrt(eps) = 316. The mean of the deviations from `near` corrects it and their
+    // squares.
     const auto [sum, square] = sums_over<2>(p.pixels, [&](std::int64_t pixel) {
       const Vec deviation = value(pixel) - near;
       return std::array{deviation, deviation * deviation};
@@ -199,10 +202,10 @@ namespace {
 
 constexpr int kAllLanes = static_cast<int>((std::int64_t{1} << kWidth) - 1);
 
-// As many rows as a vector has lanes: of their sums over the channels, in the lanes of one vector,
-// moments and scales are made at once. A row of its own takes four times as long where it has two
-// vectors. kVectors: of a row, or 0 where that is known at the run only. kPadded: the last of them
-// is a whole one in memory, with zeros beyond the channels.
+// Normalizes as many rows at a time as a vector has lanes. Their sums over the channels are the
+// lanes of one vector, from which moments and scales are made at once. One row at a time would take
+// four times as long if a row has two vectors. kVectors is the vectors of a row, or 0 if known only
+// at run time. kPadded: the last vector is whole in memory, with zeros beyond the channels.
 template <bool kPadded, int kVectors>
 class RowGroup {
  public:
@@ -222,8 +225,8 @@ class RowGroup {
       for (std::int64_t i = 0; i < vectors_; ++i) sum = sum + value(row, i);
       sums[row] = sum;
     }
-    // `near` has the rounding error of the sum, which a norm of equal values would multiply by
-    // 1 / sqrt(eps) = 316. The mean of the deviations from it corrects that, and their squares.
+    // `near` has the rounding error of the sum. A norm of equal values would multiply it by 1 /
+    // sqrt(eps) = 316. The mean of the deviations from `near` corrects it and their squares.
     const Vec near = lane_sums(sums) / channels;
     near.store(mean_);
     for (std::int64_t row = 0; row < kWidth; ++row) {
@@ -249,13 +252,14 @@ class RowGroup {
   }
 
  private:
-  // Rows that are not there are the last one again.
+  // Missing rows repeat the last one.
   std::int64_t offset(std::int64_t row, std::int64_t vector) const {
     return (first_ + std::min(row, rows_ - 1)) * p_.row_step + vector * p_.vector_step;
   }
   std::int64_t count(std::int64_t i) const { return i + 1 < vectors_ ? kWidth : last_; }
-  // Of the rows whose moments are not finite in float32. Where squares are no float32 in truth, a
-  // row is 0 as in ATen; deviations from its mean may be infinite, and no factor makes 0 of these.
+  // Recomputes rows whose moments are not finite in float32. If squares really overflow float32,
+  // a row is 0, as in ATen. Deviations from its mean may be infinite, and no factor turns
+  // infinity into 0.
   void take_anew(const Vec& variance) {
     alignas(64) float variances[kWidth];
     variance.store(variances);

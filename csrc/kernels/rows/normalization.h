@@ -1,6 +1,6 @@
 // Arguments of the kernels of normalization: sums over the pixels of a channel block, and the
-// passes over rows that apply them. A row is one channel block of one image, [pixels, block], of
-// float32, or of bfloat16 for the kernels of bfloats; all else is float32.
+// passes over rows that apply them. A row is one channel block of one image, [pixels, block]. Its
+// numbers are float32, or bfloat16 for the kernels named `bfloats`. All else is float32.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct Affine {
   std::int64_t block, pixels, periods;
 };
 
-// dst = (src - mean) * scale + shift, rows and periods as in Affine: near a mean far from zero it
-// keeps the digits that src * scale loses.
+// dst = (src - mean) * scale + shift, with rows and periods as in Affine. If the mean is far from
+// zero, this keeps digits that src * scale would lose.
 struct Normalization {
   const void* src;
   const float *mean, *scale, *shift;
@@ -34,7 +34,7 @@ struct NormalizationGradient {
   std::int64_t block, pixels, periods;
 };
 
-// The sum of every lane of src [pixels, block], or of its squares.
+// The sum of every lane of src [pixels, block], or the sum of its squares.
 struct PixelSums {
   const void* src;
   std::int64_t block, pixels;
@@ -49,7 +49,7 @@ struct PixelMoments {
 };
 
 // dst = (src - mean) / sqrt(variance + eps) * weight + bias over the channels of each row, or of
-// each pixel of a block that is a vector; dst may be src.
+// each pixel if the block is one vector. dst may be src.
 struct RowNormalization {
   const float *src, *weight, *bias;  // weight and bias: [channels], or null
   float* dst;

@@ -1,3 +1,4 @@
+// Runs a pointwise program: each instruction goes over a strip of its operands.
 #include "kernels/rows/program.h"
 
 #include <algorithm>
@@ -24,12 +25,13 @@ struct Fast<CPU_CAPABILITY::Vec> {
 namespace CPU_CAPABILITY {
 namespace {
 
-// Floats of a strip: 12 of them are 48 KB, and most programs need three.
+// The floats of a strip. 12 strips are 48 KB, and most programs need three.
 constexpr std::int64_t kStrip = ProgramRow::kMostLanes;
-// From one strip to the next, in other sets of L1: 4 KB apart, all would share them.
+// The distance between strips. It puts them in different sets of L1; 4 KB apart they would share
+// sets.
 constexpr std::int64_t kApart = kStrip + 16;
 
-// Where a strip of an operand lies. `mask` is 0 for one vector that all pixels read, else all bits.
+// Where a strip of an operand lies. `mask` is 0 if all pixels read the same vector, else all bits.
 struct Place {
   const float* data;
   std::int64_t mask = -1;
@@ -37,7 +39,7 @@ struct Place {
   Vec vector(std::int64_t i, std::int64_t lanes) const { return load(data + (i & mask), lanes); }
 };
 
-// One instruction on `count` floats of each place.
+// Runs one instruction on `count` floats of each place.
 struct Strip {
   const Instruction& instruction;
   Place x, y, z;
@@ -53,7 +55,7 @@ struct Strip {
     const Vec alpha(static_cast<float>(instruction.alpha));
     const Vec beta(static_cast<float>(instruction.beta));
     constexpr std::int64_t reads = arity(op);
-    // Copies of members, which a store might change for all that GCC knows.
+    // Copies of members, because GCC assumes that a store may change members.
     const auto one = [=, x = x, y = y, z = z, dst = dst](std::int64_t i, std::int64_t lanes) {
       const Vec a = at::vec::fmadd(x.vector(i, lanes), x_scale, x_shift);
       const Vec b = reads > 1 ? at::vec::fmadd(y.vector(i, lanes), y_scale, y_shift) : a;
@@ -78,7 +80,7 @@ struct Strip {
   }
 };
 
-// Twice as many at a time: a copy of 8 lanes takes as long as one of 64.
+// Doubles the copied part each time, because a copy of 8 lanes takes as long as one of 64.
 void repeat_lanes(const float* src, std::int64_t lanes, float* dst, std::int64_t count) {
   std::copy_n(src, lanes, dst);
   for (std::int64_t done = lanes; done < count; done *= 2) {
@@ -99,7 +101,7 @@ void spread_pixels_of(const ProgramOperand& operand, std::int64_t pixel, std::in
 void run_program(const Program& program, const ProgramRow& row) {
   constexpr std::int64_t kOperands = Program::kMostOperands;
   using Kind = ProgramOperand::Kind;
-  alignas(64) float filled[kOperands][kApart];  // of the operands that are not in memory so
+  alignas(64) float filled[kOperands][kApart];  // of operands that memory does not have so
   alignas(64) float strips[Program::kMostStrips][kApart];
   alignas(64) static constexpr float kZeros[kStrip] = {};
   Place places[Program::kZeros + 1];

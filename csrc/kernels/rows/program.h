@@ -1,5 +1,5 @@
-// A pointwise computation as a list of instructions. Each goes over a strip of its operands while
-// that is in L1: three times the speed of passes over memory.
+// A pointwise computation as a list of instructions. Each instruction runs over a strip of its
+// operands while the strip is in L1. This has three times the speed of passes over memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum class Arithmetic : std::int64_t {
 #include "kernels/rows/arithmetic.inc"
 };
 
-// How many of x, y and z it reads.
+// How many of x, y and z an operation reads.
 constexpr std::int64_t arity(Arithmetic op) {
   switch (op) {
 #define UNARY(name, value) \
@@ -39,8 +39,8 @@ struct Instruction {
   double alpha = 0, beta = 0;
 };
 
-// Places are numbered: the operands first, in as many numbers as there may be, then strips, and one
-// that is 0 everywhere. The last instruction's dst is memory, whatever its number.
+// Places are numbered: kMostOperands operands first, then kMostStrips strips, then one place that
+// is 0 everywhere. The last instruction always writes to memory, whatever the number of its dst.
 struct Program {
   static constexpr std::int64_t kMostOperands = 12, kMostStrips = 12;
   static constexpr std::int64_t kZeros = kMostOperands + kMostStrips;

@@ -1,4 +1,4 @@
-// Between numbers and bytes, or bfloat16.
+// Converts between numbers and bytes or bfloat16.
 #include "kernels/rows/quantize.h"
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// Arguments of the kernels between numbers and bytes.
+// Arguments of the kernels that convert between numbers and bytes.
 #pragma once
 
 namespace torch_blocked::kernels {
 
 // byte = clamp(nearest(x * inverse_scale) + zero, least, most), ties to even; x = (byte - zero) *
-// scale. The float32 operations of torch.ops.quantized_decomposed, one by one.
+// scale. These are the float32 operations of torch.ops.quantized_decomposed, one by one.
 struct Quantizer {
   float scale, inverse_scale, zero, least, most;
 };

@@ -13,8 +13,8 @@ struct ImageReorder {
   bool stream;  // write past the cache
 };
 
-// Bytes of at most four channels of one image, whose pixels and channels lie so many bytes apart,
-// as [pixels, 4].
+// Reorders the bytes of at most four channels of one image to [pixels, 4]. The strides are in
+// bytes.
 struct PictureReorder {
   const std::uint8_t* src;
   std::int64_t pixel_stride, channel_stride;
@@ -22,7 +22,7 @@ struct PictureReorder {
   std::int64_t channels;
 };
 
-// src [rows, columns] -> dst [columns, rows]; the strides are those of a row of either.
+// src [rows, columns] -> dst [columns, rows]. The strides are the distances between rows.
 struct Transposition {
   const float* src;
   std::int64_t src_stride;

@@ -1,3 +1,5 @@
+// Gathers the lanes of each pixel: by permutations of whole vectors if they come from few vectors,
+// else lane by lane.
 #include "kernels/rows/shuffle.h"
 
 #include <array>
@@ -13,10 +15,10 @@ struct Source {
   alignas(64) std::array<std::int32_t, kWidth> lanes;  // -1: not here
 };
 
-// Beyond this many vectors loads of single lanes are as fast.
+// With more vectors than this, loads of single lanes are as fast.
 constexpr int kMostSources = 8;
 
-// Where the lanes [first, first + kWidth) of dst come from; more than kMostSources: not all.
+// Finds the sources of lanes [first, first + kWidth) of dst. Stops beyond kMostSources.
 int find_sources(const LaneGather& g, std::int64_t first, Source* sources) {
   int count = 0;
   for (std::int64_t lane = 0; lane < kWidth; ++lane) {
@@ -35,7 +37,7 @@ int find_sources(const LaneGather& g, std::int64_t first, Source* sources) {
   return count;
 }
 
-// kCount 0: of any `count`.
+// kCount 0 takes any `count`.
 template <int kCount>
 void permute_pixels(const LaneGather& g, const Source* sources, int count, float* dst) {
   if constexpr (kCount > 0) count = kCount;
@@ -53,7 +55,7 @@ void permute_pixels(const LaneGather& g, const Source* sources, int count, float
 constexpr std::array kPermute{permute_pixels<0>, permute_pixels<1>, permute_pixels<2>,
                               permute_pixels<3>, permute_pixels<4>};
 
-// Lane by lane: from many vectors, or to blocks that are no whole vectors.
+// Gathers lane by lane, from many vectors or to blocks that are not whole vectors.
 void gather_pixels(const LaneGather& g, std::int64_t first, std::int64_t count) {
   for (std::int64_t pixel = 0; pixel < g.pixels; ++pixel) {
     const std::int64_t at = pixel * g.src_stride;

@@ -5,13 +5,13 @@
 
 namespace torch_blocked::kernels {
 
-// Where a lane of dst comes from: element `offset` of source `src`; -1: it is zero.
+// A lane of dst comes from element `offset` of source `src`; it is zero if src is -1.
 struct GatheredLane {
   std::int64_t src, offset;
 };
 
 // At every pixel each lane of dst comes from any lane of any source: dst[lane] = srcs[src][offset].
-// The sources begin with a block and have the same stride between pixels; 4-byte elements.
+// Sources begin with a block and have the same stride between pixels. 4-byte elements.
 struct LaneGather {
   const float* const* srcs;
   const GatheredLane* lanes;  // [block]

@@ -1,6 +1,6 @@
 // Reductions over the channels of every pixel: over the blocks in vectors of lanes, then over the
-// lanes. A reduction over another dim leaves the lanes apart. Pixels are walked in tiles, so that
-// a walk over the blocks, which are `pixels` apart, stays in L2.
+// lanes. A reduction over another dim keeps the lanes separate. Pixels run in tiles, so that a pass
+// over the blocks, which are `pixels` apart, stays in L2.
 #include "kernels/rows/softmax.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline Vec only(const Vec& value, std::int64_t lanes, float fill) {
   return Vec::set(Vec(fill), value, std::max<std::int64_t>(lanes, 0));
 }
 
-// The two reductions, of vectors and of single values. NaN wins the maximum.
+// The two reductions, for vectors and for single values. The maximum keeps NaN.
 struct Max {
   static constexpr float initial = -std::numeric_limits<float>::infinity();
   Vec operator()(const Vec& a, const Vec& b) const { return at::vec::maximum(a, b); }
@@ -39,8 +39,8 @@ struct Sum {
   float operator()(float a, float b) const { return a + b; }
 };
 
-// f(offset in the image, offset in the tile, width, channels left from there) for the vectors of
-// the pixels [first, first + pixels), block by block.
+// Calls f(offset in the image, offset in the tile, width, channels left from there) for the vectors
+// of the pixels [first, first + pixels), block by block.
 template <typename F>
 inline void for_tile(const ChannelRows& rows, std::int64_t first, std::int64_t pixels, F&& f) {
   for (std::int64_t channel = 0; channel < rows.channels; channel += rows.block) {
@@ -54,8 +54,8 @@ inline void for_tile(const ChannelRows& rows, std::int64_t first, std::int64_t p
   }
 }
 
-// acc = op over the channels of f(offset in the image, offset in the tile, width): one value per
-// pixel in all its lanes, or one per lane.
+// acc = op over the channels of f(offset in the image, offset in the tile, width). It has one value
+// per pixel, in all of its lanes, or one per lane.
 template <typename Op, typename F>
 inline void reduce(const ChannelRows& rows, std::int64_t first, std::int64_t pixels, Tile& acc,
                    Op op, F&& f) {
@@ -76,7 +76,7 @@ inline void reduce(const ChannelRows& rows, std::int64_t first, std::int64_t pix
   }
 }
 
-// f(pixels [first, first + count)) for tiles of [begin, end).
+// Calls f(first, count) for tiles of [begin, end).
 template <typename F>
 inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
   for (std::int64_t first = begin; first < end; first += kTile) {
@@ -84,8 +84,8 @@ inline void for_tiles(std::int64_t begin, std::int64_t end, F&& f) {
   }
 }
 
-// maxima = the greatest of src, sums = the sum of exp(src - maxima), over the channels; each of
-// these goes to keep(value, offset in the image, width).
+// maxima = the greatest of src, sums = the sum of exp(src - maxima), over the channels. Each power
+// goes to keep(value, offset in the image, width).
 template <typename F>
 inline void reduce_exponentials(const ChannelRows& rows, const float* src, std::int64_t first,
                                 std::int64_t pixels, Tile& maxima, Tile& sums, F&& keep) {
@@ -207,7 +207,8 @@ void channel_argmax(const ChannelRows& rows, const float* src, float sign, std::
              [&](std::int64_t at, std::int64_t in_tile, std::int64_t width, std::int64_t left) {
                const Vec value = only(load(src + at, width) * Vec(sign), left, Max::initial);
                const Vec best = load(values.values + in_tile, width);
-               // A NaN is greater than what is not, and nothing is greater than a NaN.
+               // A NaN is greater than any number, and nothing is greater than a
+               // NaN.
                const Vec greater = ((value > best) | (value != value)) & (best == best);
                const Vec channel = Vec::arange(static_cast<float>(rows.channels - left), 1);
                store(Vec::blendv(best, value, greater), values.values + in_tile, width);
@@ -226,8 +227,8 @@ void channel_argmax(const ChannelRows& rows, const float* src, float sign, std::
   });
 }
 
-// Rows without images: by powers of two of differences, which are exact where both are near, and
-// with one division a row. A NaN or an infinity reaches the whole row, through its sum.
+// Softmax of plain rows, by powers of two of differences, which are exact for near values, and with
+// one division a row. A NaN or an infinity reaches the whole row through its sum.
 void softmax_rows(const SoftmaxRows& rows, std::int64_t begin, std::int64_t end) {
   const auto reduced = [](const Vec& lanes, auto op) {
     return at::vec::vec_reduce_all<float>([&](const Vec& a, const Vec& b) { return op(a, b); },

@@ -5,15 +5,15 @@
 
 namespace torch_blocked::kernels {
 
-// With `lanes`, an image [ceil(channels / block), pixels, block] that is reduced over the channels:
-// over its blocks and the lanes of a pixel. Without `lanes`, any [channels / block, pixels, block]
-// that is reduced over its first dim.
+// With `lanes`, an image [ceil(channels / block), pixels, block] is reduced over its channels: over
+// the blocks and the lanes of a pixel. Without `lanes`, a [channels / block, pixels, block] is
+// reduced over its first dim.
 struct ChannelRows {
   std::int64_t channels, block, pixels;
   bool lanes;
 };
 
-// Rows [columns], one behind the other in src and in dst, which may be src.
+// Rows [columns], one after the other in src and in dst. dst may be src.
 struct SoftmaxRows {
   const float* src;
   float* dst;

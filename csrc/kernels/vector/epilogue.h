@@ -1,11 +1,12 @@
-// What becomes of a sum before it is stored. Kernels apply it through kernels/vector/finish.h.
+// The epilogue: what happens to a sum before it is stored. Kernels apply it through
+// kernels/vector/finish.h.
 #pragma once
 
 #include <cstdint>
 
 namespace torch_blocked::kernels {
 
-// f of one value; all of them have f(0) = 0, so that the zero tail stays zero.
+// A function of one value. All of them have f(0) = 0, so the zero tail stays zero.
 struct Activation {
   enum class Kind : std::int64_t {
     kNone,
@@ -22,8 +23,7 @@ struct Activation {
   float alpha = 0, beta = 0;  // kClamp: least and greatest; kLeakyRelu: the slope below 0
 };
 
-// What becomes of a sum before it is stored: after(before(sum) + residual), where the residual has
-// the format of dst.
+// A sum is stored as after(before(sum) + residual), where the residual has the format of dst.
 struct Epilogue {
   Activation before, after;
   bool residual = false;  // false: `after` is kNone

@@ -1,4 +1,4 @@
-// The epilogue of a convolution on one vector, for kernels to apply between sum and store.
+// Applies the epilogue of a convolution to one vector, between sum and store.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// Calls f(function of a vector) with the function that an activation is, which loops in f then have
-// inlined.
+// Calls f(function of a vector) with the activation's function, which is then inlined in the loops
+// of f.
 template <typename F>
 inline void with_function(const Activation& a, F&& f) {
   const Vec alpha(a.alpha), beta(a.beta), zero(0.f);
@@ -40,7 +40,7 @@ inline void with_function(const Activation& a, F&& f) {
   }
 }
 
-// Never inlined: 20 instructions, which the other activations should not find in their loops.
+// Never inlined: their 20 instructions should not lie in the loops of other activations.
 [[gnu::noinline]] inline Vec silu_alone(const Vec& x) { return silu(x); }
 [[gnu::noinline]] inline Vec gelu_alone(const Vec& x) { return gelu(x); }
 [[gnu::noinline]] inline Vec gelu_tanh_alone(const Vec& x) { return gelu_tanh(x); }
@@ -72,8 +72,9 @@ inline Vec activate(const Activation& a, const Vec& x) {
   __builtin_unreachable();
 }
 
-// e^x to 7.5e-5 of it, by half the instructions, for what is rounded to bfloat16 (3.9e-3): 2^n by
-// the polynomial of degree 3 with the least relative error for |r| <= 1/2.
+// e^x with a relative error of 7.5e-5 and half the instructions, for values that are rounded to
+// bfloat16 (3.9e-3). It is 2^n times the polynomial of degree 3 with the least relative error for
+// |r| <= 1/2.
 inline Vec rough_exponential(const Vec& x) {
   const Vec power = at::vec::clamp(x * Vec(kLog2E), Vec(-126.f), Vec(128.f));
   const Vec n = power.round(), r = power - n;
@@ -84,7 +85,7 @@ inline Vec rough_exponential(const Vec& x) {
   return scale_by_power(p, n);
 }
 
-// x / (1 + e^power) to 1.4e-4 of it.
+// x / (1 + e^power) with a relative error of 1.4e-4.
 [[gnu::noinline]] inline Vec rough_gated(const Vec& x, const Vec& power) {
   const Vec y = Vec(1.f) + rough_exponential(power);
 #if defined(CPU_CAPABILITY_AVX512)
@@ -94,7 +95,7 @@ inline Vec rough_exponential(const Vec& x) {
 #endif
 }
 
-// The activation of what is stored as a Number.
+// The activation of a value that is stored as a Number.
 template <typename Number>
 inline Vec activate_as(const Activation& a, const Vec& x) {
   if constexpr (std::is_same_v<Number, std::uint16_t>) {  // bfloat16
@@ -106,9 +107,9 @@ inline Vec activate_as(const Activation& a, const Vec& x) {
   return activate(a, x);
 }
 
-// What follows the function of a sum: the residual, and the activation of what it is added to.
-// residual and dst have one format, so a value of the residual lies at one distance from its dst
-// everywhere.
+// The rest of an epilogue after its first activation: the residual, and the activation of the sum.
+// residual and dst have one format, so the distance from a value of dst to its residual is always
+// the same.
 class Rest {
  public:
   Rest(const Epilogue& epilogue, const void* residual, const void* dst)
@@ -118,7 +119,7 @@ class Rest {
                                           reinterpret_cast<std::intptr_t>(dst)
                                     : 0) {}
 
-  // `value` is on its way to `count` lanes at dst, of float32 or bfloat16.
+  // Finishes `value`, which goes to `count` lanes at dst, of float32 or bfloat16.
   template <typename Number>
   TORCH_BLOCKED_INLINE Vec operator()(const Vec& value, const Number* dst,
                                       std::int64_t count) const {
@@ -134,14 +135,13 @@ class Rest {
   std::intptr_t distance_;
 };
 
-// Calls f(finish) with the epilogue as a function of a sum, its dst and its lanes, whose first
-// activation is inlined in the loops of f. The functions of SiLU and GELU take 6 and 7 cycles a
-// vector in a loop of their own on a Zen 3, and 12 where each vector calls them.
+// Calls f(finish), where finish is the epilogue as a function of a sum, its dst and its lanes. The
+// first activation is inlined in the loops of f. On a Zen 3 SiLU and GELU take 6 and 7 cycles a
+// vector in a loop of their own, and 12 if each vector calls them.
 template <typename Number = float, typename F>
 inline void with_finish(const Epilogue& epilogue, const void* residual, const void* dst, F&& f) {
   const Rest rest(epilogue, residual, dst);
-  // By value: each store could have changed what is behind a reference, which loops would read
-  // again.
+  // By value: with references, GCC assumes that stores change them, and loops read them again.
   const auto finish_by = [rest, &f](const auto& before) {
     f([rest, before](const Vec& sum, const Number* to, std::int64_t count = kWidth)
           TORCH_BLOCKED_INLINE { return rest(before(sum), to, count); });

@@ -1,5 +1,5 @@
-// Functions of one vector, for epilogues and programs: faster than at::vec's, and as close as a few
-// units in the last place.
+// Functions of one vector, for epilogues and programs. They are faster than at::vec's and accurate
+// to a few units in the last place. "To 3e-7" below means a relative error of at most 3e-7.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// x * 2^n for whole n in [-252, 254], denormal where it must be.
+// x * 2^n for whole n in [-252, 254]; the result may be denormal.
 inline Vec scale_by_any_power(const Vec& x, const Vec& n) {
 #if defined(CPU_CAPABILITY_AVX512)
   return scale_by_power(x, n);
@@ -20,7 +20,7 @@ inline Vec scale_by_any_power(const Vec& x, const Vec& n) {
 #endif
 }
 
-// x without the multiple of ln 2 that is next to it, n times.
+// x = n ln 2 + r with the nearest whole n.
 struct Reduced {
   Vec r, n;
 
@@ -31,8 +31,8 @@ struct Reduced {
   }
 };
 
-// e^r for |r| <= ln 2 / 2, by the polynomial of degree 5 with e^0 = 1 and the least error relative
-// to it: 9.2e-8, the rest is rounding.
+// e^r for |r| <= ln 2 / 2, by the polynomial of degree 5 with e^0 = 1 and the least relative error,
+// 9.2e-8 before rounding.
 inline Vec exponential_of_rest(const Vec& r) {
   Vec p(8.2902718e-3f);
   for (const float term : {4.1898161e-2f, 1.6667638e-1f, 4.9999148e-1f, 9.9999971e-1f, 1.f}) {
@@ -41,14 +41,14 @@ inline Vec exponential_of_rest(const Vec& r) {
   return p;
 }
 
-// e^x to 1.6e-7 of it, denormal or zero below -87.
+// e^x to 1.6e-7; denormal or zero below -87.
 inline Vec exponential(const Vec& x) {
   const Reduced at(at::vec::clamp(x, Vec(-104.f), Vec(89.f)));  // NaN stays
   return scale_by_any_power(exponential_of_rest(at.r), at.n);
 }
 
-// e^x - 1 to 3e-7 of it: 2^n (e^r - 1) + 2^n - 1, by halves, of which none is infinite before the
-// sum is. The polynomial of degree 6 has the least error relative to e^r - 1: 1.3e-8.
+// e^x - 1 to 3e-7: 2^n (e^r - 1) + 2^n - 1. It is computed by halves, so that no part overflows
+// before the sum does. The polynomial of degree 6 has the least error relative to e^r - 1: 1.3e-8.
 inline Vec exponential_less_one(const Vec& x) {
   const Reduced at(at::vec::clamp(x, Vec(-20.f), Vec(89.f)));
   const Vec half = scale_by_power(Vec(1.f), at.n - Vec(1.f));  // 2^n itself is infinite for 128
@@ -60,9 +60,9 @@ inline Vec exponential_less_one(const Vec& x) {
   return result + result;
 }
 
-// log(1 + e^x) to 3e-7 of it: max(x, 0) + log(1 + t) with t = e^-|x|, which is 2 artanh(t / (2 +
-// t)): an odd polynomial with the least relative error, 4.5e-9. Source: the formula of
-// torch.nn.functional.softplus; above its threshold it is x to the last bit.
+// log(1 + e^x) to 3e-7: max(x, 0) + log(1 + t) with t = e^-|x|. log(1 + t) is 2 artanh(t / (2 +
+// t)), an odd polynomial with the least relative error, 4.5e-9. Source: the formula of
+// torch.nn.functional.softplus; above its threshold the result is x to the last bit.
 inline Vec softplus(const Vec& x) {
   const Vec t = exponential(x.abs().neg()), s = quotient(t, t + Vec(2.f)), square = s * s;
   Vec p(1.40093967e-1f);
@@ -72,11 +72,11 @@ inline Vec softplus(const Vec& x) {
   return at::vec::fmadd(s + s, p, at::vec::clamp_min(x, Vec(0.f)));
 }
 
-// 2^(x * factor), to 1e-7 of it besides the rounding of the product, and 1 + that; with AVX2 the
-// power is at least 2^-126 and at most an infinity. AVX-512 splits a power of two by itself, at any
-// size, so that neither clamps nor rounding are needed: 7 instructions. The polynomials are those
-// of degree 5 with 2^0 = 1 and the least error relative to 2^r: 8.2e-8 for r in [0, 1), 9.2e-8 for
-// |r| <= 1/2.
+// power_of_two is 2^(x * factor) to 1e-7, besides the rounding of the product. one_and_power_of_two
+// is 1 + that. With AVX2 the power is clamped to at least 2^-126 and at most infinity. AVX-512 has
+// instructions that split a power of two of any size, so it needs no clamp and no rounding: 7
+// instructions. The polynomials have degree 5, 2^0 = 1 and the least error relative to 2^r: 8.2e-8
+// for r in [0, 1), 9.2e-8 for |r| <= 1/2.
 #if defined(CPU_CAPABILITY_AVX512)
 inline Vec power_of_fraction(const Vec& r) {
   Vec p(1.86713008e-3f);
@@ -96,11 +96,11 @@ inline Vec one_and_power_of_two(const Vec& x, float factor) {
   return Vec(1.f) + power_of_two(x, factor);
 }
 #else
-// x * factor as the whole number next to it, whose power of two this is, and the rest, in four
-// instructions: a sum with 1.5 * 2^23 is rounded to whole numbers, and its last bits are that
-// number, to which the sum adds the bias of exponents.
+// Splits x * factor into the nearest whole number, whose power of two is `power`, and a rest, in
+// four instructions. Adding 1.5 * 2^23 rounds to a whole number, which is then in the last bits of
+// the sum. The addend also includes the bias of exponents.
 struct SplitPower {
-  Vec power, of_rest;  // of the rest, |r| <= 1/2, the polynomial
+  Vec power, of_rest;  // the polynomial of the rest, |r| <= 1/2
 
   SplitPower(const Vec& x, float factor) {
     const Vec least(std::min(-126.f / factor, 128.f / factor)),
@@ -115,7 +115,7 @@ struct SplitPower {
     }
   }
 
-  // The last 9 bits of each lane as a float's sign and exponent.
+  // Moves the last 9 bits of each lane to a float's sign and exponent.
   static Vec exponent_of(const Vec& x) {
 #if defined(CPU_CAPABILITY_AVX2)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
@@ -139,8 +139,8 @@ inline Vec one_and_power_of_two(const Vec& x, float factor) {
 }
 #endif
 
-// 2^x, and 0 where it is less than 2^-126: such numbers are denormal, for which Intel's cores need
-// assists. NaN stays.
+// 2^x, or 0 if it is less than 2^-126. Such numbers are denormal, for which Intel's cores need slow
+// assists. Keeps NaN.
 inline Vec power_or_zero(const Vec& x) {
   const Vec least(-126.f);
 #if defined(CPU_CAPABILITY_AVX512)
@@ -154,20 +154,19 @@ inline Vec power_or_zero(const Vec& x) {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7 of it, and to 1.3e-6 where e^-y counts for
-// more than 2^20.
+// x / (1 + e^-y), the product with a sigmoid: to 2.5e-7, and to 1.3e-6 if e^-y is more than 2^20.
 inline Vec times_sigmoid(const Vec& x, const Vec& y) {
   return quotient(x, one_and_power_of_two(y, -kLog2E));
 }
 
 inline Vec silu(const Vec& x) { return times_sigmoid(x, x); }
 
-// erf(x / sqrt(2)) / 2 to 3.4e-7 of it, as a quotient of polynomials. The clip is a number at which
-// it is 1/2 to the last bit. Source: the rational minimax fit of erf over [-4, 4] of XLA and Eigen.
+// erf(x / sqrt(2)) / 2 to 3.4e-7, as a quotient of polynomials. At kClip it is 1/2 to the last bit.
+// Source: the rational minimax fit of erf over [-4, 4] of XLA and Eigen.
 inline Vec half_erf(const Vec& x) {
   constexpr float kClip = 5.594f;
 #if defined(CPU_CAPABILITY_AVX512)
-  constexpr int kLeastWithSign = 2;  // of x and the clip, which a NaN becomes
+  constexpr int kLeastWithSign = 2;  // of |x| and kClip, with x's sign; of NaN kClip
   const Vec clipped = _mm512_range_ps(x, _mm512_set1_ps(kClip), kLeastWithSign);
 #else
   const Vec clipped = at::vec::clamp(x, Vec(-kClip), Vec(kClip));
@@ -184,11 +183,11 @@ inline Vec half_erf(const Vec& x) {
   return clipped * p / q;
 }
 
-// x (1 + erf(x / sqrt(2))) / 2; at::vec's, to 6e-8, has an e^x beside its division. What is far
-// below zero becomes zero. Source: the formula of torch.nn.functional.gelu.
+// x (1 + erf(x / sqrt(2))) / 2. at::vec's is accurate to 6e-8, but computes an e^x besides its
+// division. Far below zero the result is zero. Source: the formula of torch.nn.functional.gelu.
 inline Vec gelu(const Vec& x) { return x * (Vec(0.5f) + half_erf(x)); }
 
-// To 3.4e-7 of it.
+// To 3.4e-7.
 inline Vec erf(const Vec& x) {
   const Vec half = half_erf(x * Vec(1.41421356f));
   return Vec::blendv(half + half, x, x != x);
@@ -201,8 +200,8 @@ inline Vec gelu_tanh(const Vec& x) {
   return times_sigmoid(x, twice);
 }
 
-// To 2.5e-7 of it: 1 - 2 / (1 + e^2x), where it is not small; there an odd polynomial, the one with
-// the least relative error for |x| <= 0.625, 4.4e-9.
+// To 2.5e-7: 1 - 2 / (1 + e^2x) for large |x|. For |x| <= 0.625 it is the odd polynomial with the
+// least relative error, 4.4e-9.
 inline Vec tanh(const Vec& x) {
   constexpr float kSmall = 0.625f, kLarge = 20.f;  // where it is 1 to the last bit
   const Vec size = x.abs(), square = x * x, one(1.f);
@@ -217,7 +216,7 @@ inline Vec tanh(const Vec& x) {
 }
 
 // Source: the formula of torch.nn.functional.mish, x tanh(log(1 + e^x)), which is x n / (n + 2)
-// with n = e^x (e^x + 2): to 5e-7 of it, and to 2e-6 where that is less than 2^-20.
+// with n = e^x (e^x + 2): to 5e-7, and to 2e-6 where it is less than 2^-20.
 inline Vec mish(const Vec& x) {
   constexpr float kLarge = 20.f;  // where the quotient is 1 to the last bit
   const Vec two(2.f), power = power_or_zero(at::vec::clamp_max(x, Vec(kLarge)) * Vec(kLog2E));

@@ -1,4 +1,4 @@
-// The b channels of one pixel as SIMD vectors: at::vec at the width of the instruction set.
+// SIMD vectors for the b channels of one pixel: at::vec at the width of the instruction set.
 #pragma once
 
 #include <ATen/cpu/vec/functional.h>
@@ -14,8 +14,8 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 using Vec = at::vec::Vectorized<float>;
 inline constexpr std::int64_t kWidth = Vec::size();
 
-// Runs f(offset, count) over the lanes [0, block) in whole vectors, then the rest (block 4, or 8 on
-// AVX-512) in one part.
+// Calls f(offset, count) for the lanes [0, block): whole vectors first, then the rest (block 4, or
+// 8 on AVX-512) at once.
 template <typename F>
 inline void for_lanes(std::int64_t block, F&& f) {
   std::int64_t lane = 0;
@@ -41,7 +41,7 @@ inline void store_lanes(const Vec& value, float* dst) {
   value.store(dst, kLanes);
 }
 
-// All bits in the first `count` lanes. at::vec would copy as many floats, by a call.
+// All bits set in the first `count` lanes. at::vec would call a function that copies floats.
 inline Vec lanes_mask(std::int64_t count) {
   struct Bits {
     std::int32_t values[2 * kWidth];
@@ -54,10 +54,9 @@ inline Vec lanes_mask(std::int64_t count) {
   return Vec::loadu(kBits.values + kWidth - count);
 }
 
-// What at::vec lacks, in intrinsics; no other kernel source has any but amx.cpp, which is for one
-// set.
+// Operations that at::vec lacks, in intrinsics.
 
-// x * 2^n for whole n in [-126, 127]; for 128 AVX2 gives an infinity.
+// x * 2^n for whole n in [-126, 127]. For 128 AVX2 gives infinity.
 inline Vec scale_by_power(const Vec& x, const Vec& n) {
 #if defined(CPU_CAPABILITY_AVX512)
   return _mm512_scalef_ps(x, n);
@@ -75,12 +74,12 @@ inline Vec scale_by_power(const Vec& x, const Vec& n) {
 #endif
 }
 
-// x / y to 2 units in the last place, for y that is no denormal and above 2^126 only if infinite. A
-// division takes as long as 8 to 16 FMAs.
+// x / y to 2 units in the last place. y must not be denormal, nor above 2^126 unless it is
+// infinite. A division would take as long as 8 to 16 FMAs.
 inline Vec quotient(const Vec& x, const Vec& y) {
 #if defined(CPU_CAPABILITY_AVX512)
   const __m512 guess = _mm512_rcp14_ps(y), one = _mm512_set1_ps(1.f);
-  // One step of Newton's method, but not from 1 / infinity, which is 0 already.
+  // One step of Newton's method, except for 1 / infinity, which is exactly 0 already.
   const __mmask16 finite = _mm512_cmp_ps_mask(guess, _mm512_setzero_ps(), _CMP_NEQ_UQ);
   const __m512 error = _mm512_fnmadd_ps(y, guess, one);
   return x * Vec(_mm512_mask_fmadd_ps(guess, finite, error, guess));
@@ -91,7 +90,7 @@ inline Vec quotient(const Vec& x, const Vec& y) {
 
 using Index = at::vec::Vectorized<std::int32_t>;
 
-// Lane i is lane index[i] of x, or of `kept` lane i where index[i] is negative.
+// Lane i is lane index[i] of x, or lane i of `kept` if index[i] is negative.
 inline Vec permute(const Vec& x, const Index& index, const Vec& kept) {
 #if defined(CPU_CAPABILITY_AVX512)
   const __mmask16 taken = ~_mm512_movepi32_mask(index);
@@ -120,11 +119,11 @@ inline Vec permute(const Vec& x, const Index& index) {
 #endif
 }
 
-// Lane i is the sum of the lanes of rows[i]: a tree of sums of two halves, where each row by itself
-// would take five shuffles and sums. Rows are summed in the same order everywhere.
+// Lane i is the sum of the lanes of rows[i]. A tree sums the halves of several rows at once; a
+// single row would take five shuffles and sums. All rows are summed in the same order.
 inline Vec lane_sums(const Vec (&rows)[kWidth]) {
 #if defined(CPU_CAPABILITY_AVX512)
-  __m512 fours[4];  // of rows [4 i, 4 i + 4), their sums over each quarter
+  __m512 fours[4];  // the sums over each quarter of rows [4 i, 4 i + 4)
   for (int i = 0; i < 4; ++i) {
     const auto pair = [&](int first) {
       const __m512 a = rows[4 * i + first], b = rows[4 * i + first + 1];
@@ -161,8 +160,8 @@ inline Vec lane_sums(const Vec (&rows)[kWidth]) {
 #endif
 }
 
-// Makes x once and keeps it: left to itself, GCC loads it anew for each use, and the loads then
-// take as long as the FMAs.
+// Keeps x in a register. Otherwise GCC loads it again for each use, and the loads take as long as
+// the FMAs.
 inline Vec in_register(const Vec& x) {
 #if defined(CPU_CAPABILITY_AVX512)
   __m512 value = x;
@@ -181,7 +180,7 @@ inline bool is_aligned(const float* address) {
   return reinterpret_cast<std::uintptr_t>(address) % sizeof(Vec) == 0;
 }
 
-// Writes past the cache; `dst` must be aligned. stream_fence() before another thread reads it.
+// Writes past the cache. `dst` must be aligned. Call stream_fence() before another thread reads it.
 inline void stream(const Vec& value, float* dst) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm512_stream_ps(dst, value);

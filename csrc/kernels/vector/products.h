@@ -1,5 +1,5 @@
-// What products of matrices multiply: policies for float32, and for bfloat16 and words, of which
-// one 32-bit product sums those of kChannels inputs.
+// Policies of matrix products for float32, bfloat16 and words. With bfloat16 and words one 32-bit
+// operation sums the products of kChannels inputs.
 #pragma once
 
 #include <limits>
@@ -32,7 +32,7 @@ struct Bfloats {
   }
 };
 
-// Sums are integers, which must stay within 32 bits.
+// Sums are integers and must stay within 32 bits.
 struct WordPairs {
   using Number = std::int16_t;
   using Weights = Index;

@@ -1,5 +1,5 @@
-// One lane of a register tile: kRows x kVectors sums grow by the products of a number of each row
-// with that lane's weights.
+// One lane of a register tile: adds to kRows x kVectors sums the products of one number of each row
+// and that lane's weights.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@ template <typename Sum, int kRows, int kVectors>
 struct Sums {
   Sum values[kRows * kVectors];
 
-  // Never constructed without values: GCC would clear them in memory, and leave them there.
+  // Always constructed with values: otherwise GCC clears them in memory and leaves them there.
   template <int... i>
   TORCH_BLOCKED_INLINE Sums(const Sum* start, std::integer_sequence<int, i...>)
       : values{start[i % kVectors]...} {}
@@ -25,11 +25,11 @@ struct Sums {
 };
 
 #if defined(CPU_CAPABILITY_AVX2)
-// AVX2's 16 registers are just enough for 12 sums, 3 vectors of weights and one number. GCC reads
-// weights from memory again for each product instead, or keeps a sum there once several lanes are
-// unrolled, so it gets the instructions of a row: 20 a lane, where a loop of single lanes has 26.
-// A tile of 4 x 3 sums and 64 lanes takes 403 and 405 cycles on a Zen 3 so, of which the FMAs need
-// 384; in seconds in which other guests of the host slow the core down, 480 and 600.
+// AVX2's 16 registers are just enough for 12 sums, 3 vectors of weights and one number. But GCC
+// reads weights from memory again for each product, or keeps a sum in memory once several lanes are
+// unrolled. So the instructions of a row are written out: 20 a lane, where a loop of single lanes
+// has 26. A tile of 4 x 3 sums and 64 lanes takes 403 and 405 cycles on a Zen 3; the FMAs alone
+// need 384. While other guests of the host slow the core down, it is 480 and 600.
 TORCH_BLOCKED_INLINE inline void add_products(const float* number, const __m256 (&weights)[3],
                                               Vec* sums) {
   __m256 x, a = sums[0], b = sums[1], c = sums[2];
@@ -73,11 +73,11 @@ template <typename Products>
 constexpr bool kHasRows = false;
 #endif
 
-// Lanes that are worth unrolling.
+// How many lanes are worth unrolling.
 template <typename Products>
 constexpr int kUnrolledLanes = kHasRows<Products> ? kWidth : 1;
 
-// Of weights that come later: the lines that kLanes lanes are to prefetch, each `share` numbers.
+// Prefetches the lines of later weights for kLanes lanes, `share` numbers for each.
 template <int kLanes, typename Number>
 TORCH_BLOCKED_INLINE inline void prefetch_share(const Number* ahead, std::int64_t share) {
   constexpr std::int64_t kLine = 64 / sizeof(Number);
@@ -96,7 +96,7 @@ struct EvenRows {
   TORCH_BLOCKED_INLINE const Number* operator()(int i) const { return first + i * step; }
 };
 
-// sums[i, j] += *row(i) * weights[j], of a vector
+// sums[i, j] += *row(i) * weights[j], where weights[j] is a vector
 template <typename Products, int kRows, int kVectors, typename Row>
 TORCH_BLOCKED_INLINE inline void add_lane(const Row& row, const typename Products::Number* weights,
                                           typename Products::Sum* sums) {

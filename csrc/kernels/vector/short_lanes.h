@@ -1,6 +1,6 @@
-// Vectors of 32 bits that hold short numbers: four bytes, two words or two bfloat16. As of lanes.h,
-// what at::vec lacks is in intrinsics here, and in instructions where the sources are not compiled
-// for CPUs that all have them.
+// Vectors whose lanes of 32 bits hold short numbers: four bytes, two words or two bfloat16. As in
+// lanes.h, operations that at::vec lacks are written in intrinsics. They are in inline assembly if
+// some CPUs of the instruction set lack the instruction.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,14 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
-// 32 bits in all lanes.
+// The 32 bits at src in all lanes.
 inline Index repeat_bits(const void* src) {
   std::int32_t bits;
   std::memcpy(&bits, src, sizeof bits);
   return Index(bits);
 }
 
-// Lane i is number lanes[i] of the 32-bit numbers at src: of the 16 bytes there, or on AVX2 of 8
-// where kBytes is that.
+// Lane i is number lanes[i] of the 32-bit numbers at src. kBytes are read: 16, or on AVX2 also 8.
 template <int kBytes>
 inline Index spread_bits(const void* src, const Index& lanes) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -43,8 +42,8 @@ inline Index spread_bits(const void* src, const Index& lanes) {
 
 inline Vec to_floats(const Index& x) { return at::vec::convert_to_fp_of_same_size<float>(x); }
 
-// sum + the products of four unsigned and four signed bytes in each lane, exactly: needs VNNI, but
-// in the default set.
+// sum + the products of four unsigned and four signed bytes in each lane, exactly. It needs VNNI,
+// except in the default set.
 inline Index dot_bytes(const Index& sum, const Index& unsigned_bytes, const Index& signed_bytes) {
 #if defined(CPU_CAPABILITY_AVX512)
   __m512i result = sum;
@@ -87,7 +86,7 @@ inline Index dot_words(const Index& sum, const Index& x, const Index& y) {
 #endif
 }
 
-// The same by one instruction: needs VNNI.
+// The same by one instruction. It needs VNNI.
 inline Index dot_words_vnni(const Index& sum, const Index& x, const Index& y) {
 #if defined(CPU_CAPABILITY_AVX512)
   __m512i result = sum;
@@ -106,13 +105,13 @@ inline Index dot_words_vnni(const Index& sum, const Index& x, const Index& y) {
 #endif
 }
 
-// The upper halves of 32 bits, and the lower, as the float32 that bfloat16 are the upper halves of.
+// The upper, or the lower, bfloat16 of each lane as float32.
 inline Vec upper_bfloats(const Index& x) {
   return at::vec::cast<float>(x & Index(static_cast<std::int32_t>(0xffff0000u)));
 }
 inline Vec lower_bfloats(const Index& x) { return at::vec::cast<float>(x << Index(16)); }
 
-// sum + the products of two bfloat16 in each lane; on AVX-512 it needs avx512_bf16, which counts
+// sum + the products of two bfloat16 in each lane. On AVX-512 it needs avx512_bf16, which treats
 // denormals as 0.
 inline Vec dot_bfloats(const Vec& sum, const Index& x, const Index& y) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -166,7 +165,7 @@ inline Vec load_bfloats(const std::uint16_t* src) {
 #endif
 }
 
-// `count` of a vector of bfloat16, as lanes.h has it for float32.
+// Loads and stores `count` lanes of bfloat16, as lanes.h does for float32.
 inline Vec load(const std::uint16_t* src, std::int64_t count) {
   if (count == kWidth) return load_bfloats(src);
   std::array<std::uint16_t, kWidth> lanes{};
@@ -192,7 +191,7 @@ inline void store_lanes(const Vec& value, std::uint16_t* dst) {
   store_bfloats(value, dst);
 }
 
-// The nearest words, of values that are in their range.
+// Stores the nearest words. The values must be in their range.
 inline void store_words(const Vec& x, std::int16_t* dst) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst),
@@ -211,8 +210,7 @@ inline void store_words(const Vec& x, std::int16_t* dst) {
 #endif
 }
 
-// Four pixels of kWidth bytes that follow each other, as four bytes for each lane: needs VBMI on
-// AVX-512.
+// Four adjacent pixels of kWidth bytes, as four bytes for each lane. On AVX-512 it needs VBMI.
 inline Index pixel_quads(const std::uint8_t* src) {
 #if defined(CPU_CAPABILITY_AVX512)
   alignas(64) static constexpr auto kOrder = [] {
@@ -238,7 +236,7 @@ inline Index pixel_quads(const std::uint8_t* src) {
 #endif
 }
 
-// Two pixels of kWidth bytes that follow each other, as two words for each lane.
+// Two adjacent pixels of kWidth bytes, as two words for each lane.
 inline Index pixel_pairs(const std::uint8_t* src) {
 #if defined(CPU_CAPABILITY_AVX512)
   const auto* pixels = reinterpret_cast<const __m128i*>(src);
@@ -256,7 +254,7 @@ inline Index pixel_pairs(const std::uint8_t* src) {
 }
 
 #if defined(CPU_CAPABILITY_AVX512)
-// A table of 256 bytes in four registers, for 64 at a time: needs VBMI.
+// A table of 256 bytes in four registers, which looks up 64 bytes at a time. It needs VBMI.
 class BytesOfTable {
  public:
   explicit BytesOfTable(const std::uint8_t* table) {
@@ -292,7 +290,8 @@ inline Index nearest(const Vec& x) {
 #endif
 }
 
-// Four vectors of integers, one after the other, as bytes between those of `least` and `most`.
+// Stores four vectors of integers, one after the other, as bytes bounded by those of `least` and
+// `most`.
 inline void store_quad(const Index& a, const Index& b, const Index& c, const Index& d,
                        const Index& least, const Index& most, std::uint8_t* dst) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -321,7 +320,7 @@ inline void store_quad(const Index& a, const Index& b, const Index& c, const Ind
 #endif
 }
 
-// The nearest integers, ties to even, of values in [0, 255].
+// Stores the nearest integers, ties to even. The values must be in [0, 255].
 inline void store_bytes(const Vec& x, std::uint8_t* dst) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

@@ -1,5 +1,4 @@
-// The transform of the products of a Winograd convolution to dst, and what happens to an output
-// then.
+// Transforms the products of a Winograd convolution to dst and applies the epilogue.
 #pragma once
 
 #include "kernels/dots/dot_ends.h"
@@ -7,13 +6,13 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
-// What happens to an output on its way to dst, of which it is number `at`. A `Stored` kind of it is
-// made for a vector of channels from `channel` on, `count` of which there are.
+// The following `Stored` classes finish and store outputs. One is made for a vector of channels
+// from `channel` on, of which `count` exist. An output is stored as number `at` of dst.
 
-// Numbers of dst, with a zero tail.
+// Stores numbers of dst, with a zero tail.
 template <typename Number>
 struct Stores {
-  Vec bias, lanes;  // lanes: all bits of the channels there are, none of the tail
+  Vec bias, lanes;  // lanes: a mask without the tail
   Number* dst;
   bool stream;
 
@@ -30,7 +29,7 @@ struct Stores {
     }
     store_lanes<kLanes>(value & lanes, dst + at);
   }
-  // Of pixels that are `step` numbers apart.
+  // Stores pixels that are `step` numbers apart.
   template <int kLanes, int kCount>
   TORCH_BLOCKED_INLINE void store_row(const Vec (&values)[kCount], std::int64_t at,
                                       std::int64_t step) const {
@@ -47,8 +46,8 @@ struct Stores {
   }
 };
 
-// A residual and bounds, or less: all that there is of most epilogues. Where functions are called,
-// no sum stays in a register: 64@56 of bfloat16 takes 205 us so, 233 with all kinds of epilogues.
+// An epilogue of at most a residual and bounds, as most are. It calls no functions, so sums stay in
+// registers: 64@56 of bfloat16 takes 205 us, and 233 with all kinds of epilogues.
 template <typename Number>
 struct Bounded {
   static constexpr bool kInTwo = false;
@@ -77,7 +76,8 @@ struct Bounded {
     const Vec sums[] = {sum};
     put_row<kLanes>(sums, at, 0);
   }
-  // Of pixels that are `step` numbers apart: what is asked for each pixel else is asked once.
+  // Finishes pixels that are `step` numbers apart. The conditions are tested once for all of
+  // them.
   template <int kLanes, int kCount>
   TORCH_BLOCKED_INLINE void put_row(const Vec (&sums)[kCount], std::int64_t at,
                                     std::int64_t step) const {
@@ -97,7 +97,8 @@ struct Bounded {
   }
 };
 
-// values [outputs, kLanes] = activation(values + bias). Never inlined: each kind is a loop.
+// values [outputs, kLanes] = activation(values + bias). Never inlined: each kind of activation is a
+// loop.
 template <typename Number, int kLanes>
 [[gnu::noinline]] void activate_outputs(const Activation& activation, const Vec& bias,
                                         float* values, std::int64_t count) {
@@ -110,7 +111,7 @@ template <typename Number, int kLanes>
                       });
 }
 
-// Any epilogue, whose first activation is that of all outputs of a tile at once.
+// Any epilogue. Its first activation is applied to all outputs of a tile at once.
 template <typename Number>
 struct Finished {
   static constexpr bool kInTwo = true;
@@ -133,7 +134,7 @@ struct Finished {
   }
 };
 
-// Of fixed point.
+// Fixed point: scales the sums first.
 template <typename Stored>
 struct Scaled {
   static constexpr bool kInTwo = Stored::kInTwo;
@@ -163,7 +164,7 @@ struct Scaled {
   }
 };
 
-// Bytes that bounds make of sums.
+// Converts sums to bytes by bounds alone.
 struct BoundedBytes {
   static constexpr bool kInTwo = false;
   const DotChannels& channels;
@@ -185,7 +186,7 @@ struct BoundedBytes {
   void put(const Vec& sum, std::int64_t at) const {
     store_bytes(bounded(channels, value(sum, at)), dst + at);
   }
-  // Four pixels that follow each other.
+  // Stores four adjacent pixels.
   template <int kLanes>
   void put_row(const Vec (&sums)[4], std::int64_t at, std::int64_t) const {
     if (!channels.is_small) {
@@ -198,7 +199,7 @@ struct BoundedBytes {
   }
 };
 
-// Bytes or float32 that a general end makes of sums.
+// Converts sums to bytes or float32 by a general end.
 struct EndedBytes {
   static constexpr bool kInTwo = true;
   const WinogradDst& to;
@@ -220,7 +221,7 @@ struct EndedBytes {
   }
 };
 
-// Where one tile's outputs go: planes x rows x columns of them are inside dst, from `at` on.
+// Where one tile's outputs go: planes x rows x columns of them lie inside dst, from `at` on.
 template <typename T, int kLanes, typename Stored>
 struct DstTile {
   std::int64_t at;
@@ -239,14 +240,14 @@ struct DstTile {
     if (columns >= T::Width::kM) {
       return stored.template put_row<kLanes>(values, begin, steps.pixel);
     }
-    // Indices are constants, or the values would not be in registers.
+    // Constant indices keep the values in registers.
     unrolled<T::Width::kM>([&]<int i>() {
       if (i < columns) stored.template put<kLanes>(values[i], begin + i * steps.pixel);
     });
   }
 };
 
-// The outputs of a tile on their own.
+// The outputs of a tile in memory of their own.
 template <typename T, int kLanes>
 struct Outputs {
   alignas(64) float values[T::Depth::kM][T::Height::kM][T::Width::kM][kLanes];
@@ -258,9 +259,9 @@ struct Outputs {
   }
 };
 
-// Columns first, whose results wait in memory, 24 vectors of F(4, 3): so M is read once, in 3-D
-// once for each plane, and rows are put as such. Inlined and unrolled, but as loops: of functions
-// for each index GCC keeps fewer vectors in registers.
+// Transforms the columns first and keeps their results in memory, 24 vectors for F(4, 3). So M is
+// read once (in 3-D once for each plane), and whole rows are stored. It uses inlined, unrolled
+// loops: with a function for each index GCC keeps fewer vectors in registers.
 template <typename T, int kLanes, int plane, typename To>
 TORCH_BLOCKED_INLINE inline void dst_plane(const float* m, To& to) {
   using Height = typename T::Height;
@@ -294,15 +295,15 @@ TORCH_BLOCKED_INLINE inline void dst_plane(const float* m, To& to) {
   }
 }
 
-// A^T M A of kLanes channels of one tile.
+// A^T M A for kLanes channels of one tile.
 template <typename T, int kLanes, typename To>
 TORCH_BLOCKED_INLINE inline void dst_tile(const float* m, To& to) {
   unrolled<T::Depth::kM>([&]<int plane>()
                              TORCH_BLOCKED_INLINE { dst_plane<T, kLanes, plane>(m, to); });
 }
 
-// The same by way of an array. With an epilogue for each of the 32 outputs of a 3-D tile the code
-// would be 70 KB, more than L1 holds, and take twice as long.
+// The same through an array. With an inlined epilogue for each of the 32 outputs of a 3-D tile the
+// code would be 70 KB, which is more than L1 holds, and take twice as long.
 template <typename T, int kLanes, typename Stored>
 inline void dst_tile_in_two(const float* m, const DstTile<T, kLanes, Stored>& to) {
   Outputs<T, kLanes> outputs;
@@ -321,7 +322,7 @@ inline void dst_tile_in_two(const float* m, const DstTile<T, kLanes, Stored>& to
   }
 }
 
-// Where vectors of output channels of a group go.
+// The `Stored` objects of a group's vectors of output channels.
 template <typename Stored, int kLanes>
 auto stored_of(const WinogradShape& shape, const WinogradDst& to, std::int64_t first) {
   const auto of = [&](std::int64_t channel) {
@@ -333,7 +334,8 @@ auto stored_of(const WinogradShape& shape, const WinogradDst& to, std::int64_t f
   }(std::make_integer_sequence<int, kGroupChannels / kLanes>());
 }
 
-// All vectors of a tile before the next: they share the cache lines of M, which lies in L2.
+// Transforms all vectors of a tile before the next tile, because they share the cache lines of M,
+// which is in L2.
 template <typename T, int kLanes, typename Stored>
 [[gnu::flatten]] void transform_dst(const WinogradShape& shape, WinogradTiles tiles,
                                     std::int64_t group, const float* m, const WinogradDst& to) {

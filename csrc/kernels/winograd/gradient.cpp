@@ -6,7 +6,7 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace winograd {
 namespace {
 
-// Kernels of one tap along depth.
+// Tiles for kernels of one tap along depth.
 using T = Tile<F1, F4, F4>;
 using Plane = F4;
 
@@ -14,14 +14,14 @@ std::int64_t slab_stride(std::int64_t channels, std::int64_t slab) {
   return slab * round_up(channels, kWidth) + kLine<float>;
 }
 
-// Clears what tiles of a vector of channels leave of a slab.
+// Clears the part of a slab that the tiles of a vector of channels do not fill.
 inline void clear_rest(std::int64_t tiles, std::int64_t slab, std::int64_t stride, float* to) {
   for (std::int64_t position = 0; position < T::kPositions; ++position) {
     std::fill(to + position * stride + tiles * kWidth, to + position * stride + slab * kWidth, 0.f);
   }
 }
 
-// Where a vector of channels begins, and one image after the other.
+// Where a vector of channels begins, and the distance between images.
 struct Channels {
   const float* first;
   std::int64_t image;
@@ -47,7 +47,7 @@ struct Channels {
   }
 }
 
-// A diff_dst A^T of one vector of channels of one tile.
+// A diff_dst A^T for one vector of channels of one tile.
 inline void diff_dst_tile(const float* diff, std::int64_t row_stride, std::int64_t pixel_stride,
                           float* d, std::int64_t stride) {
   Vec t[Plane::kTile][Plane::kM];

@@ -18,8 +18,8 @@ using SumsOf = Sums<typename Products::Sum, kTiles, kVectors>;
 template <typename Products>
 constexpr bool kIsWhole = std::is_same_v<typename Products::Sum, Index>;
 
-// sums += v u, kLanes at a time, of which there is a multiple. Prefetches `share` numbers from
-// `ahead` on with each row of u.
+// sums += v u, kLanes input channels at a time, of which there is a multiple. Prefetches `share`
+// numbers from `ahead` on with each row of u.
 template <int kLanes, typename Products, int kTiles, int kVectors>
 TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
                                             const typename Products::Number* u, std::int64_t ic,
@@ -28,7 +28,7 @@ TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
                                             SumsOf<Products, kTiles, kVectors>& sums) {
   constexpr int kRow = kVectors * kWidth * Products::kChannels;
   constexpr int kStep = kLanes * Products::kChannels;
-  // Where Products::kSumVectors, the sums of the vectors before.
+  // With Products::kSumVectors: the sums of the vectors before.
   [[maybe_unused]] SumsOf<Products, kTiles, kVectors> total = sums;
   for (; ic > 0; ic -= kWidth, v += kTiles * kWidth) {
     const auto add_lanes = [&](const auto* lane) TORCH_BLOCKED_INLINE {
@@ -55,9 +55,9 @@ TORCH_BLOCKED_INLINE inline void add_inputs(const typename Products::Number* v,
   if constexpr (Products::kSumVectors) sums = total;
 }
 
-// v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kVectors * kWidth] = v u,
-// `m_step` floats from tile to tile; u of 16 bits is [ic / 2, kVectors * kWidth, 2]. To m that
-// `is_begun` it is added. In fixed point each tile has a scale.
+// v [IC vectors, kTiles, kWidth], u [ic, kVectors * kWidth] -> m [kTiles, kVectors * kWidth] = v u.
+// Tiles of m lie `m_step` floats apart. u of 16 bits is [ic / 2, kVectors * kWidth, 2]. If m
+// `is_begun`, the product is added. In fixed point each tile has a scale.
 template <typename Products, int kTiles, int kVectors, typename Number = Products::Number>
 void multiply(const Number* v, const Number* u, float* m, std::int64_t ic, const Number* ahead,
               std::int64_t share, bool is_begun, const float* scales, std::int64_t m_step) {
@@ -118,7 +118,7 @@ void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std:
   const auto* scales =
       reinterpret_cast<const float*>(v + positions * v_stride<Products>(shape.ic, tiles));
   u += first_channel * weights.count * rows;
-  // After the last position come the next group's weights.
+  // The next group's weights follow the last position.
   const auto u_of = [&](std::int64_t position) {
     const std::int64_t number =
         position < positions ? weights.of[static_cast<std::size_t>(position)] : weights.count;
@@ -127,11 +127,12 @@ void winograd_multiply(const WinogradShape& shape, PositionWeights weights, std:
   const std::int64_t share =
       ceil_div(channels * Products::kChannels, ceil_div(tiles, Products::kTiles));
   for (std::int64_t position = 0; position < positions; ++position) {
-    // One position's U stays in L1 or L2 for all groups of tiles, of which each prefetches its
-    // share of the next position's. Without prefetching the first group waits for U while memory
-    // idles during the others; where the first prefetches all, it waits too, for lines that come
-    // more slowly than products are made. On Zen 3, U from memory, 256@14 takes 1.00 ms with
-    // it, 1.16 where the first prefetches all; 512@28 11.6 and 12.5.
+    // One position's U stays in L1 or L2 for all groups of tiles. Each group prefetches its
+    // share of the next position's U. Without prefetching the first group waits for U, and
+    // memory idles during the others. If the first group prefetched all of it, it would wait
+    // too, because lines come more slowly than products are made. On a Zen 3 with U from
+    // memory, 256@14 takes 1.00 ms like this and 1.16 if the first group prefetches all; 512@28
+    // takes 11.6 and 12.5.
     const Number *own = u_of(position), *ahead = u_of(position + 1);
     for_groups(tiles, Products::kTiles, [&](std::int64_t first, std::int64_t count) {
       const auto& of_tiles = kMultiply<Products>[static_cast<std::size_t>(count - 1)];

@@ -1,5 +1,4 @@
-// The transforms of src of short numbers: of bytes two tiles at a time, and of bfloat16 in fixed
-// point.
+// Transforms src of short numbers: bytes two tiles at a time, and bfloat16 in fixed point.
 #pragma once
 
 #include "kernels/winograd/src.h"
@@ -8,30 +7,30 @@ namespace torch_blocked::kernels::CPU_CAPABILITY::winograd {
 
 // ---- bytes ----
 
-// Rows of a transform that are worked out together: they share sums.
+// Rows of a transform that are computed together because they share sums.
 template <int... rows>
 struct Rows {};
 
 template <typename... passes>
 struct Passes {};
 
-// Those of WholeF4. All at once take more registers than there are.
+// The passes of WholeF4. All rows at once would take more registers than there are.
 using BytePasses = Passes<Rows<0>, Rows<1, 2>, Rows<3, 4>, Rows<5>>;
 
-// Numbers from one row to the next of a tile whose pixels follow each other. With the step of
-// pixels a constant, the addresses of a tile of 6 x 6 are 6 in registers; as variables most of the
-// 36 lie in memory, which took a third of the time.
+// The steps of a tile whose pixels are adjacent. Because the step of pixels is a constant, the
+// addresses of a tile of 6 x 6 take 6 registers. With variables most of the 36 addresses lay in
+// memory, which took a third of the time.
 struct TileSteps {
   static constexpr std::int64_t pixel = kWidth;
   std::int64_t row;
 };
 
-// kWidth words of a pixel, and of two. Vectors of GCC, which keeps their arrays in registers; those
-// of a class of them it does not.
+// kWidth words of a pixel, and of two pixels. These are GCC's vectors: it keeps arrays of them in
+// registers, but not arrays of a class of vectors.
 using PixelWords [[gnu::vector_size(2 * kWidth)]] = std::int16_t;
 using PairWords [[gnu::vector_size(4 * kWidth)]] = std::int16_t;
 
-// Bytes of a pixel as words, or of two.
+// Loads the bytes of a pixel as words.
 TORCH_BLOCKED_INLINE inline PixelWords load_words(const std::uint8_t* src) {
   using Bytes [[gnu::vector_size(kWidth)]] = std::uint8_t;
   Bytes bytes;
@@ -44,7 +43,7 @@ TORCH_BLOCKED_INLINE inline void put_words(const Words& words, std::int16_t* dst
   std::memcpy(dst, &words, sizeof words);
 }
 
-// Bytes of a pixel of each of two tiles as words.
+// Loads the bytes of one pixel of each of two tiles as words.
 TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
                                                  const std::uint8_t* next) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -59,7 +58,7 @@ TORCH_BLOCKED_INLINE inline PairWords load_words(const std::uint8_t* src,
 #endif
 }
 
-// Words of the pixels of a tile, and of those of two, all from the first pixel on.
+// Load words of a tile's pixels, or of two tiles' pixels, by their offset from the first pixel.
 struct OneTile {
   const std::uint8_t* src;
 
@@ -118,7 +117,7 @@ inline bool is_inside(const WinogradShape& shape, const Corner& at) {
          inside(2, at.w, T::Width::kTile);
 }
 
-// A tile of an image with padding around it, [rows, pixels, kWidth].
+// Copies a tile of an image with padding around it, [rows, pixels, kWidth].
 template <typename T>
 void padded_tile(const WinogradShape& shape, const std::uint8_t* image, const Corner& at,
                  std::uint8_t* tile) {
@@ -136,7 +135,7 @@ void padded_tile(const WinogradShape& shape, const std::uint8_t* image, const Co
 template <typename T>
 inline constexpr TileSteps kPaddedSteps{T::Width::kTile * kWidth};
 
-// B^T src B of a vector of one tile.
+// B^T src B for a vector of one tile.
 template <typename T>
 inline void src_tile(const WinogradShape& shape, const std::uint8_t* image, const Walk<T>& at,
                      std::int16_t* v, std::int64_t stride) {
@@ -150,7 +149,7 @@ inline void src_tile(const WinogradShape& shape, const std::uint8_t* image, cons
   src_words<T>(OneTile{padded}, kPaddedSteps<T>, v, stride);
 }
 
-// The same of two tiles, which follow each other in V.
+// The same for two tiles, which are adjacent in V.
 template <typename T>
 inline void src_tiles(const WinogradShape& shape, const std::array<const std::uint8_t*, 2>& images,
                       const std::array<Walk<T>, 2>& at, std::int16_t* v, std::int64_t stride) {
@@ -166,7 +165,7 @@ inline void src_tiles(const WinogradShape& shape, const std::array<const std::ui
   src_words<T>(TwoTiles{padded[0], padded[1]}, kPaddedSteps<T>, v, stride);
 }
 
-// B^T src B of bytes, whose words fill a vector with two tiles.
+// B^T src B for bytes. The words of two tiles fill a vector.
 template <typename T, typename Products>
 [[gnu::flatten]] void transform_byte_src(const WinogradShape& shape, WinogradTiles tiles,
                                          const std::uint8_t* src, std::int16_t* v) {
@@ -195,7 +194,7 @@ template <typename T, typename Products>
 
 // ---- fixed point ----
 
-// The float32 of the largest of lanes that are bits of bfloat16 without signs.
+// The largest of lanes that are bits of bfloat16 without signs, as float32.
 inline float largest_bfloat(const PairWords& bits) {
 #if defined(CPU_CAPABILITY_AVX512)
   const auto all = reinterpret_cast<__m512i>(bits);
@@ -205,7 +204,7 @@ inline float largest_bfloat(const PairWords& bits) {
   const auto two = reinterpret_cast<__m256i>(bits);
 #endif
   const __m128i one = _mm_max_epi16(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
-  // There is an instruction for the least of eight: of all ones less these.
+  // There is an instruction for the least of eight, so it runs on the complement.
   const __m128i least = _mm_minpos_epu16(_mm_xor_si128(one, _mm_set1_epi16(-1)));
   const std::uint32_t wide = (~static_cast<std::uint32_t>(_mm_cvtsi128_si32(least)) & 0xffff) << 16;
   float value;
@@ -213,8 +212,8 @@ inline float largest_bfloat(const PairWords& bits) {
   return value;
 }
 
-// The larger of each lane of `most` and the absolute value of bfloat16 at src, as their bits, whose
-// order is that of the values.
+// Sets each lane of `most` to the larger of itself and the absolute value of the bfloat16 at src.
+// It compares their bits, which have the order of the values.
 template <typename Words>
 TORCH_BLOCKED_INLINE inline void take_larger(Words& most, const std::uint16_t* src) {
   Words bits;
@@ -223,7 +222,7 @@ TORCH_BLOCKED_INLINE inline void take_larger(Words& most, const std::uint16_t* s
   most = most > bits ? most : bits;
 }
 
-// The same of `pixels` of a row, two at a time, the last but one twice where they are odd.
+// The same for kPixels pixels of a row, two at a time. If their number is odd, one is taken twice.
 template <int kPixels>
 TORCH_BLOCKED_INLINE inline void take_row(PairWords& most, const std::uint16_t* row) {
   if constexpr (kPixels == 1) {
@@ -239,7 +238,7 @@ TORCH_BLOCKED_INLINE inline void take_row(PairWords& most, const std::uint16_t* 
   }
 }
 
-// The same of [IC vectors, rows, kPixels, kWidth].
+// The same for [IC vectors, rows, kPixels, kWidth].
 template <int kPixels>
 void take_pixels(PairWords& most, const std::uint16_t* src, std::int64_t vectors,
                  std::int64_t vector_step, std::int64_t rows, std::int64_t row_step) {
@@ -248,7 +247,7 @@ void take_pixels(PairWords& most, const std::uint16_t* src, std::int64_t vectors
   }
 }
 
-// The largest absolute value in a tile; NaN if one is.
+// The largest absolute value in a tile; NaN if any value is NaN.
 template <typename T>
 float largest_value(const WinogradShape& shape, const std::uint16_t* image, const Corner& at) {
   static_assert(T::Height::kTile == 6 && T::Width::kTile == 6);
@@ -267,16 +266,16 @@ float largest_value(const WinogradShape& shape, const std::uint16_t* image, cons
   return largest_bfloat(most);
 }
 
-// What the products of a tile are multiplied by, where its largest value makes the largest word:
-// NaN where values are none or infinite, so that all outputs of the tile are NaN. What is as small
-// as almost denormal counts as 0.
+// The factor of a tile's products, if its largest value becomes the largest word. It is NaN if a
+// value is NaN or infinite, so that all outputs of the tile are NaN. Almost denormal values count
+// as 0.
 inline float tile_scale(float largest, float largest_word) {
   constexpr float kSmall = 1e-33f;
   if (!std::isfinite(largest)) return std::nanf("");
   return largest > kSmall ? largest / largest_word : 0;
 }
 
-// Where words of a tile go, which are made by `factor`.
+// Stores the words of a tile, which are values times `factor`.
 template <typename T>
 struct FixedPositions {
   std::int16_t* v;
@@ -290,8 +289,7 @@ struct FixedPositions {
   }
 };
 
-// The same as transform_src in fixed point: V ends with what the products of each tile are
-// multiplied by.
+// transform_src in fixed point. V ends with the factor of each tile's products.
 template <typename T, typename Products>
 [[gnu::flatten]] void transform_fixed_src(const WinogradShape& shape, WinogradTiles tiles,
                                           const std::uint16_t* src, std::int16_t* v) {

@@ -1,5 +1,5 @@
-// The tiles of a Winograd convolution, and the transform of those of src, which the convolution and
-// the gradient of its weights share.
+// The tiles of a Winograd convolution and the transform of src tiles. The convolution and the
+// gradient of its weights share them.
 #pragma once
 
 #include <array>
@@ -42,7 +42,8 @@ class WalkAlong {
 
   WalkAlong(std::int64_t out, std::int64_t m, std::int64_t dilation) : all_(out, m, dilation) {}
 
-  // To a tile, by a number that counts this dim's tiles fastest; returns what counts the others.
+  // Goes to a tile by a number in which this dim counts fastest. Returns the number for the other
+  // dims.
   std::int64_t go_to(std::int64_t tile) {
     const std::int64_t at = tile % all_.count();
     phase_ = at / all_.tiles;
@@ -50,11 +51,11 @@ class WalkAlong {
     return tile / all_.count();
   }
 
-  // Tiles from this one to the last that lies beside it.
+  // The number of tiles from this one to the last one adjacent to it.
   std::int64_t beside() const { return all_.tiles - (first - phase_) / all_.step; }
   void skip(std::int64_t count) { first += count * all_.step; }
 
-  // False from the last tile to the first.
+  // Returns false when it goes from the last tile to the first.
   bool next() {
     first += all_.step;
     if (first < phase_ + all_.tiles * all_.step) return true;
@@ -86,10 +87,10 @@ class Walk {
   std::int64_t h() const { return h_.first; }
   std::int64_t w() const { return w_.first; }
 
-  // Tiles in a row with this one, from it on.
+  // The number of adjacent tiles in a row, from this one on.
   std::int64_t beside() const { return w_.beside(); }
 
-  // Past as many of these.
+  // Skips `count` of these.
   void pass(std::int64_t count) {
     w_.skip(count - 1);
     next();
@@ -104,7 +105,7 @@ class Walk {
   WalkAlong d_, h_, w_;
 };
 
-// Numbers from one plane, row or pixel to the next.
+// The distances between planes, rows and pixels.
 struct Steps {
   std::int64_t plane, row, pixel;
 
@@ -122,7 +123,7 @@ inline std::int64_t block_size_of(const std::array<std::int64_t, 3>& sizes, std:
   return sizes[0] * sizes[1] * sizes[2] * block;
 }
 
-// The first pixel of src of a tile, which may lie in the padding.
+// The first src pixel of a tile. It may lie in the padding.
 struct Corner {
   std::int64_t d, h, w;
 
@@ -139,8 +140,8 @@ Corner corner_of(const WinogradShape& shape, const Walk<T>& at) {
           at.w() * w - shape.padding[2]};
 }
 
-// From that to the one that a part of the kernel meets, of which there are shape.parts. Their
-// divisions take a tenth of a tile's time.
+// The offset from a tile's corner to the corner that part `part` of the kernel meets. The divisions
+// take a tenth of a tile's time.
 template <typename T>
 Corner part_offset(const WinogradShape& shape, std::int64_t part) {
   const std::int64_t w = part % shape.parts[2], h = part / shape.parts[2] % shape.parts[1],
@@ -149,24 +150,24 @@ Corner part_offset(const WinogradShape& shape, std::int64_t part) {
           w * T::Width::kTaps * shape.dilation[2]};
 }
 
-// Pixels of src from one tile to the next.
+// The src pixels from one tile to the next.
 template <typename T>
 inline constexpr int kStep = T::Width::kStride * T::Width::kM;
 
-// Tiles beside each other that are transformed together, and their columns of pixels: 30 for
-// F(4, 3), which are 5.8 KB on AVX2.
+// The adjacent tiles that are transformed together, and their columns of pixels: 30 for F(4, 3),
+// which are 5.8 KB on AVX2.
 inline constexpr int kRowTiles = 7;
 template <typename T>
 inline constexpr int kRowColumns = (kRowTiles - 1) * kStep<T> + T::Width::kTile;
 
-// The pixels of tiles beside each other: column j of row i lies at rows[plane][i] + j * step.
+// The pixels of adjacent tiles: column j of row i lies at rows[plane][i] + j * step.
 template <typename T, typename From>
 struct TileRow {
   const From* rows[T::Depth::kTile][T::Height::kTile];  // null outside of src
   bool all_rows;                                        // none is
   std::int64_t step, columns, begin, end;               // columns in [begin, end) are in src
 
-  // From the corner of the first of `tiles` on. `image`: of the channels' block.
+  // Begins at the corner of the first of `tiles` tiles. `image` is that of the block of channels.
   TileRow(const WinogradShape& shape, const From* image, const Corner& at, std::int64_t tiles)
       : all_rows(true),
         step(shape.in_steps[2] * shape.dilation[2]),
@@ -188,12 +189,13 @@ struct TileRow {
   }
 };
 
-// Columns of kLanes channels, transformed down and, for a position along depth, along it.
+// Columns of kLanes channels, transformed along height and, for one position, along depth.
 template <typename T, int kLanes>
 using Columns = float[kRowColumns<T>][T::Height::kTile][kLanes];
 
-// B^T of one column, of which `pixel(i)` is row i. All are loaded before any is stored: else GCC
-// loads each again for each of its uses, 16 in place of 6, since the stores might be to it.
+// B^T of one column; `pixel(i)` is row i. All pixels are loaded before any result is stored.
+// Otherwise GCC assumes that stores change them and loads each again for each use, 16 loads instead
+// of 6.
 template <typename T, int kLanes, typename Pixel>
 TORCH_BLOCKED_INLINE inline void transform_column(Pixel&& pixel,
                                                   float (&to)[T::Height::kTile][kLanes]) {
@@ -206,11 +208,11 @@ TORCH_BLOCKED_INLINE inline void transform_column(Pixel&& pixel,
   unrolled<kRows>([&]<int i>() TORCH_BLOCKED_INLINE { values[i].store(to[i], kLanes); });
 }
 
-// Those in src of a row of tiles. What comes two tiles later is prefetched: 6 rows at a time are
-// too many for the hardware prefetcher.
+// Transforms the columns of a row of tiles that lie in src. It prefetches two tiles ahead, because
+// 6 rows at a time are too many for the hardware prefetcher.
 template <typename T, int kLanes, int depth, bool kAllRows, typename From>
 void columns_inside(const TileRow<T, From>& row_of_tiles, Columns<T, kLanes>& t) {
-  const TileRow<T, From> src = row_of_tiles;  // where stores to t cannot be to it
+  const TileRow<T, From> src = row_of_tiles;  // a copy, which stores to t cannot change
   constexpr int kRows = T::Height::kTile;
   const std::int64_t ahead = 2 * kStep<T> * src.step, step = src.step, end = src.end;
   for (std::int64_t j = src.begin, at = j * step; j < end; ++j, at += step) {
@@ -248,8 +250,8 @@ inline void transform_columns(const TileRow<T, From>& src, Columns<T, kLanes>& t
 template <typename T, int kLanes, typename Put>
 inline void transform_rows(const float (*t)[T::Height::kTile][kLanes], Put&& put) {
   constexpr int kColumns = T::Width::kTile;
-  // A loop, not unrolled: the addresses of a row of positions are in registers so, and those of all
-  // would not be.
+  // Not unrolled: the addresses of one row of positions fit in registers, those of all rows do
+  // not.
 #pragma GCC unroll 1
   for (int row = 0; row < T::Height::kTile; ++row) {
     Vec pixels[kColumns], values[kColumns];
@@ -263,13 +265,13 @@ inline void transform_rows(const float (*t)[T::Height::kTile][kLanes], Put&& put
   }
 }
 
-// B^T src B of kLanes channels of all tiles, of whose images the first begins at src, `image`
-// numbers before the next. put_of(tile, depth) says where positions of a tile at a row of depth's
-// B^T go, as put(row, column, value).
+// B^T src B for kLanes channels of all tiles. The first image begins at src; images lie `image`
+// numbers apart. put_of(tile, depth) returns put(row, column, value), which stores the positions of
+// a tile at one row of depth's B^T.
 //
-// A row of tiles has its columns transformed at once: of 6 columns of F(4, 3) a tile shares 2 with
-// the next. What lies outside of src is neither loaded nor copied, which matters where maps are
-// small: at 14x14 12 of 16 tiles have padding.
+// The columns of a row of tiles are transformed together, because a tile of F(4, 3) shares 2 of its
+// 6 columns with the next. Padding is neither loaded nor copied, which matters for small maps: at
+// 14x14, 12 of 16 tiles have padding.
 template <typename T, int kLanes, typename From, typename PutOf>
 inline void transform_tiles(const WinogradShape& shape, WinogradTiles tiles, const From* src,
                             std::int64_t image, const Corner& offset, PutOf&& put_of) {
@@ -287,7 +289,7 @@ inline void transform_tiles(const WinogradShape& shape, WinogradTiles tiles, con
   }
 }
 
-// Where a tile's positions of a row of depth go, `stride` numbers from one to the next.
+// Stores a tile's positions of one row of depth, `stride` numbers apart.
 template <typename T, int kLanes, typename To>
 struct Positions {
   To* v;
@@ -298,7 +300,7 @@ struct Positions {
   }
 };
 
-// Walks to the group of for_groups in which a tile is.
+// Finds the group of for_groups that has a tile.
 class GroupOf {
  public:
   std::int64_t begin = 0, end = 0;
@@ -306,7 +308,7 @@ class GroupOf {
   GroupOf(std::int64_t tiles, std::int64_t most)
       : tiles_(tiles), groups_((tiles + most - 1) / most) {}
 
-  // To that of a tile.
+  // Goes to the group of a tile.
   void go_to(std::int64_t tile) {
     while (tile >= end) go_by(1);
     while (tile < begin) go_by(-1);

@@ -1,5 +1,6 @@
-// The one-dimensional transforms of Winograd's F(2, 3), F(4, 3) and F(3, 4), and of those at stride
-// 2, which the tiles of a convolution nest: one transform along height and width, one along depth.
+// The one-dimensional transforms of Winograd's F(2, 3), F(4, 3) and F(3, 4), and of kernels at
+// stride 2. The tiles of a convolution nest them: one transform along height and width, one along
+// depth.
 //
 // F(4, 3) interpolates at 0, +-1/sqrt(2), +-sqrt(2) and infinity: 2-3 times closer to the exact
 // result than with the textbook's 0, +-1, +-2. Source: Lavin and Gray, "Fast Algorithms for
@@ -9,14 +10,17 @@
 // outputs then cost 144 products a channel pair instead of 864, and the errors stay those of 2-D.
 //
 // At stride 2 a convolution is the sum of four at stride 1: the even and odd rows and columns of
-// src meet the even and odd taps. Each has its own tiles of the same outputs; they are added up
-// before the transform of dst. For 3 taps this is F(4, 2) at +-3/8, +-5/4 and infinity, and four
-// products with one weight for the middle tap: 4x4 outputs take 81 products instead of 144, of 36
-// weights, and 2x2 outputs 25 instead of 36, of 16 weights. Kernels of 4, 5 and 6 taps have tiles
-// of 10, 11 and 12 positions along a dim; larger ones are several. Along depth a tile is one
-// output, so a 3x3x3 kernel is three of 3x3 there. The errors are those of direct sums. On one core
-// of a Zen 3 a 3x3 takes 0.66 to 0.85 of the time of the best direct kernel from 64 channels on, a
-// 4x4 0.63, a 5x5 0.41 to 0.46; HRNet, which steps down often, takes 0.7 to 0.8.
+// src meet the even and odd taps. Each of the four has its own tiles of the same outputs. They are
+// added up before the transform of dst. For 3 taps this is F(4, 2) at +-3/8, +-5/4 and infinity,
+// plus four products with one weight for the middle tap. 4x4 outputs take 81 products with 36
+// weights instead of 144, and 2x2 outputs 25 with 16 weights instead of 36. Kernels of 4, 5 and 6
+// taps have tiles of 10, 11 and 12 positions along a dim. Larger kernels are split into several.
+// Along depth a tile is one output, so a 3x3x3 kernel is three kernels of 3x3 there. The errors are
+// those of direct sums.
+//
+// On one core of a Zen 3, from 64 channels on, a 3x3 at stride 2 takes 0.66 to 0.85 of the time of
+// the best direct kernel, a 4x4 0.63 and a 5x5 0.41 to 0.46. HRNet, which downsamples often, takes
+// 0.7 to 0.8.
 #pragma once
 
 #include <utility>
@@ -30,15 +34,16 @@ inline constexpr float kSqrt2 = 1.41421356237309505f, kHalfSqrt2 = 0.70710678118
 
 inline Vec fma(float a, const Vec& b, const Vec& c) { return at::vec::fmadd(Vec(a), b, c); }
 
-// What a transform of m outputs and some taps is made of: positions, which are as many as the
-// pixels of src that it takes, rows of G, and the row of G that a position's products are with.
+// The sizes of a transform of m outputs: kTile positions (one for each src pixel), kWeights rows of
+// G, and weights_of(position), the row of G that a position multiplies.
 template <int m, int taps>
 struct Interpolated {
   static constexpr int kStride = 1, kM = m, kTaps = taps, kTile = m + taps - 1, kWeights = kTile;
   static constexpr int weights_of(int position) { return position; }
 };
 
-// Each transform takes one column r, of elements r(i): src<row>(r) is that row of B^T r, and so on.
+// Each transform takes one column r with elements r(i). src<row>(r) is row `row` of B^T r, and so
+// on.
 struct F4 : Interpolated<4, 3> {
   // B^T
   template <int row, typename R>
@@ -103,7 +108,7 @@ struct F4 : Interpolated<4, 3> {
   }
 };
 
-// F(3, 4): kernels of 4 taps at the points of F(4, 3), so that src is transformed alike.
+// F(3, 4): kernels of 4 taps at the points of F(4, 3), so the transform of src is the same.
 struct F3 : Interpolated<3, 4> {
   template <int row, typename R>
   static Vec src(R&& r) {
@@ -129,15 +134,15 @@ struct F3 : Interpolated<3, 4> {
   }
 };
 
-// F(4, 3) with rows of B^T and G that are alike in size, for words of few bits: B^T is F4's, of
-// which a value is at most 1 / kShare times the largest of src; rows of G have length 1; A^T takes
-// both back.
+// F(4, 3) with rows of B^T and G of similar size, for words of few bits. B^T is F4's, whose values
+// are at most 1 / kShare times the largest of src. Rows of G have length 1. A^T undoes both
+// scalings.
 struct FixedF4 : F4 {
   // 1 / the sum of the absolute values of a row of B^T.
   static constexpr float kShare[] = {1 / 4.5f,        1 / 5.12132034f, 1 / 5.12132034f,
                                      1 / 3.62132034f, 1 / 3.62132034f, 1 / 4.5f};
-  // What A^T multiplies rows 0 and 5, 1 and 2, 3 and 4 by: these sums times the length of G's rows,
-  // 1, sqrt(7) / 3 and sqrt(7) / 6.
+  // The factors by which A^T multiplies rows 0 and 5, 1 and 2, 3 and 4: these sums times the
+  // lengths of G's rows, 1, sqrt(7) / 3 and sqrt(7) / 6.
   static constexpr float kEnds = 4.5f, kOuter = 4.51659113f, kInner = 1.59686912f;
 
   template <int row, typename R>
@@ -166,9 +171,9 @@ struct FixedF4 : F4 {
   }
 };
 
-// F(4, 3) of integers: at 0, +-1, +-2 and infinity, with G times the least that makes it whole and
-// A^T times 24, of which each row takes back what that of G has. All but the division by 24 of each
-// dim is exact. src is words, all else float32.
+// F(4, 3) of integers, at 0, +-1, +-2 and infinity. Each row of G is multiplied by the least number
+// that makes it whole. A^T is multiplied by 24 and undoes the factors of G. Everything except the
+// division by 24 for each dim is exact. src is words, all else float32.
 struct WholeF4 : Interpolated<4, 3> {
   // B^T: [4 0 -5 0 1 0], [0 -4 -4 1 1 0], [0 4 -4 -1 1 0], [0 -2 -1 2 1 0], [0 2 -1 -2 1 0],
   // [0 4 0 -5 0 1]
@@ -261,8 +266,8 @@ struct OneTap {
 
 using F1 = OneTap<1>;
 
-// F(4, 2) at +-3/8, +-5/4 and infinity, numbers that are exact. At stride 2 the error of 3x3
-// kernels is 0.8 to 1.0 times that of direct sums so, and 1.6 times at 0, +-1, 2 and infinity.
+// F(4, 2) at +-3/8, +-5/4 and infinity, which are exact in float32. At stride 2 the error of 3x3
+// kernels is 0.8 to 1.0 times that of direct sums; at 0, +-1, 2 and infinity it would be 1.6 times.
 struct F4Of2 : Interpolated<4, 2> {
   static constexpr float kNear = 0.375f, kFar = 1.25f, kNear2 = kNear * kNear, kFar2 = kFar * kFar;
 
@@ -318,9 +323,9 @@ struct F2Of2 : Interpolated<2, 2> {
   }
 };
 
-// At stride 2 the even pixels of src meet the even taps alone, and the odd ones the odd taps: two
-// convolutions at stride 1, whose outputs are added up. 4 outputs of 3 taps are F(4, 2) and four
-// products, 9 instead of 12; those of the odd tap are with the same weight.
+// At stride 2 the even pixels of src meet only the even taps, and the odd ones the odd taps. So it
+// is the sum of two convolutions at stride 1. 4 outputs of 3 taps take F(4, 2) plus four products
+// with the single odd tap: 9 products instead of 12.
 template <typename Even, typename Odd>
 struct AtStride2 {
   static constexpr int kStride = 2, kM = Even::kM, kTaps = Even::kTaps + Odd::kTaps,

@@ -1,5 +1,5 @@
-// Winograd convolution F(2x2, 3x3) and F(4x4, 3x3): the transforms of src, dst and weights. 3x3x3
-// kernels have F(2, 3) along depth besides.
+// The kernels of Winograd convolution: transforms of src, dst and weights. 3x3x3 kernels also have
+// F(2, 3) along depth.
 #include "kernels/winograd/dst.h"
 #include "kernels/winograd/short_src.h"
 
@@ -7,7 +7,7 @@ namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace winograd {
 namespace {
 
-// Flattened: left to itself, GCC calls a function for each row of half-filled vectors (8c on
+// Flattened, because otherwise GCC calls a function for each row of half-filled vectors (8c on
 // AVX-512).
 template <typename T, typename Products, int kLanes, typename From>
 [[gnu::flatten]] void transform_src(const WinogradShape& shape, WinogradTiles tiles,
@@ -32,8 +32,8 @@ template <typename T, typename Products, int kLanes, typename From>
   }
 }
 
-// G weights G^T of one input channel and a vector of output channels at one row of depth's G:
-// put(number, value).
+// G weights G^T for one input channel and a vector of output channels, at one row of depth's G.
+// Results go to put(number, value).
 template <typename T, int depth, typename Put>
 inline void weights_plane(const float (*taps)[kWidth], Put&& put) {
   using Height = typename T::Height;
@@ -56,7 +56,7 @@ inline void weights_plane(const float (*taps)[kWidth], Put&& put) {
   });
 }
 
-// The taps of one input channel and a vector of output channels, `count` of which there are.
+// The taps of one input channel and a vector of output channels, of which `count` exist.
 template <typename T>
 struct Taps {
   static constexpr int kRow = T::Width::kTaps, kPlane = T::Height::kTaps * kRow,
@@ -74,8 +74,8 @@ struct Taps {
   }
 };
 
-// One input channel, `stride` numbers from one of T's weights to the next. U is often larger than
-// the caches, and a whole cache line need not be read to be written.
+// Writes one input channel; T's weights lie `stride` numbers apart. U is often larger than the
+// caches, so this writes whole cache lines, which need not be read first.
 template <typename T>
 void put_weights(const Taps<T>* taps, std::int64_t stride, float* u) {
   unrolled<T::Depth::kWeights>([&]<int depth>() {
@@ -89,7 +89,7 @@ void put_weights(const Taps<T>* taps, std::int64_t stride, float* u) {
 inline void store_short(const Vec& x, std::uint16_t* dst) { store_bfloats(x, dst); }
 inline void store_short(const Vec& x, std::int16_t* dst) { store_words(x, dst); }
 
-// Two input channels beside each other.
+// Writes two input channels, interleaved.
 template <typename T, typename Short>
 void put_weights(const Taps<T>* taps, std::int64_t stride, Short* u) {
   Short values[2][T::kWeights][kWidth];
@@ -108,8 +108,8 @@ void put_weights(const Taps<T>* taps, std::int64_t stride, Short* u) {
   }
 }
 
-// The largest sum of absolute values of each of T's weights, for each channel of a vector; at least
-// twice the largest value.
+// For each channel of a vector, the largest sum of absolute values over T's weights; at least twice
+// the largest value.
 template <typename T>
 Vec largest_sum(const WinogradWeights& w, std::int64_t channel, std::int64_t count,
                 std::int64_t begin, std::int64_t end) {
@@ -130,7 +130,7 @@ Vec largest_sum(const WinogradWeights& w, std::int64_t channel, std::int64_t cou
   return most;
 }
 
-// NaN where a weight is one, or infinite.
+// A scale is NaN if a weight is NaN or infinite.
 template <typename T, typename Products>
 void transform_weight_scales(const WinogradWeights& w, std::int64_t channel, float* scales) {
   const std::int64_t count = std::clamp<std::int64_t>(w.oc - channel, 0, kWidth);
@@ -166,8 +166,8 @@ void transform_weights(const WinogradWeights& w, std::int64_t channel, std::int6
   stream_fence();
 }
 
-// What a kernel is made of: the transforms of a tile, the products, and the numbers of src and dst.
-// Those of less than 32 bits have blocks of whole vectors only.
+// Builds a kernel from the transforms of a tile, the products, and the type of src and dst. Types
+// of less than 32 bits need blocks of whole vectors.
 template <typename T, typename Products, typename Number>
 struct KernelOf {
   using Multiplied = typename Products::Number;

@@ -1,4 +1,4 @@
-// float32 convolutions by tiles of bfloat16 products.
+// Runs float32 convolutions by tiles of bfloat16 products.
 #include "ops/products/amx.h"
 
 #include <memory>
@@ -33,7 +33,7 @@ AmxProblem amx_problem(const Problem& p, const ConvolutionPhase& phase) {
           .epilogue = p.epilogue};
 }
 
-// The products of each phase, whose weights lie one behind the other.
+// The products of each phase. The weights of the phases lie one after the other.
 struct Work {
   ConvolutionPhases phases;
   std::vector<AmxProducts> products;
@@ -80,8 +80,8 @@ struct Work {
   }
 };
 
-// Vectors of channels are blocks, or follow each other in a pixel where channels come last; nothing
-// lies between rows, as no row stage of float32 has padding beside them.
+// Vectors of channels are blocks; in channels-last they follow each other in a pixel. Nothing lies
+// between rows, because no float32 row stage has padding beside them.
 RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p, const LayerBuffers& b) {
   const auto vector_of = [](const Format& format, const BlockedRows& rows) {
     return format.is_blocked() ? rows.block / static_cast<std::int64_t>(sizeof(float))
@@ -100,7 +100,8 @@ RunRows rows_of(const std::shared_ptr<const Work>& work, const Problem& p, const
       };
 }
 
-// Where Winograd is the rival, its weights are four times as large, and count more.
+// The handicap holds for 1x1 only. The rival of larger kernels is Winograd, whose weights are four
+// times as large and slow down a model more.
 double handicap(const Problem& p) {
   return p.weight_dims[0] * p.weight_dims[1] == c10::multiply_integers(p.weight_dims) ? kAmxHandicap
                                                                                       : 1;

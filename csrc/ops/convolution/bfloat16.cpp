@@ -1,4 +1,4 @@
-// Convolutions of bfloat16 by tiles of dot products, summed in float32.
+// Runs convolutions of bfloat16 by tiles of dot products, summed in float32.
 #include <ATen/ops/empty.h>
 
 #include <limits>
@@ -15,7 +15,7 @@ namespace {
 using Problem = ConvolutionProblem;
 using Kind = Activation::Kind;
 
-// The bounds that an epilogue is; nothing if there is more to do.
+// An epilogue as bounds; nothing if it is more than that.
 struct Bounds {
   float least, most;
 };
@@ -27,7 +27,7 @@ std::optional<Bounds> bounds_of(const Epilogue& e) {
   return last.kind == Kind::kClamp ? std::optional(Bounds{last.alpha, last.beta}) : std::nullopt;
 }
 
-// [phases, vectors of channels]; those beyond the channels are 0.
+// [phases, vectors of channels], with 0 beyond the last channel.
 std::vector<kernels::DotChannels> channels_of(const Problem& p, const void* bias,
                                               std::int64_t phases) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -58,7 +58,7 @@ const char* refuses_dots_bfloat16(const Problem& p) {
 }
 
 double estimate_dots_bfloat16(const Problem& p) {
-  // Products of a whole block with zeros beside the weights of a smaller group.
+  // A group smaller than a block multiplies a whole block, with zeros beside its weights.
   const std::int64_t inputs = p.src_dims[1] / p.groups, block = p.src_format.block;
   const double wasted =
       p.groups > 1 && inputs < block ? static_cast<double>(block) / static_cast<double>(inputs) : 1;

@@ -1,6 +1,6 @@
-// Convolution and transposed convolution of blocked activations with dense weights:
-// check -> problem -> the fastest implementation in the list, by estimates -> run. The choice is
-// made once per problem and cached with what it needs to run.
+// Convolution and transposed convolution of blocked activations with dense weights. The arguments
+// are checked and become a problem; the implementation with the lowest estimate runs it. The choice
+// is made once per problem and cached together with the plan.
 #include "ops/convolution/convolution.h"
 
 #include <algorithm>
@@ -30,10 +30,10 @@ void check_dtypes(const at::Tensor& input, const at::Tensor& weight, const at::T
             text(other.dtype().name()), "convert one of them");
 }
 
-// The epilogue in a pass of its own, over what a plan without it has left in dst.
+// Applies the epilogue in a separate pass over dst, after a plan without an epilogue.
 LayerPlan finished_apart(LayerPlan plan, const Problem& p) {
   const std::int64_t floats = c10::multiply_integers(p.dst_format.physical_shape(p.dst_dims));
-  plan.loops_only = plan.loops_only && !p.epilogue.residual;  // it may have to be copied
+  plan.loops_only = plan.loops_only && !p.epilogue.residual;  // the residual may have to be copied
   plan.calls_on_stored = false;
   plan.run = [run = std::move(plan.run), epilogue = p.epilogue,
               floats](const LayerBuffers& buffers) {
@@ -48,7 +48,7 @@ LayerPlan finished_apart(LayerPlan plan, const Problem& p) {
   return plan;
 }
 
-// The problem that a row is asked again; nothing if there is no other.
+// The problem with which a row is asked again; nothing if it would be the same.
 std::optional<Problem> without_epilogue(const Problem& p) {
   if (p.epilogue.empty() || p.dtype != at::kFloat) return std::nullopt;
   Problem plain = p;

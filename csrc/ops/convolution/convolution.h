@@ -1,4 +1,4 @@
-// A convolution is a list of implementations; the one that should be fastest runs it.
+// Plans and runs a convolution: the implementation of the list that should be fastest runs it.
 #pragma once
 
 #include <cstdint>
@@ -37,33 +37,32 @@ using ConvolutionImplementations =
     Implementations<ConvolutionProblem, LayerPlan, AskAgainWithoutEpilogue>;
 const ConvolutionImplementations& convolution_implementations();
 
-// By the implementation that should be fastest.
+// The plan by the implementation that should be fastest.
 using NamedPlan = ConvolutionImplementations::Named;
 NamedPlan plan_convolution(const ConvolutionProblem& problem);
-// By one implementation of the list, fast or slow; nothing if it cannot. Raises ValueError for an
-// unknown name.
+// The plan by one implementation of the list; nothing if it does not take the problem. Raises
+// ValueError for an unknown name.
 std::optional<NamedPlan> plan_convolution(const ConvolutionProblem& problem,
                                           const std::string& implementation);
 
-// Plans (once per problem, then from a cache), packs the weights (likewise) and runs. Returns the
-// physical dst.
+// Plans, packs the weights and runs. Plans and packed weights are cached. Returns the physical dst.
 at::Tensor run_convolution(const ConvolutionProblem& problem, const at::Tensor& src,
                            const at::Tensor& weight, const at::Tensor& bias);
 
-// The plan of a kernel of bfloat16 that adds the bias as float32, before it rounds.
+// Wraps the plan of a bfloat16 kernel that takes its bias as float32 and adds it before it rounds.
 LayerPlan with_float_bias(LayerPlan plan, std::int64_t channels);
 
-// How a float32 1x1 at stride 1 runs for some rows at a time; nothing where src and dst have two
-// formats, or plain ones, or images have depth.
+// How a float32 1x1 at stride 1 runs a few rows at a time. Nothing if src and dst differ in format
+// or are plain, or if images have depth.
 std::optional<RowStage> pixel_row_stage(const ConvolutionProblem& problem,
                                         std::int64_t packed_floats);
 
-// The weights in the plan's format, made anew; dense ones made contiguous.
+// Packs the weights into the plan's format, without a cache. Weights that stay dense become
+// contiguous.
 at::Tensor pack_weights(const LayerPlan& plan, const at::Tensor& weight);
 
-// Direct convolution of input channels that lie in several tensors of the problem's format, in any
-// order. It reads them in place, and gathers_in_place() tells whether it can; run() takes the
-// tensors.
+// Direct convolution whose input channels lie in several tensors of the problem's format, in any
+// order. It reads them in place if gathers_in_place() says that it can. run() takes the tensors.
 struct GatheredConvolutionPlan {
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;

@@ -1,18 +1,19 @@
-// A direct convolution of ours: any kernel, stride, dilation, padding and groups, float32. A
-// transposed one is an ordinary one at stride 1 for each phase: the outputs whose indices have the
-// same remainder by the stride meet the same taps.
+// Our direct convolution: float32 with any kernel, stride, dilation, padding and groups. A
+// transposed convolution runs as one ordinary convolution at stride 1 for each phase: the outputs
+// whose indices have the same remainder by the stride meet the same taps.
 //
-// The lanes of an output pixel are the src values under the kernel, and the pixels of a row have
-// theirs at equal distances. Where that is so in src already (1x1, stride 1, the block as wide as a
-// vector) src is read in place; elsewhere it is first copied to a band of slots, which also does
-// away with padding and strides. With few input channels the band is planes of pixels, not pixels
-// of lanes, so that no lane is wasted; their rows keep their order, and pixels are a stride apart.
+// The lanes of an output pixel are the src values under the kernel. The tiles need the lanes of
+// neighbouring pixels at equal distances. If src is laid out so (1x1, stride 1, the block as wide
+// as a vector), it is read in place. Otherwise it is first copied to a band of slots, which also
+// removes padding and strides. With few input channels the band holds planes instead of vectors of
+// channels, so that no lane is wasted. Rows of planes keep their order, and pixels are a stride
+// apart.
 //
-// Work is shared out as (band of output pixels, group of output channels). Sums are parts of a
-// fixed number of lanes, so the blocking changes no bit of the result.
+// A unit of work is a band of output pixels and a group of output channels. Sums have parts of a
+// fixed number of lanes, so the cut changes no bit of the result.
 //
-// A register tile of 14 pixels by 2 vectors of channels (AVX2: 4 by 3) stays in registers for all
-// lanes of a part of the sum. Rows in the padding cost nothing.
+// A tile of 14 pixels by 2 vectors of channels (AVX2: 4 by 3) stays in registers for all lanes of a
+// part of the sum. Rows in the padding cost nothing.
 #include "ops/convolution/direct.h"
 
 #include <ATen/ops/index_select.h>
@@ -39,7 +40,7 @@ namespace {
 
 using namespace direct;
 
-// dst larger than this is written past the cache, as by winograd.
+// A dst larger than this is written past the cache, as in Winograd.
 constexpr std::int64_t kStreamBytes = 8 << 20;
 
 // A unit of work: a band of output pixels and a group of output channels.
@@ -77,7 +78,7 @@ Band band_of(const Direct& d, const Cut& cut, std::int64_t i) {
   return band;
 }
 
-// Copies what is under the band into `slots`.
+// Copies the src under the band to `slots`.
 void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* src, float* slots) {
   const auto origin = [&](std::size_t i, std::int64_t first) {
     return first * d.stride[i] - d.padding[i];
@@ -112,7 +113,7 @@ void fill_band(const Direct& d, const Cut& cut, const Band& band, const float* s
         .w_stride = d.whole_rows() ? 1 : d.stride[2]});
 }
 
-// What all rows of a band and a group of output channels have in common, in one image.
+// The arguments that all rows of a band and a group of output channels share, in one image.
 kernels::DirectTiles tiles_of(const Direct& d, std::int64_t image, const Group& group,
                               const LayerBuffers& buffers) {
   const std::int64_t bundle = image % d.bundles;
@@ -155,13 +156,13 @@ kernels::DirectTiles tiles_of(const Direct& d, std::int64_t image, const Group& 
   return tiles;
 }
 
-// Whether dst is written in vectors that are whole blocks, pixel after pixel.
+// Whether dst is written pixel after pixel in vectors that are whole blocks.
 bool writes_rows(const Problem& p, const std::vector<Direct>& phases) {
   const Direct& d = phases.front();
   return p.dst_format.is_blocked() && d.dst_block == d.sizes().width && d.whole();
 }
 
-// For pixels of a group's vectors, the first of which is at dst[to].
+// Reports `pixels` stored pixels of a group's vectors, from dst[to] on.
 void call_on_stored(const Direct& d, std::int64_t image, const Group& group, std::int64_t to,
                     std::int64_t pixels, const OnStored& on_stored) {
   const std::int64_t first = to / d.dst_block % Direct::volume(d.dst);
@@ -169,15 +170,15 @@ void call_on_stored(const Direct& d, std::int64_t image, const Group& group, std
   for (std::int64_t i = 0; i < group.vectors; ++i) on_stored(row + i, first, pixels);
 }
 
-// One band and one pass of a group of output channels. `tiles` has what its passes share, `src` is
-// pixel 0 of the band, in place or in slots, `offset` where its first pixel is in dst.
+// Runs one band and one pass of a group of output channels. `tiles` has what the passes share.
+// `src` is pixel 0 of the band, in place or in slots. `offset` is the band's first pixel in dst.
 void run_pass(const Direct& d, const Cut& cut, const Band& band, const Group& group,
               const Pass& pass, bool last_pass, const float* src, std::int64_t offset,
               const LayerBuffers& buffers, kernels::DirectTiles tiles) {
   const std::int64_t step = d.step(), steps = d.steps(pass.inputs);
   const std::int64_t pitch = d.in_place ? d.in[2] : cut.axes[2].slots;
   const std::int64_t first_row = band.plane * d.out[1] + band.row;
-  // Rows that follow each other without a gap, and meet the same taps, run as one long row.
+  // Adjacent rows without a gap that meet the same taps run as one long row.
   const std::int64_t stretches = std::ssize(d.stretches);
   const auto reach_of = cut.reach_of.begin() + first_row * stretches;
   const bool merge =
@@ -225,7 +226,7 @@ void run_pass(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   }
 }
 
-// One band and one group of output channels.
+// Runs one band and one group of output channels.
 void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& group,
               const float* src, const LayerBuffers& buffers) {
   const auto to_dst = [&](std::size_t i, std::int64_t at) {
@@ -248,12 +249,12 @@ void run_unit(const Direct& d, const Cut& cut, const Band& band, const Group& gr
   }
 }
 
-// The phases, and how they are cut up.
+// The phases and their cuts.
 class Work {
  public:
   std::vector<Direct> phases;
 
-  // Of each phase.
+  // The cut of each phase.
   const std::vector<Cut>& cuts() const {
     return cuts_.get([this] {
       std::vector<Cut> cuts;
@@ -319,10 +320,10 @@ void run(const Work& work, const LayerBuffers& buffers) {
   });
 }
 
-// Rows of a 1x1 that reads src in place, in one thread. Nothing lies between rows of src or dst: no
-// row stage of float32 has padding beside them. Vectors of channels are blocks, or follow each
-// other in a pixel where channels come last. Parts of sums are those of run_unit(), and so are the
-// bits.
+// Makes rows of a 1x1 that reads src in place, in one thread. Nothing lies between rows of src or
+// dst, because no float32 row stage has padding beside them. Vectors of channels are blocks; in
+// channels-last they follow each other in a pixel. Sums have the same parts as in run_unit(), so
+// the bits are the same.
 void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
               const LayerBuffers& buffers, const BlockedRows& src, const std::uint8_t* residual,
               const BlockedRows& dst, Range rows) {
@@ -360,14 +361,14 @@ void run_rows(const Direct& d, std::int64_t part_steps, std::int64_t columns,
   }
 }
 
-// Of a 1x1 over images without depth, in blocks of a vector or with channels last.
+// The row stage of a 1x1 over images without depth, in blocks of one vector or in channels-last.
 std::optional<RowStage> row_stage(const Problem& p, const Direct& d) {
   if (p.groups != 1 || !d.pixelwise || !d.whole() || d.planes) return std::nullopt;
   if (p.dst_format.is_blocked() && d.dst_block != d.sizes().width) return std::nullopt;
   return pixel_row_stage(p, d.packed_floats());
 }
 
-// The only segments of a gathered problem, for one image: offsets count from the first of `images`.
+// Fills the segments of a gathered problem for one image. Offsets count from the first of `images`.
 void place_segments(const GatheredSegments& gathered, const std::vector<const float*>& images,
                     Segments& segments) {
   segments.step_begin = gathered.step_begin;
@@ -408,8 +409,8 @@ bool is_upsampling(const Problem& p) {
   return p.transposed && std::ranges::any_of(p.stride, [](std::int64_t s) { return s > 1; });
 }
 
-// Measured on Zen 4 with oneDNN 3.2, both instruction sets. At large sizes both reach 90 to 97 % of
-// the FMA peak. Ours is faster
+// Whether this kernel beats oneDNN's. Measured on a Zen 4 with oneDNN 3.2, for both instruction
+// sets. At large sizes both reach 90 to 97 % of the FMA peak. Ours is faster
 //   - with few input channels, which oneDNN's blocked kernels do not take
 //   - transposed with strides: 1.4 to 4 times. Only 2-D kernels larger than the stride are slower
 //     (0.7 to 0.9), until in 8c their weights outgrow L2, as in the gradient of a 3x3 at stride 2
@@ -420,8 +421,8 @@ bool is_upsampling(const Problem& p) {
 //   - with larger kernels whose weights outgrow L2: in 8c from 0.5 MB on (1.0 to 1.4 times; not in
 //     3-D), in 16c from 8 MB on, and there on small maps only (512@7: 1.06)
 //   - with larger kernels in 8c on maps of at most 14x14 (Zen 3: 1.03 to 1.5 times)
-// With other larger kernels oneDNN is up to 5 % faster: it reads src in place, and along rows it
-// leaves out the padding, too.
+// With other larger kernels oneDNN is up to 5 % faster: it reads src in place, and it also skips
+// the padding along rows.
 bool beats_onednn(const Problem& p) {
   const std::int64_t ic = p.src_dims[1], oc = p.dst_dims[1];
   const std::int64_t weights = c10::multiply_integers(p.weight_dims);
@@ -441,16 +442,17 @@ bool beats_onednn(const Problem& p) {
   return strided || oc > ic || p.src_format.tail(ic) != 0;
 }
 
-// More than 1 where threads have no unit to do. Units of unequal number make less of a difference
-// than they do for others, of which estimates know no units.
+// More than 1 if there are fewer units than threads. An uneven number of units for each thread does
+// not count, because the estimates of other implementations know no units.
 double idle_factor(const Problem& p) {
   double units = 0;
   for (const Direct& phase : phases_of(p)) units += static_cast<double>(units_of(phase));
   return std::max(1., threads() / std::max(1., units));
 }
 
-// How much longer the passes take than the products of a convolution with groups ask: single
-// vectors of outputs need a broadcast for each product, and those of several groups run as often.
+// The factor by which the passes of a convolution with groups take longer than its products. A
+// single vector of outputs needs a broadcast for each product, and a vector of several groups runs
+// once for each.
 double pass_factor(const Problem& p) {
   if (p.groups == 1) return 1;
   constexpr double kSingle = 1.15;
@@ -469,7 +471,7 @@ double pass_factor(const Problem& p) {
 
 const char* refuses_direct(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
-  // Sums begin with the residual.
+  // Sums start from the residual.
   const bool adds_last = p.epilogue.residual && p.epilogue.before.kind != Activation::Kind::kNone;
   if (adds_last) return "has no activation before a sum";
   if (p.dst_format == kPlain) return "writes no plain format";
@@ -531,7 +533,7 @@ constinit const ConvolutionImplementation convolutions::direct = {
 };
 
 bool gathers_in_place(const Problem& p, const std::vector<ChannelOf>& channels) {
-  // Where runs of channels are shorter than this, moving them first is faster.
+  // If runs of channels are shorter than this, it is faster to move them first.
   constexpr std::int64_t kLeastRun = 4;
   if (refuses_direct(p) || !p.blocked() || p.transposed || p.groups != 1) return false;
   const Direct d = phases_of(p).front();

@@ -1,4 +1,4 @@
-// The phases of a direct convolution, the slots of its src and the cut of its work.
+// Makes the phases of a direct convolution, the slots of its src, and the cut of its work.
 
 #include <algorithm>
 #include <numeric>
@@ -11,24 +11,24 @@
 namespace torch_blocked::direct {
 namespace {
 
-// Bands times groups of output channels for each thread, so that no thread waits long.
+// The wanted number of units for each thread, so that no thread waits long.
 constexpr std::int64_t kUnitsPerThread = 8;
 
-// How many of `left` vectors the next group of output channels takes: the best number; what would
-// be left over makes some a vector larger or smaller.
+// How many of `left` vectors the next group of output channels takes: the best number, or one more
+// or less if that avoids a small remainder.
 std::int64_t next_vectors(std::int64_t left, std::int64_t best) {
   if (best == 2 && left == 3) return 3;
   if (best == 3 && (left == 4 || left == 2)) return 2;
   return std::min(left, best);
 }
 
-// Which groups of the convolution the outputs of a vector belong to.
+// The groups of the convolution to which the outputs of a vector belong.
 Range groups_at(const Direct& d, std::int64_t vector) {
   const std::int64_t width = d.sizes().width, first = std::min(vector * width, d.oc - 1);
   return {first / d.oc_of_group, (std::min(first + width, d.oc) - 1) / d.oc_of_group + 1};
 }
 
-// Output channels of `vectors` vectors, which belong to `groups` of the convolution.
+// Adds the output channels of `vectors` vectors, which belong to `groups` of the convolution.
 void add_group(Direct& d, std::int64_t vector, std::int64_t vectors, const Range& groups) {
   const std::int64_t width = d.sizes().width, first = vector * width, begin = std::ssize(d.passes);
   std::int64_t weights = d.passes.empty() ? 0 : d.bundle_floats();
@@ -46,7 +46,8 @@ void add_group(Direct& d, std::int64_t vector, std::int64_t vectors, const Range
   }
 }
 
-// Vectors of one group of the convolution side by side, up to `best` of them; others alone.
+// Puts up to `best` adjacent vectors of one group of the convolution together. A vector that spans
+// several groups stays alone.
 void make_groups(Direct& d, std::int64_t best) {
   const std::int64_t vectors = ceil_div(d.dst_blocks() * d.dst_block, d.sizes().width);
   for (std::int64_t vector = 0; vector < vectors;) {
@@ -61,7 +62,7 @@ void make_groups(Direct& d, std::int64_t best) {
   }
 }
 
-// Makes dim i phase `rest` of a transposed convolution; false if it has no outputs or taps.
+// Turns dim i into phase `rest` of a transposed convolution. False if it has no outputs or taps.
 bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
   const Window whole{d.kernel[i], d.stride[i], d.padding[i], d.dilation[i]};
   const auto phase = phase_axis(whole, d.dst[i], rest);
@@ -78,7 +79,7 @@ bool make_phase(Direct& d, std::size_t i, std::int64_t rest) {
   return true;
 }
 
-// The taps along dim i that meet src, not padding, from output `at`.
+// The taps along dim i that meet src rather than padding at output `at`.
 std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64_t at) {
   std::vector<std::int64_t> taps;
   for (std::int64_t tap = 0; tap < d.kernel[i]; ++tap) {
@@ -88,7 +89,7 @@ std::vector<std::int64_t> taps_inside(const Direct& d, std::size_t i, std::int64
   return taps;
 }
 
-// Cut where a tap begins to meet src, and where it ends, at stride 1.
+// Cuts a row wherever a tap begins or stops to meet src, at stride 1.
 std::vector<Range> stretches_of(const Direct& d) {
   std::vector<std::int64_t> cuts{0, d.out[2]};
   for (std::int64_t tap = 0; tap < d.kernel[2]; ++tap) {
@@ -105,10 +106,10 @@ std::vector<Range> stretches_of(const Direct& d) {
   return stretches;
 }
 
-// Whether all outputs of a stretch of a row, at stride 1, fill at least a tile. Then src is read in
-// place, and what lies in the padding is left out: of taps 12 pixels apart on 16x16 that is three
-// quarters. Copied, the pixels under such taps are few at a time, since they share none, and each
-// time all weights come from memory again.
+// Whether every stretch of a row, at stride 1, fills at least a tile. Then src is read in place and
+// taps in the padding are skipped: three quarters of them for taps 12 pixels apart on 16x16. If src
+// were copied, a band would hold few outputs, because such taps share no pixels, and each band
+// would read all weights from memory again.
 bool has_long_stretches(const Direct& d) {
   if (d.stride != Sizes3{1, 1, 1} || !d.whole() || d.tap_step != Sizes3{1, 1, 1}) return false;
   const std::int64_t tile = d.sizes().pixels.back();
@@ -120,7 +121,8 @@ bool has_long_stretches(const Direct& d) {
 void complete(Direct& d, bool plain_src) {
   const std::int64_t width = d.sizes().width;
   bool pixelwise = d.taps() == 1 && d.in == d.out && d.padding == Sizes3{0, 0, 0};
-  // Where sizes are 1 the stride means nothing; elsewhere as many outputs reach beyond src.
+  // At size 1 the stride has no meaning. At other sizes a stride with in == out would reach
+  // beyond src.
   for (std::size_t i = 0; i < 3; ++i) pixelwise &= d.stride[i] == 1 || d.out[i] == 1;
   if (pixelwise && d.whole()) {  // one long row
     d.in = d.out = d.dst = {1, 1, Direct::volume(d.in)};
@@ -131,11 +133,11 @@ void complete(Direct& d, bool plain_src) {
   d.in_place = !d.planes && d.src_block == width && (pixelwise || has_long_stretches(d));
   d.stretches = {{0, d.out[2]}};
   if (d.in_place && !pixelwise) d.stretches = stretches_of(d);
-  make_groups(d, d.out[2] <= 4 ? 3 : d.sizes().vectors);  // 3 make up for few pixels in a row
+  make_groups(d, d.out[2] <= 4 ? 3 : d.sizes().vectors);  // 3 vectors make up for short rows
 }
 
-// How many groups of the convolution one of the images has: so many that they fill whole blocks, or
-// all, as where channels come last.
+// How many groups of the convolution one image has: as many as fill whole blocks, or all, as in
+// channels-last.
 std::int64_t groups_of_bundle(const Problem& p) {
   if (!p.blocked()) return p.groups;
   const GroupBundles bundles = group_bundles(p);
@@ -210,11 +212,11 @@ Axis axis_of(std::int64_t kernel, std::int64_t stride, std::int64_t dilation, st
   axis.tap_slot.resize(static_cast<std::size_t>(kernel));
   std::vector<std::int64_t> taps(static_cast<std::size_t>(kernel));
   std::iota(taps.begin(), taps.end(), 0);
-  // Taps whose distance is a multiple of the stride meet common positions.
+  // Two taps meet common positions if their distance is a multiple of the stride.
   std::ranges::stable_sort(taps, {}, [&](std::int64_t tap) { return tap * dilation % stride; });
   for (const std::int64_t tap : taps) {
     const std::int64_t position = tap * dilation;
-    std::int64_t behind = -1;  // slots that this tap is behind the last run's first
+    std::int64_t behind = -1;  // slots between the last run's first slot and this tap
     if (!axis.runs.empty() && (position - axis.runs.back().first) % stride == 0) {
       behind = (position - axis.runs.back().first) / stride;
     }
@@ -230,7 +232,7 @@ Axis axis_of(std::int64_t kernel, std::int64_t stride, std::int64_t dilation, st
   return axis;
 }
 
-// Under so many outputs.
+// The layout of dim i under `outputs` outputs.
 Axis axis_of(const Direct& d, std::size_t i, std::int64_t outputs) {
   if (i < 2 || !d.whole_rows()) return axis_of(d.kernel[i], d.stride[i], d.dilation[i], outputs);
   return axis_of(d.kernel[2], 1, 1, (outputs - 1) * d.stride[2] + 1);
@@ -253,7 +255,7 @@ std::int64_t units_of(const Direct& d, std::int64_t rows, std::int64_t columns) 
          static_cast<std::int64_t>(d.groups.size());
 }
 
-// The largest bands that fit in the cache and are enough for all threads.
+// Chooses the largest bands that fit in the cache and keep all threads busy.
 void choose_band(const Direct& d, Cut& cut) {
   const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = d.sizes().pixels[static_cast<std::size_t>(d.groups[0].vectors - 1)];
@@ -274,8 +276,8 @@ void choose_band(const Direct& d, Cut& cut) {
   cut.columns = ceil_div(d.out[2], cut.column_bands);
 }
 
-// Segments begin at a pixel of the output's row and column, where src is read in place, or at the
-// first slot of the band.
+// Offsets count from the pixel at the output's row and column if src is read in place, else from
+// the first slot of the band.
 Segments segments_of(const Direct& d, const Cut& cut, const Reach& reach, const Range& inputs) {
   const std::int64_t step = d.step();
   const std::int64_t step_size = (d.in_place ? Direct::volume(d.in) : cut.slots()) * step;
@@ -292,7 +294,7 @@ Segments segments_of(const Direct& d, const Cut& cut, const Reach& reach, const 
       const std::int64_t offset = first + at(2, order[static_cast<std::size_t>(kw)]) * step;
       DirectSegment* last = kw != reach.kw.front() ? &result.all.back() : nullptr;
       if (d.planes && last && last->offset + last->lanes == offset) {
-        ++last->lanes;  // the next tap's pixels are one float on, as a lane is
+        ++last->lanes;  // the next tap's pixels are one float further, like a lane
       } else {
         result.all.push_back({offset, lanes, weights + kw * lanes});
       }
@@ -316,7 +318,8 @@ Segments segments_of(const Direct& d, const Cut& cut, const Reach& reach, const 
   return result;
 }
 
-// The taps that meet src in a stretch of each row. Slots hold padding beside rows of src, too.
+// Finds the taps that meet src for each stretch of each row. Slots also hold padding beside rows of
+// src.
 void make_reaches(const Direct& d, Cut& cut) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(d.kernel[2]));
   std::iota(all.begin(), all.end(), 0);
@@ -343,7 +346,8 @@ void make_reaches(const Direct& d, Cut& cut) {
   }
 }
 
-// Channel steps of one part of a sum. Blocks narrower than a vector are written once.
+// The channel steps of one part of a sum. Blocks narrower than a vector are written only once, so
+// their sum has one part.
 std::int64_t part_steps_of(const Direct& d) {
   if (d.dst_block < d.sizes().width) return d.ic;
   const std::int64_t lanes = d.taps() == 1 ? d.sizes().lanes : d.sizes().tap_lanes;
@@ -365,7 +369,8 @@ GatheredSegments gather_segments(const Direct& d, const std::vector<ChannelOf>& 
     const auto [src, channel] = from(result.order[static_cast<std::size_t>(lane)]);
     const std::int64_t offset = channel / step * pixels * step + channel % step;
     if (lane % step == 0) result.step_begin.push_back(std::ssize(result.segments));
-    // A segment may go beyond a channel step, but not into another part or another vector of src.
+    // A segment may extend over channel steps, but not into another part or another vector of
+    // src.
     if (lane % (part * step) != 0 && channel % step != 0) {
       auto& [last_src, last] = result.segments.back();
       if (last_src == src && last.offset + last.lanes == offset) {
@@ -394,9 +399,10 @@ Cut cut_of(const Direct& d) {
   }
   make_reaches(d, cut);
   cut.part_steps = part_steps_of(d);
-  // The order in which each thread reads a share of the larger of weights and src, not all of it:
-  // 1x1 with 512 to 992 inputs and 128 outputs @7 on two threads took 1.4 to 1.6 times as long as
-  // oneDNN's in the other order, and takes as long in this. A copied band serves all its groups.
+  // In this order each thread reads only a share of the larger of weights and src. With the other
+  // order a 1x1 with 512 to 992 inputs and 128 outputs @7 took 1.4 to 1.6 times as long as
+  // oneDNN's on two threads; with this one it takes as long. A copied band always serves all
+  // groups.
   cut.by_group = d.in_place && d.packed_floats() > d.n * d.ic * Direct::volume(d.in);
   return cut;
 }

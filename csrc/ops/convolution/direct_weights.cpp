@@ -1,4 +1,4 @@
-// The weights of a direct convolution, as its kernel reads them.
+// Packs the weights of a direct convolution in the order in which its kernel reads them.
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 namespace torch_blocked::direct {
 namespace {
 
-// Channels of a block that the kernel block_planes takes.
+// The largest block that the kernel block_planes takes.
 constexpr std::int64_t kMostPlaneBlock = 32;
 
 // weight [OC, IC / groups, *kernel], transposed [IC, OC / groups, *kernel], any strides
@@ -57,7 +57,7 @@ class Packing {
   }
 
  private:
-  // Step `i` of the inputs of each pass, if it has so many.
+  // Packs step `i` of the inputs of each pass that has one.
   void pack_step(std::int64_t bundle, const Group& group, std::int64_t i, float* to) const {
     for (std::int64_t p = group.passes.begin; p < group.passes.end; ++p) {
       const Pass& pass = d_.passes[static_cast<std::size_t>(p)];
@@ -74,14 +74,16 @@ class Packing {
                   float* out) const {
     const std::int64_t size = group.vectors * d_.sizes().width, first = pass.lanes.begin;
     const std::int64_t end = std::clamp(d_.oc - group.first, first, pass.lanes.end);
-    // A weight has the inputs of its group, and a transposed one the outputs.
+    // An ordinary weight has the inputs of its group, a transposed one the outputs of its
+    // group.
     const std::int64_t of_group = pass.inputs.begin / d_.ic_of_group;
     const std::int64_t oc =
         group.first + first + (transposed_ ? -of_group * d_.oc_of_group : bundle * d_.oc);
     const std::int64_t ic = transposed_ ? bundle * d_.ic : -of_group * d_.ic_of_group;
     const float* from = from_ + oc * oc_stride_;
-    // Weights of 1x1 are planes of IC pixels, blocked like an image. To read one input channel of
-    // all OC at a time would crowd a set of L1 where IC is a power of 2: 2048x1024 took 3.9 ms.
+    // Weights of 1x1 are planes of IC pixels and are blocked like an image. Reading one input
+    // channel of all OC at a time would crowd one set of L1 if IC is a power of 2: 2048x1024
+    // took 3.9 ms.
     if (is_plane_ && size <= kMostPlaneBlock && first == 0) {
       const kernels::ImageReorder reorder{.src = from,
                                           .dst = out - (lanes.begin + ic) * size,
@@ -109,7 +111,7 @@ class Packing {
   bool transposed_;
   const float* from_;
   std::int64_t oc_stride_, ic_stride_;
-  bool is_plane_;  // the inputs of an output lie side by side
+  bool is_plane_;  // whether the inputs of an output are adjacent
   std::vector<std::int64_t> tap_offsets_;
   std::int64_t most_steps_ = 0;
 };

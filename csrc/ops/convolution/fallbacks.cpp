@@ -1,4 +1,4 @@
-// Convolutions that no kernel takes: bfloat16 and float16 in float32, and all else by ATen.
+// Runs convolutions that no kernel takes: bfloat16 and float16 in float32, everything else by ATen.
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/from_blob.h>
@@ -16,7 +16,8 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// Zeros at the far ends beyond the symmetric padding, last dim first, as ATen pads; empty: none.
+// The zeros at the far ends beyond the symmetric padding, last dim first, as ATen pads. Empty if
+// there are none.
 Dims padding_beyond(const Problem& p) {
   Dims more(2 * p.spatial(), 0);
   for (std::size_t i = 0; i < p.spatial() && !p.transposed; ++i) {
@@ -47,8 +48,8 @@ std::optional<LayerPlan> plan_aten(const Problem& p) {
         src, from(buffers.weights, p.weight_dims),
         buffers.bias ? std::optional(from(buffers.bias, {p.dst_dims[1]})) : std::nullopt, p.stride,
         p.padding, p.dilation, p.transposed, p.output_padding, p.groups);
-    // Where p is the gradient of a transposed convolution whose output padding is a stride or more,
-    // a convolution of this src has more pixels than the input of that.
+    // p may be the gradient of a transposed convolution with an output padding of at least the
+    // stride. A convolution of this src then has more pixels than dst.
     for (std::size_t i = 2; i < p.dst_dims.size(); ++i) {
       dst = dst.narrow(static_cast<std::int64_t>(i), 0, p.dst_dims[i]);
     }
@@ -58,8 +59,8 @@ std::optional<LayerPlan> plan_aten(const Problem& p) {
   return LayerPlan{.weights_format = "", .pack = nullptr, .run = run};
 }
 
-// bfloat16 and float16 where the CPU has no kernel for them, computed in float32: the activations
-// are converted at each run, the weights once, when they are packed.
+// Computes bfloat16 and float16 in float32 if the CPU has no kernel for them. Activations are
+// converted in each run, weights once, when they are packed.
 const char* refuses_in_float32(const Problem& p) {
   const bool narrow = p.dtype == at::kBFloat16 || p.dtype == at::kHalf;
   return narrow ? nullptr : "is for bfloat16 and float16";
@@ -96,7 +97,7 @@ double estimate_in_float32(const Problem& p) {
   return 2 * convolutions::onednn_channels_last.estimate(p);
 }
 
-// ATen runs oneDNN's kernels too, so this wins only where oneDNN has none and ATen's own is slow.
+// ATen runs oneDNN's kernels too, so the other implementations win wherever oneDNN has a kernel.
 double estimate_aten(const Problem& p) {
   return 10 * convolutions::onednn_channels_last.estimate(p);
 }

@@ -1,7 +1,7 @@
-// A convolution whose kernel covers an image, as a linear layer of few rows: an image is a row, and
-// what lies in it, in its order in memory, are the inputs. Each weight is used once for an image,
-// so reading them takes the time: the two 1x1 at the end of MobileNetV3, of one pixel, took 8 % of
-// its time by oneDNN.
+// Runs a convolution whose kernel covers the image as a linear layer of few rows. An image is a
+// row, and its values are the inputs in their order in memory. Each weight is used once for an
+// image, so the time is that of reading them. The two 1x1 on one pixel at the end of MobileNetV3
+// took 8 % of its time by oneDNN.
 #include <ATen/ops/constant_pad_nd.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::int64_t lanes_of(const Format& format, std::int64_t channels) {
   return format == kPlain ? 1 : format.lanes(channels);
 }
 
-// What lies in memory for one image.
+// The number of elements that one image has in memory, tail included.
 std::int64_t image_size(const Format& format, const Dims& dims) {
   const Dims physical = format.physical_shape(dims);
   return c10::multiply_integers(at::IntArrayRef(physical).slice(1));
@@ -49,12 +49,12 @@ const char* refuses_few_rows(const Problem& p) {
   if (p.transposed) return "is for convolutions that are not transposed";
   for (std::size_t i = 0; i < p.spatial(); ++i) {
     const Window window = p.window(i);
-    // A word for the padding may put it all at the end, where dst has a pixel more.
+    // The padding of "same" may lie entirely at the end, where dst has one more pixel.
     const bool whole = window.kernel == p.src_dims[2 + i] && window.padding == 0 &&
                        p.dst_dims[2 + i] == 1 && (window.kernel == 1 || window.dilation == 1);
     if (!whole) return "is for kernels that cover the image";
   }
-  // The tails of several images lie between the rows of dst.
+  // With several images, tails would lie between the rows of dst.
   const bool has_tail = image_size(p.dst_format, p.dst_dims) != p.dst_dims[1];
   if (has_tail && p.src_dims[0] > 1) return "takes one image only where dst has a tail";
   const kernels::Epilogue& epilogue = p.epilogue;

@@ -1,9 +1,10 @@
-// Depthwise and grouped convolutions of ours, float32 and bfloat16, where the channel block is a
-// vector, and depthwise ones of float32 in channels-last: forward and transposed (the gradient by
-// src), any kernel, stride and dilation.
+// Our depthwise and grouped convolutions, forward and transposed (which is also the gradient of
+// src), with any kernel, stride and dilation. They take float32 and bfloat16 if the channel block
+// is one vector. Depthwise float32 also runs in channels-last.
 //
-// A transposed convolution of stride s is s convolutions of stride 1 for each dim, its phases: the
-// outputs of one remainder modulo s see every s-th tap. What follows them knows no transposition.
+// A transposed convolution of stride s splits into s convolutions of stride 1 along each dim, its
+// phases: the outputs with one remainder modulo s see every s-th tap. After this split nothing
+// knows about transposition.
 #include "kernels/grouped/grouped.h"
 
 #include <algorithm>
@@ -31,10 +32,10 @@ using kernels::LaneSource;
 using kernels::RunGrouped;
 using Problem = ConvolutionProblem;
 
-// 1-D rows are shared among threads in parts of as many pixels; all tile sizes divide them.
+// Threads share 1-D rows in parts of this many pixels. All tile sizes divide it.
 constexpr std::int64_t kPart = 140;
 
-// One dim of a phase, and which taps of the weight it has, in its order.
+// One dim of a phase, and its taps of the weight in its order.
 struct Phase {
   GroupedAxis axis;
   std::vector<std::int64_t> taps;
@@ -61,7 +62,7 @@ Phase forward(const Dim& dim) {
 
 Phase transposed(const Dim& dim, std::int64_t rest) {
   const auto found = phase_axis({dim.kernel, dim.stride, dim.padding, dim.dilation}, dim.out, rest);
-  // Outputs that meet no tap are the bias.
+  // Outputs that meet no tap get only the bias.
   const PhaseAxis axis =
       found.value_or(PhaseAxis{ceil_div(dim.out - rest, dim.stride), 0, 0, 1, 0, 1});
   Phase phase{{.in = dim.in,
@@ -106,8 +107,8 @@ struct Grouped {
   RunGrouped kernel;
 };
 
-// Where each output lane of `block` finds the `input`-th input channel of its group: one entry for
-// each vector of src that has some of them, so at least one.
+// Where each output lane of `block` finds the `input`-th input channel of its group. There is one
+// entry for each vector of src that holds some of these, so at least one.
 std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::int64_t input) {
   const std::int64_t ic = p.src_dims[1] / p.groups, oc = p.dst_dims[1] / p.groups;
   std::vector<LaneSource> sources;
@@ -126,7 +127,7 @@ std::vector<LaneSource> sources_of(const Problem& p, std::int64_t block, std::in
 }
 
 // Fills grouped.lanes [blocks, inputs, sources] and returns the number of sources: the most that
-// any block needs for an input. Where fewer do, the others have no lanes.
+// any block needs for an input. Sources that a block does not need have no lanes.
 std::int64_t fill_lanes(const Problem& p, Grouped& grouped) {
   std::vector<std::vector<LaneSource>> all;
   std::size_t most = 1;
@@ -167,14 +168,14 @@ bool is_depthwise(const Problem& p) {
   return p.groups == p.src_dims[1] && p.groups == p.dst_dims[1];
 }
 
-// Depthwise in channels-last: whole vectors of each pixel's channels.
+// Whether the problem is depthwise in channels-last with whole vectors of channels.
 bool is_of_pixels(const Problem& p) {
   return p.src_format == kChannelsLast && p.dst_format == kChannelsLast && is_depthwise(p) &&
          p.dtype == at::kFloat && p.dst_dims[1] % kernels::kernels().width == 0;
 }
 
-// What groups of any size and dtype ask; null if it is so. The block must be one vector of the
-// kernels.
+// The refusals that groups of any size and dtype share; null if there is none. The block must be
+// one vector of the kernels.
 const char* refuses_groups(const Problem& p) {
   const std::int64_t block = p.src_format.block;
   if (p.groups == 1) return "is for several groups";
@@ -214,7 +215,7 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   const std::int64_t src_blocks = ceil_div(p.src_dims[1], block);
   const std::int64_t src_pixels = c10::multiply_integers(s.in);
   const std::int64_t dst_pixels = c10::multiply_integers(s.out);
-  const std::int64_t pixel = of_pixels ? grouped->oc : block;  // elements to the next one
+  const std::int64_t pixel = of_pixels ? grouped->oc : block;  // elements to the next pixel
   for (const Phase& d : phases(0)) {
     for (const Phase& h : phases(1)) {
       for (const Phase& w : phases(2)) {
@@ -252,15 +253,15 @@ std::shared_ptr<Grouped> grouped_of(const Problem& p) {
   return grouped;
 }
 
-// weight [OC, inputs, *kernel], transposed [IC, OC / groups, *kernel], to [blocks, KD, KH, inputs,
-// KW, block] for the taps of each phase, float32, zeros beyond OC.
+// weight [OC, inputs, *kernel], transposed [IC, OC / groups, *kernel] -> float32 [blocks, KD, KH,
+// inputs, KW, block] for the taps of each phase, with zeros beyond OC.
 at::Tensor pack(const Grouped& grouped, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat);
   const at::Tensor packed = empty_packed(grouped.weights, at::kFloat);
   trace::Timed timed(trace::Kind::kPack, "convolution",
                      static_cast<std::int64_t>(weight.nbytes() + packed.nbytes()));
-  // Where output channel oc's first input begins; in a transposed weight the rows of a group are
-  // its inputs.
+  // Where the first input of output channel oc begins. In a transposed weight the rows of a group
+  // are its inputs.
   const std::int64_t of_group = grouped.transposed ? weight.size(1) : 1;
   const auto first_of = [&](std::int64_t oc) {
     if (!grouped.transposed) return oc * weight.stride(0);
@@ -298,11 +299,11 @@ at::Tensor pack(const Grouped& grouped, const at::Tensor& narrow) {
   return packed;
 }
 
-// Units are parts of rows, or rows that follow each other through d, the blocks and the images.
+// Runs units: parts of rows, or rows numbered through d, the blocks and the images.
 void run_units(const Grouped& grouped, const GroupedConvolution& g, Range units,
                const OnStored* on_stored) {
   if (!on_stored) return grouped.kernel(g, units.begin, units.end);
-  // Rows that are stored before the first of them is met again.
+  // The pixels to store before on_stored is called for them, while they are in cache.
   constexpr std::int64_t kPixels = 1024;
   const auto& [d, h, w] = g.axes;
   const std::int64_t parts = ceil_div(w.out, g.part), of_block = d.out * h.out * parts;
@@ -346,7 +347,7 @@ void run(const Grouped& grouped, const LayerBuffers& buffers) {
   });
 }
 
-// Rows of dst from rows of src, in one thread.
+// Makes rows of dst from rows of src, in one thread.
 void run_rows(const Grouped& grouped, const LayerBuffers& buffers, const BlockedRows& src,
               const std::uint8_t* residual, const BlockedRows& dst, Range rows) {
   GroupedConvolution g = grouped.parts[0].convolution;
@@ -369,7 +370,8 @@ void run_rows(const Grouped& grouped, const LayerBuffers& buffers, const Blocked
   grouped.kernel(g, 0, grouped.blocks * h.out);
 }
 
-// Of images without depth; taps beyond src are left out. A pixel of channels-last is one block.
+// The row stage, for images without depth. Taps beyond src are skipped. A pixel of channels-last is
+// one block.
 std::optional<RowStage> row_stage(const Problem& p, const Grouped& grouped) {
   const SpatialSizes s = spatial_sizes(p);
   if (p.transposed || s.kernel[0] != 1 || s.in[0] != 1 || s.padding[0] != 0) return std::nullopt;
@@ -453,10 +455,10 @@ std::optional<LayerPlan> plan_grouped_bfloat16(const Problem& p) {
   return with_float_bias(plan(p), p.dst_dims[1]);
 }
 
-// Faster than oneDNN's (1.0 to 1.4 times), except with a stride in 8c (0.9 times) or with a stride
-// on maps that come from memory (0.8 times). Kernels of 7x7 and 9x9 are as fast (0.75 to 1.2
-// times). With a dilation along rows, where each product has a load of its own, oneDNN's is the
-// faster one (0.55 times).
+// Ours is faster than oneDNN's (1.0 to 1.4 times), except with a stride in 8c (0.9 times) or with a
+// stride on maps that come from memory (0.8 times). Kernels of 7x7 and 9x9 are as fast (0.75 to 1.2
+// times). With a dilation along rows each product needs its own load, and oneDNN's is faster (ours
+// runs at 0.55 times its speed).
 double estimate_depthwise(const Problem& p) {
   if (isa() == Isa::kDefault) return kNever;
   if (p.dilation.back() > 1) return kBarelySlower * direct_microseconds(p);
@@ -472,8 +474,8 @@ double estimate_depthwise_bfloat16(const Problem& p) {
   return kBarelyFaster * direct_microseconds(p) / 2;
 }
 
-// The sums are float32's; dot products of bfloat16 are of whole blocks, of which a group has a
-// part.
+// It sums in float32. Dot products of bfloat16 would multiply whole blocks, of which a group has
+// only a part.
 double estimate_grouped_bfloat16(const Problem& p) {
   return kBarelySlower * direct_microseconds(p);
 }
@@ -482,10 +484,11 @@ double estimate_grouped_bfloat16(const Problem& p) {
 // kernels (which cost two reorders besides), for as many channels a group:
 //   16c    4 102 - 39     8 107 - 77    16 108 118 97    24 76 - 79    3 57 - 13
 //    8c    4  78 - 22     8  90 47 61   16  94  74 81    32 101 94 78  64 93 109 111
-// The taps of a kernel row share one permutation of input lanes; a 1x1 kernel has none to share it.
-// Nor has it loads to share, nor have other rows than grouped_kernel has: on a Zen 3 in 8c, 1x1 of
-// 32 and 80 channels a group run at 41 and 45 GF/s, direct at 76 and 89, 5x5 of 24 at 42 and 99. So
-// do lanes from several vectors: 3x3 of 28 and 20 channels 28 and 21, direct 52 and 46.
+// The taps of a kernel row share one permutation of input lanes and its loads. A 1x1 kernel has
+// nothing to share, and neither have kernel rows for which there is no grouped_kernel. On a Zen 3
+// in 8c, 1x1 kernels of 32 and 80 channels a group run at 41 and 45 GF/s and direct at 76 and 89;
+// 5x5 kernels of 24 channels run at 42 and direct at 99. Lanes from several vectors are slow too:
+// 3x3 of 28 and 20 channels run at 28 and 21, direct at 52 and 46.
 double estimate_grouped(const Problem& p) {
   if (isa() == Isa::kDefault) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();

@@ -1,4 +1,4 @@
-// A convolution in oneDNN's words, forward and backward.
+// Translates a convolution's weights into oneDNN's terms, for forward and backward.
 #pragma once
 
 #include <oneapi/dnnl/dnnl.hpp>

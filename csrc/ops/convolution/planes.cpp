@@ -1,5 +1,5 @@
-// 1x1 convolutions of planes, plain in and out: of few channels, for which blocks would be mostly
-// empty, as of the heads of attention that are mixed, or of what is plain before and after anyway.
+// Runs 1x1 convolutions of plain src and dst. It is for few channels (mixed attention heads), where
+// blocks would be mostly padding, and for layers whose neighbours are plain.
 #include "kernels/direct/planes.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// So many pixels of a unit, of a whole number of cache lines.
+// The pixels of a unit, in whole cache lines.
 constexpr std::int64_t kPixels = 256;
 
 const char* refuses_planes(const Problem& p) {
@@ -30,7 +30,7 @@ const char* refuses_planes(const Problem& p) {
              : "is for 1x1 at stride 1 without padding";
 }
 
-// Each src plane is read, and each dst plane written.
+// The products, plus reading each src plane and writing each dst plane once.
 double estimate_planes(const Problem& p) {
   return direct_microseconds(p) +
          (moving_microseconds(p.src_dims, p.dtype) + moving_microseconds(p.dst_dims, p.dtype)) / 2;

@@ -1,4 +1,4 @@
-// 1x1 convolutions by Strassen's product: an image is a matrix of pixels and channels.
+// Runs 1x1 convolutions by Strassen's product: an image is a matrix of pixels and channels.
 #include "ops/products/strassen.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// The problem as products of matrices: one for each image, or one for all where channels come last.
+// The problem as products of matrices: one for each image, or one for all in channels-last.
 struct Matrices {
   std::int64_t images, pixels;
   const kernels::Kernels& kernels;
@@ -29,7 +29,7 @@ Matrices matrices_of(const Problem& p) {
   return {1, images * pixels, kernels::kernels()};
 }
 
-// Of an image of `channels` in the format of the problem.
+// The steps of an image of `channels` channels in the problem's format.
 VectorSteps steps_of(const Problem& p, std::int64_t channels) {
   const Matrices m = matrices_of(p);
   const std::int64_t width = m.kernels.width;
@@ -46,7 +46,7 @@ const char* refuses_strassen(const Problem& p) {
   if (p.dtype != at::kFloat) return "computes float32 only";
   if (p.groups != 1) return "takes one group only";
   if (!all(sizes.kernel, 1)) return "takes 1x1 kernels only";
-  // A transposed one with dilation may be padded at its end.
+  // A transposed convolution with dilation may have padding at its end.
   const bool pixelwise = all(p.stride, 1) && all(p.padding, 0) && sizes.in == sizes.out;
   if (!pixelwise) return "takes stride 1 without padding only";
   if (p.src_format != p.dst_format) return "reads and writes one format only";

@@ -1,4 +1,4 @@
-// The gradient of a convolution's weight is a list of implementations, as the forward is.
+// The list of implementations of a convolution's weight gradient.
 #pragma once
 
 #include "ops/convolution_problem.h"
@@ -24,7 +24,8 @@ namespace weight_gradients {
 #undef IMPLEMENTATION
 }  // namespace weight_gradients
 
-// The estimate of what sums all products: of several that do, the first in the list runs.
+// The estimate of every implementation that sums all products. Among these the first in the list
+// runs.
 double direct_gradient_microseconds(const WeightGradientProblem& problem);
 
 }  // namespace torch_blocked

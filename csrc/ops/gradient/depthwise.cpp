@@ -1,6 +1,6 @@
-// The gradient of a depthwise weight, float32: every tap of a channel is the sum of diff_dst times
-// the input that the tap sees. A thread sums a channel block of an image; images are added in
-// float64, in their order, so the number of threads does not show.
+// The gradient of a depthwise weight in float32: every tap of a channel is the sum of diff_dst
+// times the input that the tap sees. A thread sums a channel block of an image. Images are added in
+// float64, in order, so the result does not depend on the number of threads.
 #include <ATen/ops/zeros.h>
 
 #include "kernels/grouped/depthwise_gradient.h"

@@ -1,9 +1,9 @@
-// The gradient of a weight as sums of outer products: at every tap, src channels times diff_dst
+// The gradient of a weight as sums of outer products: for each tap, src channels times diff_dst
 // channels, over all pixels that see the tap.
 //
-// Work is shared out as tiles of the weight; a tile is summed chunk by chunk of pixels in their
-// order, whoever does it. Where there are few tiles, the chunks are dealt to a fixed number of
-// parts that are added in order. So the result does not depend on the number of threads.
+// Threads share tiles of the weight. A tile is summed chunk by chunk of pixels, in order. If there
+// are few tiles, the chunks are split into a fixed number of parts that are added in order. So the
+// result does not depend on the number of threads.
 
 #include <algorithm>
 #include <array>
@@ -20,15 +20,15 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// Pixels summed in registers before they are added to the sums in memory, half as many where they
-// are of more than an image. 128 are 5 % slower; 512 have 3 times the error of oneDNN's.
+// Pixels summed in registers before they are added to the sums in memory; half as many if a chunk
+// spans images. 128 are 5 % slower; 512 have 3 times the error of oneDNN's kernel.
 constexpr std::int64_t kChunkPixels = 256;
-// Larger tiles read src and diff_dst fewer times, but their sums, of all taps, must stay in L2.
+// Larger tiles read src and diff_dst fewer times, but their sums of all taps must stay in L2.
 constexpr GradientTileSize kTile{.channels = 32, .vectors = 6},
     kTileOf1x1{.channels = 64, .vectors = 8};
 // Up to this many input channels, the columns under a kernel's row count as channels of one pixel.
 constexpr std::int64_t kFewChannels = 8;
-// Tiles times parts that are enough for any number of threads we expect.
+// Tiles times parts should reach this number, which is enough for the threads that we expect.
 constexpr std::int64_t kUnits = 32;
 
 struct Shape : SpatialSizes {
@@ -53,7 +53,7 @@ bool is_strided_1x1(const Shape& s) {
   return s.taps() == 1 && s.padding == zeros && s.stride != ones;
 }
 
-// Output positions along `dim` within `of` whose input under `tap` is not padding.
+// The output positions along `dim` within `of` for which the input under `tap` is not padding.
 Span seen(const Shape& s, std::size_t dim, std::int64_t tap, Span of) {
   const std::int64_t shift = tap * s.dilation[dim] - s.padding[dim];  // in = out * stride + shift
   const std::int64_t first = shift >= 0 ? 0 : ceil_div(-shift, s.stride[dim]);
@@ -62,7 +62,7 @@ Span seen(const Shape& s, std::size_t dim, std::int64_t tap, Span of) {
   return {std::max(of.begin, first), std::min(of.end, end)};
 }
 
-// Images and output rows of one chunk, and the first of those of the chunk after it.
+// The images and output rows of one chunk, and the first ones of the next chunk.
 struct Chunk {
   Span images, rows;
   std::int64_t next_image, next_row;
@@ -96,7 +96,7 @@ struct Sums {
   const kernels::Kernels& table;
   PackedGradient packed;
 
-  // Adds the products of a chunk at one tap; the first chunk of a part begins its sums.
+  // Adds the products of a chunk at one tap. The first chunk of a part begins its sums.
   void add_tap(const GradientTile& tile, const Chunk& chunk, std::array<std::int64_t, 3> tap,
                bool add, float* sums) const {
     const Span depth = seen(s, 0, tap[0], {0, s.out[0]}), rows = seen(s, 1, tap[1], chunk.rows),
@@ -139,7 +139,7 @@ struct Sums {
         .sums_row = packed.ic_stride,
         .sums_vector = packed.vector_stride,
         .add = add};
-    if (p.images * p.rows * p.pixels == 0) p.rows = 0;  // only padding: the sums may begin as 0
+    if (p.images * p.rows * p.pixels == 0) p.rows = 0;  // only padding: the sums may start from 0
     if (p.a_row == p.pixels * p.a_pixel && p.b_row == p.pixels * p.b_pixel) {
       p.pixels *= p.rows;  // 1x1: rows follow each other
       p.rows = 1;
@@ -225,8 +225,8 @@ at::Tensor with_padded_rows(const Shape& s, const Blocked& src, std::int64_t wid
   return padded;
 }
 
-// The pixels of src that a strided 1x1 sees: [N, blocks, *out, b]. Read in place, every other cache
-// line that the CPU fetches would be in vain (1.2 times as fast at 28@56).
+// Copies the pixels of src that a strided 1x1 sees: [N, blocks, *out, b]. Read in place, every
+// other cache line would be fetched in vain (the copy is 1.2 times as fast at 28@56).
 at::Tensor seen_pixels(const Shape& s, const Blocked& src) {
   const std::int64_t rows = s.batch * src.blocks() * s.out[0] * s.out[1];
   const at::Tensor seen = empty_pooled({rows, s.out[2], s.block}, src.physical.options());
@@ -254,7 +254,7 @@ void run_strided_1x1(const Shape& s, const Blocked& src, const Blocked& diff_dst
   run_direct(dense, {seen_pixels(s, src), src.channels}, diff_dst, packed, diff_weight);
 }
 
-// Runs the kernel as one of a single column over KW * IC channels, which are enough to fill
+// Runs the kernel as one with a single column and KW * IC channels, which are enough to fill the
 // registers at each tap.
 void run_few_channels(const Problem& p, const Blocked& src, const Blocked& diff_dst,
                       const at::Tensor& diff_weight) {

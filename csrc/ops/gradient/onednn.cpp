@@ -1,5 +1,5 @@
-// The gradient of a weight by oneDNN, never by its `ref` kernels: in the weights format that it
-// likes best, which is then reordered to the dense one.
+// The gradient of a weight by oneDNN, but never by its `ref` kernels. oneDNN writes the weights
+// format that it prefers, which is then reordered to the dense one.
 #include "ops/convolution/onednn.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using Problem = ConvolutionProblem;
 
 constexpr const char* kGradientOp = "convolution_backward";
 
-// oneDNN's primitive, and the reorder of its weights format to the dense one.
+// oneDNN's primitive and the reorder from its weights format to the dense one.
 struct GradientPrimitive {
   Primitive primitive, reorder;
   std::int64_t bytes;  // of diff_weights in oneDNN's format
@@ -98,7 +98,8 @@ std::optional<RunWeightGradient> plan_blocked(const WeightGradientProblem& probl
   };
 }
 
-// The first layer: oneDNN reads up to 3 channels from nchw only; the reorder is small, as src is.
+// For the first layer. oneDNN reads up to 3 channels only from nchw; the reorder is as small as
+// src.
 std::optional<RunWeightGradient> plan_plain_src(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
   const auto gradient =

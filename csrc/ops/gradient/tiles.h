@@ -1,13 +1,13 @@
-// The gradient of a weight in tiles that stay in L2, and its reorder from the format in which our
-// kernels sum it to the dense one.
+// Cuts the gradient of a weight into tiles that stay in L2, and reorders it from the format in
+// which our kernels sum it to the dense one.
 #pragma once
 
 #include "ops/convolution_problem.h"
 
 namespace torch_blocked {
 
-// The sums of a weight's gradient as our kernels leave them: [OC vectors, IC, taps, width], or
-// [OC vectors, taps, IC, width] for channels-last weights.
+// A weight's gradient as our kernels sum it: [OC vectors, IC, taps, width], or [OC vectors, taps,
+// IC, width] for channels-last weights.
 struct PackedGradient {
   at::Tensor sums;
   std::int64_t width;  // floats of a vector

@@ -1,8 +1,8 @@
 // The gradient of a 3x3 or 1x3x3 weight by Winograd's tiles of 4x4: a quarter of the products.
 //
-// src and diff_dst are transformed slab by slab of tiles, some slabs at a time, so that what they
-// become stays in L3; then each tile of the weight adds up its products of all slabs. Sums go over
-// the slabs in their order, so the number of threads does not show.
+// src and diff_dst are transformed in slabs of tiles, some slabs at a time, so that the transformed
+// slabs stay in L3. Then each tile of the weight adds up its products of these slabs. Sums go over
+// the slabs in order, so the result does not depend on the number of threads.
 
 #include "ops/convolution/winograd/winograd.h"
 
@@ -23,14 +23,15 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// Slabs whose products are summed in registers before they are added to the sums in memory: longer
-// chains lose accuracy.
+// The products of this many slabs are summed in registers before they are added to the sums in
+// memory. Longer chains lose accuracy.
 constexpr std::int64_t kChainSlabs = 4;
-// Tiles in a slab; transformed slabs at a time. 64@56 at batch 8 has 1568 tiles of 37 KB.
+// Tiles in a slab, and bytes of slabs transformed at a time. 64@56 at batch 8 has 1568 tiles of 37
+// KB.
 constexpr std::int64_t kSlab = 28, kSlabsBytes = 10 << 20;
-// A tile of the weight; its sums at 36 positions are 440 KB, which L2 has room for.
+// A tile of the weight. Its sums at 36 positions are 440 KB, which fit in L2.
 constexpr GradientTileSize kGradientTile{.channels = 32, .vectors = 6};
-// Between the sums of two positions, so that they do not crowd the same cache sets.
+// Floats between the sums of two positions, so that they do not crowd the same cache sets.
 constexpr std::int64_t kPad = 16;
 
 struct Gradient {
@@ -51,7 +52,7 @@ struct Gradient {
 
   std::int64_t v_size() const { return kernel.positions * v_stride; }
   std::int64_t d_size() const { return kernel.positions * d_stride; }
-  // Slabs transformed at a time.
+  // How many slabs are transformed at a time.
   std::int64_t at_a_time() const {
     const auto bytes = (v_size() + d_size()) * static_cast<std::int64_t>(sizeof(float));
     return std::clamp<std::int64_t>(kSlabsBytes / bytes, 1, slabs);
@@ -126,7 +127,7 @@ void multiply(const Gradient& g, const Slabs& slabs, const GradientTile& tile, b
   }
 }
 
-// G^T sums G of one tile of the weight, to the dense gradient.
+// Writes G^T sums G of one tile of the weight to the dense gradient.
 void finish(const Gradient& g, const GradientTile& tile, const float* sums,
             const PackedGradient& packed, const at::Tensor& diff_weight) {
   const std::int64_t width = g.table.width;
@@ -152,7 +153,8 @@ void run_slabs(const Problem& p, const Blocked& src, const Blocked& diff_dst,
   const PackedGradient packed = empty_packed_gradient(p, diff_weight, width);
   const std::int64_t size =
       g.kernel.positions * (kGradientTile.channels * kGradientTile.vectors * width + kPad);
-  // If all slabs are transformed at once, a tile's sums are needed only while it is worked on.
+  // If all slabs are transformed at once, a tile's sums are needed only while a thread works on
+  // it.
   const bool at_once = at_a_time == g.slabs;
   const at::Tensor sums = empty_pooled({at_once ? 0 : tiles.count() * size}, options);
   auto *v = transformed.mutable_data_ptr<float>(), *all_sums = sums.mutable_data_ptr<float>();
@@ -170,9 +172,9 @@ void run_slabs(const Problem& p, const Blocked& src, const Blocked& diff_dst,
   }
 }
 
-// In FMAs per pair of channels, as the forward's costs: transforms per tile and vector of channels,
-// and G^T sums G per pair. The direct gradient runs at the pace of a direct convolution, this one
-// at 0.9 of it.
+// Costs are in FMAs per pair of channels, as in the forward: transforms per tile and vector of
+// channels, and G^T sums G per pair. The direct gradient runs at the pace of a direct convolution,
+// this one at 0.9 of that pace.
 const char* refuses_winograd(const WeightGradientProblem& problem) {
   const auto& [p, diff_weight] = problem;
   if (p.dtype != at::kFloat) return "computes float32 only";

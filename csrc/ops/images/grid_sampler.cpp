@@ -1,5 +1,6 @@
-// Sampling at the points of a grid, 2-D and 3-D, and its gradients. Every point becomes a few taps:
-// pixels of the image with a weight each, found once and used for all channels. float32.
+// Samples an image at the points of a grid, 2-D and 3-D, and computes the gradients. Every point
+// becomes a few taps: pixels of the image with a weight each. Taps are found once and used for all
+// channels. float32.
 #include "kernels/images/grid_sampler.h"
 
 #include <ATen/ops/empty.h>
@@ -20,7 +21,7 @@
 namespace torch_blocked {
 namespace {
 
-// As aten::grid_sampler_2d numbers them.
+// Numbered as in aten::grid_sampler_2d.
 enum SampledBy : std::int64_t { kLinear, kNearest, kCubic };
 enum Padding : std::int64_t { kZeros, kBorder, kReflection };
 
@@ -47,8 +48,8 @@ Coordinate pixel_coordinate(float value, std::int64_t size, bool align_corners) 
   return {((value + 1) * extent - 1) / 2, extent / 2};
 }
 
-// As in ATen's kernels, NaN becomes the first pixel in 2-D, and in 3-D the last one, from which no
-// gradient comes.
+// As in ATen's kernels, NaN becomes the first pixel in 2-D. In 3-D it becomes the last one, which
+// gets no gradient.
 Coordinate clip(Coordinate c, std::int64_t size, const Sampling& sampling) {
   const auto last = static_cast<float>(size - 1);
   if (std::isnan(c.at) && !sampling.flat) return {sampling.backward ? c.at : last, 0};
@@ -56,7 +57,7 @@ Coordinate clip(Coordinate c, std::int64_t size, const Sampling& sampling) {
   return c.at >= last ? Coordinate{last, 0} : c;
 }
 
-// Mirrored at the outer pixels, or at their outer edges, as often as needed.
+// Mirrors a coordinate at the outer pixels, or at their outer edges, as often as needed.
 Coordinate reflect(Coordinate c, std::int64_t size, bool align_corners) {
   const float low = align_corners ? 0.f : -0.5f;
   const float span = static_cast<float>(align_corners ? size - 1 : size);
@@ -74,8 +75,8 @@ Coordinate padded(Coordinate c, std::int64_t size, const Sampling& sampling) {
   return sampling.padding == kZeros ? c : clip(c, size, sampling);
 }
 
-// The taps of one coordinate along its dim; weight and slope are 0 outside the image. But in 2-D a
-// weight that is NaN stays there, as ATen has it: NaN times a zero makes the result NaN.
+// The taps of one coordinate along its dim. Weight and slope are 0 outside the image. But in 2-D a
+// NaN weight stays NaN there, as in ATen: NaN times zero makes the result NaN.
 struct DimTaps {
   std::array<std::int64_t, 4> index{};
   std::array<float, 4> weight{}, slope{};
@@ -126,7 +127,7 @@ struct ImageTaps {
   std::int64_t taps, points;
   std::vector<std::int64_t> offsets;
   std::vector<float> weights;
-  std::vector<std::vector<float>> slopes;  // by each dim's coordinate; for gradients only
+  std::vector<std::vector<float>> slopes;  // for each dim's coordinate; for gradients only
 };
 
 class Sampler {
@@ -157,7 +158,7 @@ class Sampler {
   }
 
  private:
-  // Every combination of the dims' taps.
+  // Fills in every combination of the dims' taps.
   void fill(const float* values, std::size_t first, ImageTaps& result) const {
     const std::size_t dims = sizes_.size();
     std::array<DimTaps, 3> of_dim;
@@ -217,7 +218,7 @@ Blocked check(const at::Tensor& input, std::int64_t channels, const at::Tensor& 
                text(src.dims(), " and ", grid.sizes()), "");
   }
   if (src.pixels() == 0) fail_value(kOp, "an image with pixels", text(src.dims()), "");
-  // Coordinates are float32, which counts every pixel up to here.
+  // Coordinates are float32, which represents every integer up to this.
   const at::IntArrayRef spatial = src.physical.sizes().slice(2, src.physical.dim() - 3);
   if (std::ranges::any_of(spatial, [](std::int64_t size) { return size > 1 << 24; })) {
     fail_not_implemented(kOp, "at most 2^24 pixels in a dim", text(src.dims()), "");
@@ -259,7 +260,7 @@ at::Tensor grid_sampler(const at::Tensor& input, std::int64_t channels, const at
       }
     });
   }
-  clear_tail_(dst.physical, channels);  // a NaN weight makes NaN of the tail's zeros
+  clear_tail_(dst.physical, channels);  // a NaN weight turns the tail's zeros into NaN
   return dst.physical;
 }
 
@@ -287,7 +288,7 @@ std::tuple<at::Tensor, at::Tensor> grid_sampler_backward(
     const ImageTaps taps = sampler.taps(image, output_mask[1]);
     const float* in = src.physical.const_data_ptr<float>() + image * blocks * src_row;
     const float* diff = diff_dst.physical.const_data_ptr<float>() + image * blocks * dst_row;
-    if (output_mask[0]) {  // a thread takes whole channel blocks: no two write the same pixel
+    if (output_mask[0]) {  // threads take whole channel blocks, so no two write the same pixel
       float* out = diff_src.mutable_data_ptr<float>() + image * blocks * src_row;
       parallel_units(blocks, dst_row, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {

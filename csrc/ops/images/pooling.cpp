@@ -1,3 +1,5 @@
+// Pooling as a list of implementations: maxima by our kernels, averages by oneDNN where it divides
+// as ATen does, else by our kernels.
 #include "ops/images/pooling.h"
 
 #include <array>
@@ -17,7 +19,7 @@
 namespace torch_blocked {
 namespace {
 
-// Whether each window has a pixel of src: those far into the padding have none if they are dilated.
+// Whether every window has a pixel of src. A dilated window far in the padding may have none.
 bool all_windows_have_pixels(const PoolingProblem& p) {
   for (std::size_t i = 0; i < p.kernel.size(); ++i) {
     const std::int64_t src = p.src_dims[2 + i];
@@ -30,7 +32,7 @@ bool all_windows_have_pixels(const PoolingProblem& p) {
   return true;
 }
 
-// kernel(of_memory(windows of src and dst), rows) for all rows of dst.
+// Plans kernel(of_memory(windows of src and dst), rows) for all rows of dst.
 template <typename Kernel, typename OfMemory>
 PoolingPlan plan_rows(const PoolingProblem& p, Kernel kernel, OfMemory of_memory) {
   const kernels::PoolingWindows windows = windows_of(p);
@@ -53,7 +55,7 @@ const kernels::Kernels& kernels_of(const PoolingProblem& p) {
   return p.format.is_blocked() ? kernels::kernels_for(p.format.block) : kernels::kernels();
 }
 
-// Not by oneDNN, whose maximum of a window with a NaN is that of its other pixels.
+// Never by oneDNN, which ignores a NaN in a window.
 std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   const kernels::Kernels& k = kernels_of(p);
   const auto kernel = p.dtype == at::kByte       ? k.maximum_bytes
@@ -62,7 +64,8 @@ std::optional<PoolingPlan> plan_maximum(const PoolingProblem& p) {
   return plan_rows(p, kernel, [](const kernels::PoolingWindows& windows) { return windows; });
 }
 
-// Whatever oneDNN does not take. With small windows it takes up to 1.5 times as long as oneDNN's.
+// Takes the averages that oneDNN does not. With small windows it takes up to 1.5 times as long as
+// oneDNN's kernel.
 std::optional<PoolingPlan> plan_average(const PoolingProblem& p) {
   return plan_rows(p, kernels_of(p).average,
                    [of_window = p.kind == Pooling::kAverageOfWindow,
@@ -72,8 +75,8 @@ std::optional<PoolingPlan> plan_average(const PoolingProblem& p) {
                    });
 }
 
-// Whether oneDNN divides as ATen does, by no other number and where ceil_mode adds no windows that
-// go beyond the padding.
+// Whether oneDNN divides as ATen does: there is no other divisor, and ceil_mode adds no windows
+// that go beyond the padding.
 bool divides_by_windows(const PoolingProblem& p) {
   if (p.divisor != 0) return false;
   for (std::size_t i = 0; p.kind == Pooling::kAverageOfWindow && i < p.kernel.size(); ++i) {
@@ -91,7 +94,7 @@ std::optional<PoolingPlan> plan_onednn(const PoolingProblem& p) {
                            dst_md = activation_md(p.dst_dims, p.format, p.dtype);
   Dims dilates = p.dilation;  // oneDNN counts the gaps
   for (std::int64_t& dilate : dilates) --dilate;
-  Dims padding_end = p.padding;  // dst may end before the far padding, or with ceil_mode beyond it
+  Dims padding_end = p.padding;  // dst may end before the far padding, or beyond it with ceil_mode
   for (std::size_t i = 0; i < p.kernel.size(); ++i) {
     const Window window{p.kernel[i], p.stride[i], p.padding[i], p.dilation[i]};
     padding_end[i] = window.padding_end(p.src_dims[2 + i], p.dst_dims[2 + i]);

@@ -1,3 +1,5 @@
+// Resampling by ATen's rules: finds the taps of each dim once, then makes rows of dst from
+// resampled rows of src.
 #include "ops/images/resampling.h"
 
 #include <algorithm>
@@ -18,21 +20,21 @@
 namespace torch_blocked {
 namespace {
 
-// What a position of dst is made of along one dim: src at `index`, [positions, taps].
+// The taps of positions of dst along one dim: `index` in src, [positions, taps].
 struct Axis {
   std::int64_t src = 1, dst = 1, taps = 1;
   std::vector<std::int64_t> index{0};
   std::vector<float> weight{1};
 };
 
-// The pixel at a coordinate, which may be no number or beyond the image where a scale is odd.
+// The pixel at a coordinate. With an odd scale the coordinate may be NaN or beyond the image.
 std::int64_t pixel_at(float coordinate, std::int64_t last) {
   if (!(coordinate > 0)) return 0;
   return coordinate < static_cast<float>(last) ? static_cast<std::int64_t>(coordinate) : last;
 }
 
-// The weights of four pixels for what is `t` behind the second of them.
-// Source: ATen's get_cubic_upsample_coefficients, Keys' kernel with a = -0.75.
+// The weights of four pixels for a point `t` beyond the second one. Source: ATen's
+// get_cubic_upsample_coefficients, Keys' kernel with a = -0.75.
 std::array<float, 4> cubic_weights(float t) {
   constexpr float a = -0.75f;
   const auto near = [](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
@@ -50,11 +52,11 @@ void add_cubic(Axis& axis, float real) {
   axis.weight.insert(axis.weight.end(), weights.begin(), weights.end());
 }
 
-// The pixel nearest to a position of dst, as ATen's kernels of contiguous images take it. Those of
-// small images in 2-D (HW tells) go by nearest_idx and nearest_exact_idx of UpSample.h, all others
-// by HelperInterpNearest and HelperInterpNearestExact of cpu/UpSampleKernel.cpp: these round
+// The pixel nearest to a position of dst, as ATen's kernels of contiguous images choose it. For
+// small 2-D images (by H and W) these are nearest_idx and nearest_exact_idx of UpSample.h, for all
+// others HelperInterpNearest and HelperInterpNearestExact of cpu/UpSampleKernel.cpp. They round
 // differently, and only the first treat sizes that are equal or twice as large as scales of 1 or 2.
-// T: float, or double for its images.
+// T is float, or double for images of double.
 template <typename T>
 std::int64_t nearest_pixel(bool is_exact, bool is_small, const Axis& axis, std::int64_t at,
                            const std::optional<double>& given) {
@@ -77,7 +79,7 @@ std::int64_t nearest_pixel(bool is_exact, bool is_small, const Axis& axis, std::
   return pixel_at(static_cast<float>(static_cast<double>(real) + 0.5), end);
 }
 
-// Whether ATen takes the kernel of small images, _use_vectorized_kernel_cond_2d.
+// Whether ATen takes the kernel of small images. Source: _use_vectorized_kernel_cond_2d.
 bool is_small(const ResamplingProblem& p) {
   return p.dst_dims.size() == 4 && p.dst_dims[2] + p.dst_dims[3] <= 128;
 }
@@ -95,8 +97,8 @@ Axis nearest_axis(const ResamplingProblem& p, std::size_t dim) {
   return axis;
 }
 
-// ATen's rules, UpSample.h: compute_scales_value and area_pixel_compute_source_index, with float32
-// as there.
+// The taps along one dim by ATen's rules, in float32 as there. Source: compute_scales_value and
+// area_pixel_compute_source_index of UpSample.h.
 Axis axis_of(const ResamplingProblem& p, std::size_t dim) {
   if (is_nearest(p.interpolation)) return nearest_axis(p, dim);
   const bool cubic = p.interpolation == Interpolation::kCubic;
@@ -130,13 +132,13 @@ std::int64_t bytes_of_pixel(const ResamplingProblem& p) {
   return lanes * static_cast<std::int64_t>(c10::elementSize(p.dtype));
 }
 
-// Rows of dst are sums of rows of src that are resampled along w, each of which is kept for the
-// rows of dst that come next.
+// A row of dst is a weighted sum of src rows, each of which is first resampled along w. Resampled
+// rows are kept for the next rows of dst.
 struct Resampling {
   std::array<Axis, 3> axes;           // d, h, w
   std::vector<std::int64_t> offsets;  // of w's taps, in elements
   std::int64_t images;                // of one block each
-  std::int64_t pixel_bytes, lanes;    // a pixel in words of float32; other types are only copied
+  std::int64_t pixel_bytes, lanes;    // a pixel in floats; other types are only copied
   const kernels::Kernels* kernels;
 
   explicit Resampling(const ResamplingProblem& p)
@@ -154,7 +156,7 @@ struct Resampling {
   std::int64_t rows() const { return images * axes[0].dst * axes[1].dst; }
   std::int64_t src_row() const { return axes[2].src * lanes; }
   std::int64_t dst_row() const { return axes[2].dst * lanes; }
-  // Row `row` of src, of all images and planes.
+  // Resamples row `row` of src, counted through all images and planes.
   void resample_row(const float* src, std::int64_t row, float* dst) const {
     kernels->resample_row({.offsets = offsets.data(),
                            .weights = axes[2].weight.data(),
@@ -166,13 +168,13 @@ struct Resampling {
   bool has_whole_words() const {
     return pixel_bytes == lanes * static_cast<std::int64_t>(sizeof(float));
   }
-  // Rows [begin, end) of dst.
+  // Makes rows [begin, end) of dst.
   void run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const;
   void copy_bytes(const std::byte* src, std::byte* dst, std::int64_t begin, std::int64_t end) const;
 };
 
-// The rows of src that the taps of d and h reach at a time: at most four neighbours of at most two
-// planes, which have a place each.
+// The resampled rows of src that the taps along d and h need at a time: at most four neighbours in
+// at most two planes, each with a place of its own.
 class ResampledRows {
  public:
   ResampledRows(const Resampling& r, const float* src)
@@ -201,7 +203,7 @@ void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int6
   const Axis &planes = axes[0], &lines = axes[1];
   const std::int64_t taps = planes.taps * lines.taps;
   ResampledRows resampled(*this, src);
-  std::int64_t last = -1;  // row of src, of those that are taken as they are
+  std::int64_t last = -1;  // the row of src in the previous row of dst, with one tap
   for (std::int64_t at = begin; at < end; ++at) {
     const std::int64_t line = at % lines.dst, plane = at / lines.dst % planes.dst,
                        image = at / lines.dst / planes.dst;
@@ -236,7 +238,8 @@ void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int6
   }
 }
 
-// The nearest pixels, where these are no whole words: bytes of few channels, channels last.
+// Copies the nearest pixels if their bytes are not whole floats: bytes of few channels in
+// channels-last.
 void Resampling::copy_bytes(const std::byte* src, std::byte* dst, std::int64_t begin,
                             std::int64_t end) const {
   const Axis &planes = axes[0], &lines = axes[1], &pixels = axes[2];

@@ -1,4 +1,4 @@
-// Enlarging and shrinking images in blocked formats and in channels-last.
+// Plans the enlarging and shrinking of images in blocked formats and channels-last.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct ResamplingProblem {
   Dims src_dims, dst_dims;                      // of 1 to 3 spatial dims
   Format format;                                // of src and dst: channels-last or blocked
   bool align_corners;                           // of kLinear and kCubic
-  std::array<std::optional<double>, 3> scales;  // of the dims; none where the sizes say it
+  std::array<std::optional<double>, 3> scales;  // of the dims; none: it follows from the sizes
   at::ScalarType dtype = at::kFloat;            // kNearest and kNearestExact take any other
 };
 

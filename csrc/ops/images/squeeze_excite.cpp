@@ -1,10 +1,11 @@
-// Three passes: sums of src, the layers, the product. A few images at a time, so that the product
-// finds src in the caches, and from the end, where the sums left it.
+// Runs squeeze and excitation in three passes: sums of src, the layers, the product. A few images
+// run at a time, so that the product finds src in the caches. The product starts from the end,
+// which the sums read last.
 //
-// Sums of the rows that a chain has just made (ops/convolution/row_chain.h), and products by rows
-// for the chain behind, leave out two passes through memory, and yet EfficientNet-B0 and
-// MobileNetV3 took 0.99 to 1.04 of the time on a Zen 3: most of a gate's time goes to the weights
-// of its layers.
+// Fusing the sums and the product with the chains of rows before and after
+// (ops/products/row_chain.h) would save two passes through memory. But with that EfficientNet-B0
+// and MobileNetV3 took 0.99 to 1.04 of the time on a Zen 3, because most of a gate's time goes to
+// the weights of its layers.
 #include "ops/images/squeeze_excite.h"
 
 #include <ATen/ops/cat.h>
@@ -26,12 +27,14 @@ namespace {
 
 using kernels::LinearRows;
 
-// What a thread sums up at a time, in floats: 64 KB, few enough to share out a map of one block.
+// The floats that a thread sums at a time: 64 KB, small enough that threads can share a map of one
+// block.
 constexpr std::int64_t kPartElements = 16384;
-// Elements that cost as much as one of another kernel, as each costs only a load and an addition or
-// product: a second thread pays later. 240@14 takes 9 us on one thread and took 12 on two.
+// How many elements cost as much as one of another kernel. Each costs only a load and an addition
+// or product, so a second thread pays off later: 240@14 takes 9 us on one thread and took 12 on
+// two.
 constexpr std::int64_t kCheap = 2;
-// Elements of src in a group of images: the product still finds them in the caches of two cores.
+// Elements of src in a group of images. The product still finds them in the caches of two cores.
 constexpr std::int64_t kGroupElements = 1 << 19;
 
 // src as rows [pixels, lanes], one for each channel block of each image, in parts of pixels.
@@ -51,7 +54,7 @@ struct GateRows {
 
   std::int64_t padded_channels() const { return blocks * lanes; }
   std::int64_t image_size() const { return padded_channels() * pixels; }
-  // Of a part: its first element in an image, and how many pixels it has.
+  // The first element of a part in an image, and its number of pixels.
   std::int64_t offset(std::int64_t unit) const {
     return (unit / parts * pixels + unit % parts * part) * lanes;
   }
@@ -78,7 +81,7 @@ struct Layer {
   std::int64_t weights_size() const { return blocks * rows.weights_stride; }
   std::int64_t size() const { return weights_size() + blocks * rows.block; }
 
-  // Weights and bias of what is beyond the layer's own sizes are 0.
+  // Packs weights and bias, with 0 beyond the layer's own sizes.
   std::vector<at::Tensor> pack(const SqueezeExciteLayer& layer) const {
     const at::Tensor weight = layer.weight.flatten(1);
     at::Tensor padded = at::zeros({blocks * rows.block, rows.inputs}, weight.options());
@@ -89,7 +92,7 @@ struct Layer {
   }
 };
 
-// The tail of a block is no channel, but the vectors of means and gates have a place for it.
+// The vectors of means and gates include the tail of the last block.
 std::vector<Layer> layers_of(const SqueezeExciteProblem& p) {
   const std::int64_t padded = GateRows(p).padded_channels();
   std::vector<Layer> layers;
@@ -143,7 +146,7 @@ class Runner {
   }
 
  private:
-  // f(begin, end) on ranges of the parts of some images.
+  // Calls f(begin, end) for ranges of the parts of some images.
   template <typename F>
   void for_parts(std::int64_t images, F&& f) const {
     parallel_units(images * rows_.blocks * rows_.parts, rows_.part * rows_.lanes / kCheap,
@@ -178,7 +181,7 @@ class Runner {
     });
   }
 
-  // vectors_[0] -> what the last layer makes of it, [images, padded channels]
+  // vectors_[0] -> the result of the last layer, [images, padded channels]
   const float* run_layers(const float* weights, std::int64_t images) {
     const float* src = vectors_[0].data();
     for (std::size_t i = 0; i < layers_.size(); ++i) {

@@ -1,5 +1,5 @@
-// Squeeze and excitation: x times a gate for each channel, which small layers make from the means
-// of all channels. float32, in a blocked format or channels-last.
+// Squeeze and excitation: multiplies each channel by a gate. Small layers compute the gates from
+// the means of all channels. float32, in a blocked format or channels-last.
 //
 //   means [N, C] = mean of src [N, C, *spatial] over the spatial dims
 //   gates [N, C] = layers, one after the other: activation(weight * + bias)

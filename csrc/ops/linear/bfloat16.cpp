@@ -1,4 +1,4 @@
-// Linear layers of bfloat16 by products of two numbers at a time, summed in float32.
+// Runs linear layers of bfloat16 by dot products of two numbers at a time, summed in float32.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using kernels::LinearRows;
 std::int64_t block_of_outputs() { return LinearRows::kMostVectors * kernels::kernels().width; }
 
 // weight [outputs, inputs] -> [blocks of outputs, inputs / 2, outputs, 2]. Two numbers count as one
-// of 32 bits, so that it is a transposition of these.
+// of 32 bits, so packing is a transposition.
 at::Tensor pack_bfloat16(const at::Tensor& weight) {
   trace::Timed timed(trace::Kind::kPack, "linear", static_cast<std::int64_t>(weight.nbytes()));
   const at::Tensor dense = weight.contiguous();

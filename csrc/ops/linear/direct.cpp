@@ -1,6 +1,6 @@
-// A linear layer of many rows, by the tiles of direct convolution: a row is a pixel, an input a
-// lane. Threads go through its loops together, as they do not through oneDNN's kernel, which by
-// itself is as fast, more or less by the shape: optimize times both.
+// Runs a linear layer of many rows by the tiles of direct convolution: a row is a pixel, an input a
+// lane. Threads can go through its loops together, which oneDNN's kernel does not allow. Alone,
+// oneDNN's kernel is about as fast, depending on the shape; optimize times both.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -15,16 +15,17 @@
 namespace torch_blocked {
 namespace {
 
-// Rows of a unit: src stays in L2 while all groups of outputs go over it.
+// The most rows of a unit: src stays in L2 while all groups of outputs go over it.
 constexpr std::int64_t kMostRows = 224, kMostWidth = 48;
 // Rows at multiples of this distance, in floats, have their lines in one set of L1, which holds 8
-// of them; a tile of more rows reads each line 16 times. 1024 x 1024 -> 256 took 1.7 times as long.
+// lines. A tile of more rows would read each line 16 times: 1024 x 1024 -> 256 took 1.7 times as
+// long.
 constexpr std::int64_t kSameSet = 1024, kWays = 8;
-// Such rows are copied, some lanes at a time and not at such a distance, for up to so many groups
-// of outputs; for fewer where there would be few units to share.
+// Such rows are copied to another distance, some lanes at a time, for up to kCopiedGroups groups of
+// outputs. There are fewer groups if threads would have too few units to share.
 constexpr std::int64_t kCopiedRows = 56, kCopiedGroups = 8, kApart = 16, kUnits = 12;
 
-// How a problem is cut: units are some rows and some groups of outputs.
+// How a problem is cut. A unit is some rows and some groups of outputs.
 struct Cut {
   PackedColumns outputs;
   bool copies;
@@ -65,14 +66,14 @@ struct Unit {
   std::int64_t row, rows, group, end;
 };
 
-// Lanes [lane, lane + lanes) of the unit's sums. src begins with that lane.
+// Adds lanes [lane, lane + lanes) to the unit's sums. src begins with that lane.
 void run_part(const LinearProblem& p, const Cut& cut, const Buffers& buffers, const Unit& unit,
               const float* src, std::int64_t src_stride, std::int64_t lane, std::int64_t lanes,
               float* whole) {
   for (std::int64_t group = unit.group; group < unit.end; ++group) {
     const std::int64_t output = group * cut.outputs.group();
     const std::int64_t wide = cut.outputs.vectors(output) * cut.outputs.sizes().width;
-    const bool fits = output + wide <= p.outputs;  // only the last group may not
+    const bool fits = output + wide <= p.outputs;  // false only for the last group
     const std::int64_t at = unit.row * p.outputs + output;
     float* dst = buffers.dst + at;
     const float* residual = buffers.residual ? buffers.residual + at : nullptr;
@@ -101,7 +102,7 @@ void run_part(const LinearProblem& p, const Cut& cut, const Buffers& buffers, co
 }
 
 void run_unit(const LinearProblem& p, const Cut& cut, const Buffers& buffers, const Unit& unit) {
-  alignas(64) std::array<float, kMostRows * kMostWidth> whole;  // vectors, where dst has not all
+  alignas(64) std::array<float, kMostRows * kMostWidth> whole;  // vectors, if dst has not all
   const float* src = buffers.src + unit.row * p.inputs;
   const std::int64_t part = lanes_of_part(cut.outputs);
   const std::int64_t apart = part + kApart;
@@ -119,7 +120,7 @@ void run_unit(const LinearProblem& p, const Cut& cut, const Buffers& buffers, co
 void run(const LinearProblem& p, const Cut& cut, const Buffers& buffers) {
   const std::int64_t spans = ceil_div(cut.outputs.groups(), cut.groups);
   const std::int64_t parts = ceil_div(p.rows, cut.rows);
-  // A product takes about an eighth of the time of what an op on every element does.
+  // A product takes about an eighth of the time of a pointwise operation on an element.
   const std::int64_t work = cut.rows * p.inputs * cut.groups * cut.outputs.group() / 8;
   parallel_units(spans * parts, work, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
@@ -152,7 +153,7 @@ std::optional<LayerPlan> plan_direct(const LinearProblem& p) {
   return plan;
 }
 
-// Its weights come in pieces, as oneDNN's do.
+// Reads weights in pieces, as oneDNN does, and so at the same pace.
 double estimate_direct(const LinearProblem& p) {
   constexpr double kFlops = 120e3, kBytes = 17e3;  // per microsecond
   const auto weights =

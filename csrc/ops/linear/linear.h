@@ -1,5 +1,5 @@
-// src [rows, inputs] times weight [outputs, inputs] transposed, plus bias, with an epilogue:
-// float32 or bfloat16, plain. In bfloat16 nothing is added.
+// Plans linear layers: src [rows, inputs] times weight [outputs, inputs] transposed, plus bias,
+// with an epilogue. All tensors are plain, float32 or bfloat16. bfloat16 takes no residual.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ namespace torch_blocked {
 struct LinearProblem {
   std::int64_t rows, inputs, outputs;
   bool has_bias;
-  kernels::Epilogue epilogue;  // a sum has its activation after it only
+  kernels::Epilogue epilogue;  // with a residual, only `after` is used
   at::ScalarType dtype = at::kFloat;
 
   const kernels::Activation& activation() const {
@@ -35,14 +35,14 @@ namespace linears {
 
 // Whether any implementation takes a problem.
 bool takes_linear(const LinearProblem& problem);
-// The implementations that take a problem: the one that should be fastest, then the others; only
-// one if it is forced.
+// The implementations that take a problem, the one that should be fastest first; only the forced
+// one if there is one.
 std::vector<const char*> linear_implementations_for(const LinearProblem& problem);
-// Whether the residual may be dst.
+// Whether the residual may share dst's memory.
 bool linear_sums_in_place(const char* implementation);
-// Whether its estimate leaves it a chance.
+// Whether its estimate is low enough that it may be the fastest.
 bool linear_may_be_fastest(const LinearProblem& problem, const char* implementation);
-// The plan by one of these.
+// The plan by one of the implementations that take the problem.
 LayerPlan plan_linear(const LinearProblem& problem, const char* implementation);
 
 // The implementations that do not take a problem.

@@ -1,4 +1,5 @@
-// oneDNN's inner product, and our kernel for few rows, which reads the weights as oneDNN has them.
+// Runs linear layers by oneDNN's inner product, or by our kernel for few rows, which reads the
+// weights in oneDNN's format.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -35,8 +36,8 @@ dnnl::primitive_attr attributes(const kernels::Activation& activation) {
   return attr;
 }
 
-// Weights as [blocks of outputs, inputs, outputs of the block], where inputs may be padded: how
-// oneDNN wants those of most problems.
+// Weights as [blocks of outputs, inputs, outputs of the block], where inputs may be padded. oneDNN
+// wants this format for most problems.
 struct OutputBlocks {
   std::int64_t outputs, stride;  // floats of a row of a block, and of a block
 };
@@ -51,8 +52,9 @@ std::optional<OutputBlocks> output_blocks_of(const Md& weights) {
   return OutputBlocks{outputs, strides[0]};
 }
 
-// VGG-16's first linear layer, 392 MiB, is optimized in 0.10 to 0.17 s so; with oneDNN's reorder
-// and a copy of what it packs that was 0.15 to 0.77 s, as pages are at hand or not.
+// Packs without oneDNN's reorder. VGG-16's first linear layer, 392 MiB, is optimized in 0.10 to
+// 0.17 s. With oneDNN's reorder and a copy of its result it took 0.15 to 0.77 s, depending on
+// whether pages were at hand.
 void pack_output_blocks(const at::Tensor& weight, const OutputBlocks& blocks, float* packed) {
   constexpr std::int64_t kInputs = 256;
   const auto [block, stride] = blocks;
@@ -92,7 +94,8 @@ at::Tensor pack(const at::Tensor& weight, const Md& packed_md) {
   return packed;
 }
 
-// The problem as our kernel for few rows takes it, if it can read the weights as oneDNN has them.
+// The problem as our kernel for few rows takes it; nothing if it cannot read oneDNN's weights
+// format.
 std::optional<LinearRows> few_rows(const LinearProblem& p, const Md& weights) {
   const std::int64_t width = kernels::kernels().width;
   const auto blocks = output_blocks_of(weights);
@@ -120,8 +123,8 @@ void run_few_rows(LinearRows rows, const LayerBuffers& buffers) {
                  });
 }
 
-// oneDNN's primitive. Both implementations take the weights in the format that it chooses, so that
-// they are packed once for any number of rows.
+// oneDNN's primitive. Both implementations take the weights in the format that it chooses, so
+// weights are packed once for any number of rows.
 struct InnerProduct {
   NoFork no_fork = {};
   Md src_md, weights_md, bias_md, dst_md;
@@ -149,7 +152,7 @@ const char* refuses_onednn(const LinearProblem& p) {
   return p.dtype != at::kFloat ? "computes float32 only" : nullptr;
 }
 
-// The problem without its epilogue, and that in a pass of its own.
+// Plans the problem without its epilogue, followed by a pass that applies it.
 std::optional<LayerPlan> with_pass(const LinearProblem& p,
                                    std::optional<LayerPlan> (*plan)(const LinearProblem&)) {
   LinearProblem plain = p;
@@ -184,21 +187,22 @@ std::optional<LayerPlan> plan_primitive(const LinearProblem& p) {
   return plan;
 }
 
-// A sum runs in a pass of its own, and so does a clamp, which keeps NaN there.
+// A residual or a clamp runs in a separate pass; oneDNN's own clamp would lose NaN.
 std::optional<LayerPlan> plan_onednn(const LinearProblem& p) {
   const bool alone = !p.epilogue.residual && is_as_in_aten(p.activation());
   return alone ? plan_primitive(p) : with_pass(p, plan_primitive);
 }
 
-// The weights come from memory: our kernel reads them at 31 GB/s and oneDNN's at 17, which matters
-// less the more rows there are. Bytes per microsecond.
+// Bytes per microsecond at which weights are read from memory: 31 GB/s by our kernel, 17 by
+// oneDNN's. The more rows there are, the less this matters.
 constexpr double kOurBytes = 31e3, kOneDnnBytes = 17e3;
 
 double weights_bytes(const LinearProblem& p) {
   return static_cast<double>(p.inputs * p.outputs) * sizeof(float);
 }
 
-// Where weights do not count it is about as fast as direct, but threads wait for each other.
+// Where the weights do not dominate, it is about as fast as `direct`, but threads wait for each
+// other.
 double estimate_onednn(const LinearProblem& p) {
   constexpr double kFlops = 80e3;
   return std::max(weights_bytes(p) / kOneDnnBytes,
@@ -221,7 +225,8 @@ std::optional<LayerPlan> plan_few_rows(const LinearProblem& p) {
   return plan;
 }
 
-// 8 rows of 25088 inputs, 4096 outputs: here 23 ms, oneDNN 19 with AVX-512; 32 and 62 with AVX2.
+// 8 rows of 25088 inputs and 4096 outputs take 23 ms here and 19 by oneDNN with AVX-512, 32 and 62
+// with AVX2.
 double estimate_few_rows(const LinearProblem& p) {
   const std::int64_t most =
       kernels::kernels().width > 8 ? LinearRows::kMostRows / 2 : LinearRows::kMostRows;

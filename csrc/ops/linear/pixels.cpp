@@ -1,5 +1,5 @@
-// Linear layers by implementations of convolution: rows are the pixels of an image, whose channels
-// come last.
+// Runs linear layers by implementations of convolution: rows are the pixels of an image in
+// channels-last.
 #include <algorithm>
 
 #include "kernels/kernels.h"
@@ -45,7 +45,7 @@ std::optional<LayerPlan> plan_pixels(const LinearProblem& p) {
   return plan;
 }
 
-// Without the handicap of convolutions.
+// Linear layers do not have the handicap of convolutions.
 std::optional<LayerPlan> plan_amx(const LinearProblem& p) {
   auto plan = plan_pixels<convolutions::amx>(p);
   plan->handicap = 1;

@@ -1,4 +1,4 @@
-// Linear layers by kernels of convolution: rows are pixels, whose channels lie in blocks.
+// Runs linear layers on kernels of convolution: rows are pixels whose channels lie in blocks.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace torch_blocked {
 
-// Rows [rows, inputs] as the pixels of an image whose channels are one block; those of dst lie in
-// blocks of `block`.
+// Rows [rows, inputs] as the pixels of an image whose channels are one block. The channels of dst
+// lie in blocks of `block`.
 inline ConvolutionProblem pixels_of_rows(std::int64_t rows, std::int64_t inputs,
                                          std::int64_t outputs, std::int64_t block,
                                          at::ScalarType dtype, const Activation& activation) {

@@ -1,3 +1,4 @@
+// Concatenates the channels of blocked tensors, and slices them.
 #include "ops/moving/concat.h"
 
 #include <ATen/ops/cat.h>

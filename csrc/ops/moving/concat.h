@@ -1,4 +1,4 @@
-// The channels of several tensors, one after the other.
+// Concatenates the channels of several tensors.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace torch_blocked {
 
-// `channels`: how many each operand has.
+// The channels of the result. `channels`: how many each operand has.
 std::vector<ChannelOf> joined_channels(at::IntArrayRef channels);
 
 }  // namespace torch_blocked

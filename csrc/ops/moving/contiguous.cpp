@@ -1,3 +1,5 @@
+// Copies float32 views in order: as runs of floats, or as transposed pieces if rows of src are
+// columns of dst.
 #include "ops/moving/contiguous.h"
 
 #include <ATen/ops/empty.h>
@@ -13,10 +15,11 @@
 namespace torch_blocked {
 namespace {
 
-// Columns of src that are transposed together: a cache line of each row.
+// The columns of src that are transposed together: a cache line of each row.
 constexpr std::int64_t kPiece = 16;
 
-// src and dst [q, r, c], where c is a run of kRun floats in both; 0: of any number.
+// Copies src to dst, both [q, r, c], where c is a run of kRun floats; kRun 0 takes runs of any
+// length.
 template <std::int64_t kRun>
 void copy_runs(const auto& inner, const float* src, float* dst) {
   const auto& [q, r, c] = inner;
@@ -43,7 +46,7 @@ void copy_elements(const auto& inner, const float* src, float* dst) {
 }  // namespace
 
 CopyInOrder::CopyInOrder(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  // Dims of one element left out, and neighbours that are one run joined.
+  // Leaves out dims of one element and joins adjacent dims that form one run.
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 1) continue;
     if (!outer_.empty() && outer_.back().src == strides[i] * sizes[i]) {

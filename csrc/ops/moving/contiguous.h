@@ -1,4 +1,4 @@
-// Copies of views in order.
+// Copies views to contiguous memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +8,13 @@
 
 namespace torch_blocked {
 
-// A view of float32 copied in order, by loops that threads may go through together. Windows and
-// patches of images are made of runs of floats, and heads of attention are transposed: 1536 patches
-// of 16 times 2 times 2 floats take 56 us on one thread, and 467 by ATen's loops.
+// Copies a view of float32 in order, by loops that threads may go through together. It is fast for
+// windows and patches of images, which are runs of floats, and for heads of attention, which are
+// transposed: 1536 patches of 16 times 2 times 2 floats take 56 us on one thread, and 467 us by
+// ATen's loops.
 class CopyInOrder {
  public:
-  // Of a view with these sizes, none of them 0, and strides.
+  // For a view with these sizes and strides. No size may be 0.
   CopyInOrder(at::IntArrayRef sizes, at::IntArrayRef strides);
 
   void operator()(const float* src, float* dst) const;
@@ -25,14 +26,15 @@ class CopyInOrder {
 
   void copy(std::int64_t piece, const float* src, float* dst) const;  // of one unit
 
-  std::vector<Dim> outer_;  // whose products are the units that threads share
-  // What a unit is: [inner_[0], inner_[1]] runs of inner_[2] floats; or, transposed, inner_[1] rows
-  // of src that are columns of dst, which has inner_[2] rows.
+  std::vector<Dim> outer_;  // the product of their sizes is the number of units that threads share
+  // One unit: [inner_[0], inner_[1]] runs of inner_[2] floats. If transposed, inner_[1] rows of
+  // src become columns of dst, which has inner_[2] rows.
   Dim inner_[3];
   bool transposes_ = false;
 };
 
-// The tensor itself if it is contiguous, else a copy that is. What is no float32 is left to ATen.
+// The tensor itself if it is contiguous, else a contiguous copy. ATen copies types other than
+// float32.
 at::Tensor contiguous(const at::Tensor& src);
 
 }  // namespace torch_blocked

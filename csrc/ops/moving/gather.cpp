@@ -1,5 +1,5 @@
-// One channel of every pixel, named by an index per pixel, and the reverse: what a loss over
-// classes needs. 4-byte elements.
+// Picks one channel of every pixel by an index per pixel, and places values the same way. A loss
+// over classes needs both. 4-byte elements.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -37,7 +37,7 @@ void check_4_bytes(const char* op, const at::Tensor& input) {
   }
 }
 
-// f(pixel of all images, element of the physical tensor) where a pixel has a channel.
+// Calls f(pixel of all images, element of the physical tensor) for every pixel that has a channel.
 template <typename F>
 void for_chosen(const Blocked& blocked, const at::Tensor& index, F&& f) {
   const std::int64_t block = blocked.block(), pixels = blocked.pixels();

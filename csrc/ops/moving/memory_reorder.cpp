@@ -1,3 +1,5 @@
+// Reorders between any two descriptors: by our kernels for activations, else by oneDNN, else by
+// ATen on views of blocks.
 #include "ops/moving/memory_reorder.h"
 
 #include <ATen/ops/from_blob.h>
@@ -27,13 +29,13 @@ constexpr const char* kOp = "reorder";
 
 struct MemoryReorder {
   Descriptor src, dst;
-  const char* src_data;  // where the descriptors count offsets from
+  const char* src_data;  // where the descriptors' offsets begin
   char* dst_data;
 };
 
 using Call = std::function<void()>;
 
-// A format of activations on both sides, which has kernels of ours.
+// Takes reorders between two formats of activations, for which we have kernels.
 std::optional<Call> plan_activations(const MemoryReorder& p) {
   const auto from = Format::of(p.src), to = Format::of(p.dst);
   if (!from || !to || p.src.data_type() != p.dst.data_type()) return std::nullopt;
@@ -45,7 +47,7 @@ std::optional<Call> plan_activations(const MemoryReorder& p) {
   };
 }
 
-// All that tells one descriptor with a defined format from another.
+// Adds everything that distinguishes descriptors with a defined format.
 void add(Key& key, const Descriptor& desc) {
   key.add(static_cast<std::int64_t>(desc.data_type())).add(desc.submemory_offset());
   for (const Dims& each : {desc.dims(), desc.padded_dims(), desc.strides()}) key.add(each);
@@ -85,7 +87,7 @@ at::Tensor split_view(const Descriptor& desc, const char* data) {
   Dims sizes, strides;
   for (int dim = 0; dim < desc.ndims(); ++dim) {
     sizes.push_back(desc.outer_size(dim));
-    // The stride of an only block may be any.
+    // The stride of a single block is arbitrary.
     strides.push_back(desc.outer_size(dim) == 1 ? 1 : desc.strides()[dim]);
     for (std::size_t i = 0; i < inner_strides.size(); ++i) {
       if (desc.inner_blocks()[i].dim != dim) continue;
@@ -116,19 +118,19 @@ at::Tensor saturated(const at::Tensor& values, T most = std::numeric_limits<T>::
   return values.clamp(std::numeric_limits<T>::min(), most);
 }
 
-// As oneDNN converts, where ATen's conversion to an integer truncates and wraps around.
+// Converts as oneDNN does. ATen's conversion to an integer would truncate and wrap around.
 at::Tensor cast(const at::Tensor& values, at::ScalarType to) {
   if (values.scalar_type() == to || at::isFloatingType(to)) return values.to(to);
   const bool rounds = at::isFloatingType(values.scalar_type());
   const at::Tensor wide = rounds ? at::round(values.to(at::kDouble)) : values.to(at::kLong);
   if (to == at::kChar) return saturated<std::int8_t>(wide).to(to);
   if (to == at::kByte) return saturated<std::uint8_t>(wide).to(to);
-  // The largest float below 2^31, at which oneDNN cuts floats.
+  // The largest float below 2^31, at which oneDNN saturates floats.
   constexpr std::int32_t kMostOfFloat = 2147483520;
   return (rounds ? saturated(wide, kMostOfFloat) : saturated<std::int32_t>(wide)).to(to);
 }
 
-// Any pair, at ATen's speed.
+// Reorders any pair, at ATen's speed.
 void run_aten_memory(const MemoryReorder& p) {
   const at::Tensor src = split_view(p.src, p.src_data).reshape(whole_dims(p.src));
   const at::Tensor values = cast(cut(src, p.src.dims()), scalar_type(p.dst.data_type()));
@@ -138,7 +140,8 @@ void run_aten_memory(const MemoryReorder& p) {
     dst.copy_(values.reshape(dst.sizes()));
     return;
   }
-  // A region that ends within its blocks shares them with others, whose elements stay.
+  // A submemory that ends within its blocks shares them with other elements, which must not
+  // change.
   const bool shares = p.dst.padded_dims() != whole;
   const at::Tensor blocks = shares ? dst.reshape(whole).clone() : at::zeros(whole, dst.options());
   if (shares) cut(blocks, p.dst.padded_dims()).zero_();
@@ -150,7 +153,7 @@ std::optional<Call> plan_aten_memory(const MemoryReorder& p) {
   return [&p] { run_aten_memory(p); };
 }
 
-// Fastest first; ATen takes what is left.
+// Fastest first; ATen takes everything else.
 const Implementations<MemoryReorder, Call> kMemoryReorderImplementations(
     "memory_reorder",
     {{.name = "activations", .plan = plan_activations},

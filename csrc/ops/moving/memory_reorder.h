@@ -1,4 +1,4 @@
-// Reorders between any two descriptors of equal dims, those of weights included.
+// Reorders memory between any two descriptors of equal dims, including descriptors of weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,16 +7,16 @@
 
 namespace torch_blocked {
 
-// Memory that a descriptor describes: `bytes` is a tensor of bytes from its start.
+// Memory and its descriptor. `bytes` is a tensor of bytes from the start of the memory.
 struct DescribedMemory {
   const Descriptor& desc;
   const at::Tensor& bytes;
 };
 
-// src -> dst, whose padding becomes zero. Other types are converted as oneDNN does: what becomes an
-// integer is rounded to the nearest, to even between two, and cut at the ends of its range.
-// Raises ValueError for other dims, for descriptors without a format, for memory that ends too
-// early, and for a dst in which elements share memory.
+// Reorders src to dst and zeroes dst's padding. Types are converted as oneDNN does: a number that
+// becomes an integer is rounded to the nearest, ties to even, and saturates. Raises ValueError if
+// the dims differ, if a descriptor has no format, if memory ends too early, or if elements of dst
+// share memory.
 void reorder_memory(const DescribedMemory& src, const DescribedMemory& dst);
 
 }  // namespace torch_blocked

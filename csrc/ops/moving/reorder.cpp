@@ -1,3 +1,5 @@
+// Reorders between dense, channels-last and blocked activations: by our kernels, else by oneDNN,
+// else by ATen.
 #include "ops/moving/reorder.h"
 
 #include <ATen/ops/from_blob.h>
@@ -40,11 +42,11 @@ struct Reorder {
   bool changes_dtype() const { return src.tensor.scalar_type() != dst.tensor.scalar_type(); }
 };
 
-// dst larger than this is written past the cache: what reads it next would not find it there.
+// A dst larger than this is written past the cache: its next reader would not find it there.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
-// Our kernels: contiguous or channels-last <-> blocked with 4-byte elements. oneDNN's reach 0.7 and
-// 0.45 of memcpy at 100 MB.
+// Whether our kernels take the reorder: contiguous or channels-last <-> blocked with 4-byte
+// elements. oneDNN's reach 0.7 and 0.45 of memcpy's pace at 100 MB.
 bool is_ours(const Reorder& reorder) {
   const Side& dense = reorder.src.is_blocked() ? reorder.dst : reorder.src;
   const Side& blocked = reorder.src.is_blocked() ? reorder.src : reorder.dst;
@@ -67,7 +69,8 @@ void run_ours(const Reorder& reorder) {
   const std::int64_t src_image = reorder.src.tensor.numel() / images;
   const std::int64_t dst_image = reorder.dst.tensor.numel() / images;
   const bool stream = reorder.dst.tensor.nbytes() > kStreamBytes;
-  // Work is tiles of pixels of all images, so that no two threads share a cache line of a plane.
+  // Threads share tiles of pixels of all images, so that no two write the same cache line of a
+  // plane.
   constexpr std::int64_t kTile = 16;
   const std::int64_t tiles = ceil_div(pixels, kTile);
   parallel_units(
@@ -83,8 +86,8 @@ void run_ours(const Reorder& reorder) {
       });
 }
 
-// Runs a reorder that an implementation takes. One is made for every reorder, so it captures
-// little: std::function then holds it without allocating memory.
+// Runs a reorder that an implementation takes. One is made for every reorder, so it captures little
+// enough that std::function does not allocate memory.
 using Call = std::function<void()>;
 
 std::optional<Call> plan_transpose(const Reorder& reorder) {
@@ -92,9 +95,9 @@ std::optional<Call> plan_transpose(const Reorder& reorder) {
   return [&reorder] { run_ours(reorder); };
 }
 
-// From contiguous, channels-last or any view to contiguous or channels-last. On two threads of a
-// Zen 4, from channels-last: [1, 96, 3136] 38 us where oneDNN's takes 101, [1, 384, 196] 14 and 27;
-// but where planes are powers of two apart, [1, 32, 16384] 75 and 59, [1, 64, 4096] 44 and 33.
+// Reorders any view to contiguous or channels-last. On two threads of a Zen 4, from channels-last,
+// [1, 96, 3136] takes 38 us and 101 by oneDNN, [1, 384, 196] 14 and 27. But it is slower if planes
+// are powers of two apart: [1, 32, 16384] takes 75 and 59, [1, 64, 4096] 44 and 33.
 std::optional<Call> plan_in_order(const Reorder& r) {
   if (r.src.is_blocked() || r.dst.is_blocked() || r.changes_dtype()) return std::nullopt;
   if (r.src.tensor.scalar_type() != at::kFloat) return std::nullopt;
@@ -111,8 +114,8 @@ std::optional<Call> plan_in_order(const Reorder& r) {
   };
 }
 
-// Pictures of bytes, which quantized convolutions read as nChw4c: where oneDNN's takes 54 us on two
-// threads and 25 on one for [1, 3, 224, 224], it takes 4.
+// Whether it is a picture of bytes, which quantized convolutions read as nChw4c. [1, 3, 224, 224]
+// takes 4 us. oneDNN's reorder takes 54 us on two threads and 25 on one.
 bool is_picture(const Reorder& r) {
   return r.dst.format.block == 4 && r.dims[1] <= 4 && !r.src.is_blocked() &&
          r.src.tensor.itemsize() == 1 && !r.changes_dtype() && format_of(r.src.tensor) != kStrided;
@@ -182,8 +185,8 @@ std::optional<Call> plan_onednn(const Reorder& reorder) {
 // [N, blocks, *spatial, b] seen as [N, blocks, b, *spatial].
 at::Tensor channels_view(const at::Tensor& physical) { return physical.movedim(-1, 2); }
 
-// The first `channels` of a physical tensor as [N, C, *spatial] pieces: whole blocks, then the
-// tail.
+// The first `channels` channels of a physical tensor as pieces [N, C, *spatial]: whole blocks, then
+// the tail.
 struct ReorderPieces {
   at::Tensor whole, tail;
 };
@@ -200,7 +203,7 @@ ReorderPieces dense_pieces(const at::Tensor& dense, std::int64_t block) {
           tail ? dense.narrow(1, whole * block, tail) : at::Tensor()};
 }
 
-// Any type and any strides, at ATen's speed.
+// Reorders any type and any strides, at ATen's speed.
 void run_aten(const Reorder& reorder) {
   if (!reorder.src.is_blocked() && !reorder.dst.is_blocked()) {
     reorder.dst.tensor.copy_(reorder.src.tensor);
@@ -228,7 +231,7 @@ std::optional<Call> plan_aten(const Reorder& reorder) {
   return [&reorder] { run_aten(reorder); };
 }
 
-// Fastest first; ATen takes what is left.
+// Fastest first; ATen takes everything else.
 const Implementations<Reorder, Call> kReorderImplementations(
     "reorder", {{.name = "transpose", .plan = plan_transpose},
                 {.name = "in_order", .plan = plan_in_order},
@@ -267,7 +270,8 @@ void check_dense(const char* op, const at::Tensor& input) {
   }
 }
 
-// oneDNN rounds and saturates into integers where ATen truncates: ATen's rule is the user's.
+// Whether oneDNN converts as ATen does. Into integers oneDNN rounds and saturates, but users expect
+// ATen's truncation.
 bool onednn_converts_as_aten(at::ScalarType from, at::ScalarType to) {
   return from == to || (at::isFloatingType(to) && has_onednn_type(from) && has_onednn_type(to));
 }

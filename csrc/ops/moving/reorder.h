@@ -1,4 +1,4 @@
-// Reorders between dense, channels-last and blocked activations. Each is counted.
+// Reorders between dense, channels-last and blocked activations. The trace counts each of them.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -10,8 +10,8 @@
 
 namespace torch_blocked {
 
-// Either side of a reorder: the physical tensor of a blocked format, or else a dense tensor, whose
-// format is read from its strides.
+// Either side of a reorder: the physical tensor of a blocked format, or a dense tensor. A dense
+// tensor's format is read from its strides.
 struct ReorderSide {
   at::Tensor tensor;
   Format format = kStrided;
@@ -19,18 +19,18 @@ struct ReorderSide {
   bool is_blocked() const { return format.is_blocked(); }
 };
 
-// Memory of an activation [N, C, *spatial] in a format, which is not kStrided.
+// The side of an activation [N, C, *spatial] in a format other than kStrided.
 ReorderSide reorder_side(const void* data, at::IntArrayRef dims, Format format,
                          at::ScalarType dtype);
 
 // src -> dst, both [N, C, *spatial] = dims.
 void reorder(const char* op, at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst);
 
-// The same, within a reorder that is counted already.
+// The same within a reorder that is counted already.
 void reorder_uncounted(at::IntArrayRef dims, const ReorderSide& src, const ReorderSide& dst);
 
-// Runs what reorders `bytes`, read and written together, as one reorder of the trace. `describe`
-// says from what to what; it is called where somebody listens.
+// Runs `run` as one reorder of the trace. `bytes` counts those read plus those written. `describe`
+// says which formats it reorders; it is called only if somebody listens.
 void counted_reorder(const char* op, std::int64_t bytes, c10::function_ref<std::string()> describe,
                      c10::function_ref<void()> run);
 

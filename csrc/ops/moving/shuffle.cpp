@@ -1,5 +1,5 @@
-// Channels in another order: any choice of them, and pixel shuffles, which move them to and from
-// the spatial dims. 4-byte elements.
+// Rearranges channels: gathers any choice of them, and pixel shuffles, which move channels to and
+// from the spatial dims. 4-byte elements.
 #include "ops/moving/shuffle.h"
 
 #include <algorithm>
@@ -28,14 +28,14 @@ Blocked image_argument(const char* op, const at::Tensor& input, std::int64_t cha
                        std::int64_t factor) {
   const Blocked src = shuffled_argument(op, input, channels);
   if (src.ndims() != 4) fail_value(op, "a tensor [N, C, H, W]", text(src.dims()), "");
-  // Its square is a count of channels.
+  // The square of the factor is a number of channels.
   if (factor < 1 || factor > kMaxFactor) {
     fail_value(op, text("a factor of 1 to ", kMaxFactor), text(factor), "");
   }
   return src;
 }
 
-// Elements from the first of an image to that of a channel in its first pixel.
+// The distance in elements from the start of an image to a channel of its first pixel.
 std::int64_t channel_offset(const Blocked& src, std::int64_t channel) {
   return channel / src.block() * src.pixels() * src.block() + channel % src.block();
 }
@@ -70,8 +70,9 @@ ChannelGather::ChannelGather(const std::vector<ChannelOf>& channels,
 
 void ChannelGather::run(const std::vector<const float*>& srcs, float* dst,
                         std::int64_t first_block) const {
-  // A thread takes pixels, as those before and behind it do, and all blocks of them: blocks alone
-  // leave a thread without any where there is one, and with twice the work where there are three.
+  // A thread takes pixels with all of their blocks, like the layers before and after. If threads
+  // shared blocks, one block would leave a thread without work, and three would give it twice the
+  // work.
   constexpr std::int64_t kStrip = 512;
   const auto kernel = kernels::kernels_for(block_).gather_lanes;
   const std::int64_t all = std::ssize(lanes_) / block_, blocks = all - first_block;

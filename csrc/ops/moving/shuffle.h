@@ -1,4 +1,4 @@
-// Channels of blocked tensors in any order.
+// Gathers channels of blocked tensors in any order.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace torch_blocked {
 
-// Channel `channel` of source `src`; src -1: zeros.
+// Channel `channel` of source `src`; zeros if src is -1.
 struct ChannelOf {
   std::int64_t src, channel;
   bool operator==(const ChannelOf&) const = default;
 };
 
-// Makes dst [N, channels, *spatial], each channel of which is a channel of a source. All tensors
-// have one block and 4-byte elements.
+// Makes dst [N, channels, *spatial]. Each of its channels is a channel of a source. All tensors
+// have the same block and 4-byte elements.
 class ChannelGather {
  public:
   // `src_channels`: how many each source has.
   ChannelGather(const std::vector<ChannelOf>& channels,
                 const std::vector<std::int64_t>& src_channels, std::int64_t batch,
                 std::int64_t pixels, std::int64_t block);
-  // All but the first blocks of each image, which may be those of a source that lies in dst.
+  // Writes the blocks of each image from first_block on. Earlier ones are already in dst if a
+  // source lies there.
   void run(const std::vector<const float*>& srcs, float* dst, std::int64_t first_block = 0) const;
 
  private:
@@ -32,7 +33,7 @@ class ChannelGather {
   std::int64_t batch_, block_, pixels_;
 };
 
-// A tensor with these channels of the sources, which are like the first but for their channels.
+// A tensor with these channels of the sources. The sources differ only in their number of channels.
 at::Tensor gathered(const std::vector<Blocked>& srcs, const std::vector<ChannelOf>& channels);
 
 }  // namespace torch_blocked

@@ -1,6 +1,6 @@
-// Batch norm in inference and training: one pass x * scale + shift per channel, after the
-// statistics of the batch in training. Numbers of float32 and bfloat16 are read and written as they
-// are, and computed in float32; float16 is converted.
+// Batch norm in inference and training: one pass x * scale + shift per channel. In training the
+// statistics of the batch come first. float32 and bfloat16 are read and written directly and
+// computed in float32; float16 is converted.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -15,12 +15,13 @@
 namespace torch_blocked {
 namespace {
 
-// Bytes of src in a range of channel blocks. Its second pass then finds in L2 or L3 what the first
-// has read.
+// Bytes of src in a range of channel blocks. The second pass over a range then finds it in L2 or
+// L3.
 constexpr std::int64_t kRangeBytes = 512 << 10;
 
-// Calls f(range) on all channel blocks. Where ranges keep all threads busy, each range is run by
-// one thread; else one range has all blocks, and f shares out its work itself.
+// Calls f(range) for all channel blocks. If there are enough ranges to keep all threads busy, one
+// thread runs each range. Otherwise one range has all blocks, and f shares its work among the
+// threads.
 template <typename F>
 void for_block_ranges(const Blocked& src, F&& f) {
   const std::int64_t blocks = src.blocks(), threads = torch_blocked::threads();
@@ -39,7 +40,7 @@ void for_block_ranges(const Blocked& src, F&& f) {
   });
 }
 
-// f(lane, index within the range) for the channels of a range, without the tail.
+// Calls f(lane, index within the range) for the channels of a range, without the tail.
 template <typename F>
 void for_channels(const Blocked& src, BlockRange range, F&& f) {
   const std::int64_t first = range.first * src.block();

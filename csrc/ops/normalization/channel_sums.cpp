@@ -1,3 +1,5 @@
+// Sums of each channel in chunks: kernels sum a chunk in float32, and the chunks are added in
+// float64. A chunk whose sums are not finite is summed again exactly.
 #include "ops/normalization/channel_sums.h"
 
 #include <ATen/ops/empty.h>
@@ -29,7 +31,7 @@ class Rows {
   std::int64_t element_;
 };
 
-// What a kernel writes of a chunk: two rows of `block` values.
+// A kernel's results for a chunk: two rows of `block` values.
 using Written = std::array<float, 2 * static_cast<std::size_t>(Format::kBlocks.back())>;
 
 // Partial sums: two rows of `block` values for every chunk.
@@ -40,7 +42,7 @@ class Partials {
         values_(static_cast<std::size_t>(chunks.count() * 2 * chunks.block)) {}
   double* first(std::int64_t chunk) { return values_.data() + chunk * 2 * block_; }
   double* second(std::int64_t chunk) { return first(chunk) + block_; }
-  // Takes what a kernel wrote, of so many rows; false if that is not finite.
+  // Stores `rows` rows that a kernel wrote; false if a value is not finite.
   bool take(std::int64_t chunk, const Written& written, std::int64_t rows) {
     std::copy_n(written.begin(), rows * block_, first(chunk));
     return exact::all_finite(written.data(), rows * block_);
@@ -51,8 +53,7 @@ class Partials {
   std::vector<double> values_;
 };
 
-// f(chunk, channel) for the chunks of a channel block in their order; blocks are shared among the
-// threads.
+// Calls f(chunk, channel) for the chunks of each channel block, in order. Threads share the blocks.
 template <typename F>
 void add_chunks(const Chunks& chunks, F&& f) {
   const std::int64_t work = chunks.batch * chunks.per_row * chunks.block;
@@ -127,7 +128,7 @@ Moments channel_moments(const Blocked& src, BlockRange range) {
   });
   const double count = static_cast<double>(chunks.batch * chunks.pixels);
   for (double& mean : moments.mean) mean /= count;
-  // Squares about the chunk's own mean become squares about the mean of all.
+  // Converts squared deviations from the chunk's mean to those from the mean of all pixels.
   // Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
   add_chunks(chunks, [&](std::int64_t chunk, std::int64_t channel) {
     const double pixels = static_cast<double>(chunks.size(chunk));
@@ -211,7 +212,7 @@ void ImageNorms::operator()(const float* src, float* dst) {
         sum += sums_[static_cast<std::size_t>((i / block * chunks_.per_row + chunk) * block +
                                               i % block)];
       }
-      // Infinite where the sum of squares is no float32, as ATen's.
+      // Infinite if the sum of squares overflows float32, as in ATen.
       dst[i] =
           sum > kMost ? std::numeric_limits<float>::infinity() : static_cast<float>(std::sqrt(sum));
     }

@@ -1,5 +1,6 @@
-// Sums over N and the spatial dims, one per channel, the same bits for any number of threads. src
-// is float32, or bfloat16 where the CPU has kernels for it; sums are of float32 and float64.
+// Sums over N and the spatial dims, one per channel, with the same bits for any number of threads.
+// src is float32, or bfloat16 if the CPU has kernels for it. Sums are computed in float32 and
+// float64.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,7 @@ Moments channel_moments(const Blocked& src, BlockRange range);
 // The square root of the sum of squares of every channel of every image: [N, blocks, 1..., block].
 at::Tensor image_norms(const Blocked& src);
 
-// The same made ready for dims: all threads walk through its loops together, one call at a time.
+// The same, made ready for dims. All threads go through its loops together, one call at a time.
 class ImageNorms {
  public:
   ImageNorms(const Dims& dims, std::int64_t block);
@@ -40,7 +41,7 @@ class ImageNorms {
 struct GradientSums {
   PerLane sum, dot;
 };
-// mean: of all blocks, [blocks * block] of float32.
+// mean covers all blocks: [blocks * block] of float32.
 GradientSums gradient_sums(const Blocked& diff_dst, const Blocked& src, BlockRange range,
                            const float* mean);
 

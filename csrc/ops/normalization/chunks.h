@@ -1,6 +1,6 @@
-// Every channel block of every image is cut into chunks of a fixed number of pixels. A chunk is
-// summed in float32 by one thread; the chunks are added in float64, in their order. So the result
-// does not depend on who sums which chunk, and its error does not grow with the number of pixels.
+// Cuts every channel block of every image into chunks of a fixed number of pixels. One thread sums
+// a chunk in float32; the sums of chunks are added in float64, in order. So the result does not
+// depend on which thread sums which chunk, and its error does not grow with the number of pixels.
 #pragma once
 
 #include <c10/util/accumulate.h>
@@ -12,14 +12,14 @@
 
 namespace torch_blocked {
 
-// Consecutive channel blocks, of all images. Sums over a range have [count * block] values, which
-// are the same bits in whatever range a block lies.
+// Consecutive channel blocks, of all images. Sums over a range have [count * block] values. The
+// bits of a block's sums do not depend on the range.
 struct BlockRange {
   std::int64_t first, count;
 };
 inline BlockRange all_blocks(const Blocked& src) { return {0, src.blocks()}; }
 
-// 16 KB of a 16-channel block: a second walk over the chunk finds it in L1.
+// 16 KB of a 16-channel block, so a second walk over the chunk finds it in L1.
 inline constexpr std::int64_t kChunkPixels = 256;
 
 // The chunks of a range of channel blocks in memory order: [N, blocks, chunks of a row].
@@ -27,7 +27,7 @@ struct Chunks {
   std::int64_t batch, block, pixels, per_row;
   std::int64_t blocks, all_blocks, first_block;  // of the range, of the tensor
 
-  // Of all blocks of a tensor of these dims.
+  // The chunks of all blocks of a tensor of these dims.
   Chunks(const Dims& dims, std::int64_t block)
       : batch(dims[0]),
         block(block),
@@ -55,7 +55,7 @@ struct Chunks {
   }
 };
 
-// f(chunk) on all chunks, shared among the threads.
+// Calls f(chunk) for all chunks, which the threads share.
 template <typename F>
 void for_chunks(const Chunks& chunks, F&& f) {
   parallel_units(chunks.count(), kChunkPixels * chunks.block,

@@ -1,3 +1,4 @@
+// Sums over the pixels of a chunk in float64, lane by lane.
 #include "ops/normalization/exact_sums.h"
 
 #include <c10/util/BFloat16.h>
@@ -8,7 +9,7 @@
 namespace torch_blocked::exact {
 namespace {
 
-// The numbers of one lane.
+// Reads the numbers of one lane.
 class Lane {
  public:
   Lane(const void* data, at::ScalarType dtype, std::int64_t block, std::int64_t lane)

@@ -1,6 +1,6 @@
-// Sums over pixels in float64, for chunks whose sums in float32 are not finite: squares of numbers
-// beyond 1e19 are no float32, and Kahan's correction makes NaN of an infinity. ATen sums for batch
-// norms in float64 throughout; ours take it where it matters, at a tenth of the speed.
+// Sums over pixels in float64, for chunks whose sums in float32 are not finite. Squares of numbers
+// beyond 1e19 overflow float32, and Kahan's correction turns an infinity into NaN. ATen always sums
+// in float64 for batch norms. We do it only where needed, because it runs at a tenth of the speed.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,7 +11,7 @@ namespace torch_blocked::exact {
 
 bool all_finite(const float* values, std::int64_t count);
 
-// As the kernels of these arguments, whose results they take the place of: [block] each. The
+// These replace the results of the kernels with the same arguments: [block] values each. The
 // numbers are float32 or bfloat16.
 void sums(const kernels::PixelSums& sums, at::ScalarType dtype, double* sum);
 void squares(const kernels::PixelSums& sums, double* sum);

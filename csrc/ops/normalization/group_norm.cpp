@@ -1,6 +1,6 @@
-// Group norm, and layer norm over C and all pixels, which is that of one group: the moments of
-// every channel of every image, added up to those of the groups, then one pass x * scale + shift.
-// Numbers of float32 and bfloat16 are read and written as they are, and computed in float32;
+// Group norm, and layer norm over C and all pixels, which is group norm with one group. The moments
+// of every channel of every image are combined to those of the groups; then one pass applies x *
+// scale + shift. float32 and bfloat16 are read and written directly and computed in float32;
 // float16 is converted.
 #include "ops/normalization/group_norm.h"
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kMostLanes = Format::kBlocks.back();
 
-// Every image's channels as channels of one image: their sums stay apart.
+// Sees the channels of all images as channels of one image, so that their sums stay separate.
 Blocked images_apart(const Blocked& src) {
   Dims shape = src.physical.sizes().vec();
   shape[1] *= shape[0];
@@ -33,7 +33,8 @@ Blocked images_apart(const Blocked& src) {
   return {src.physical.view(shape), shape[1] * src.block()};
 }
 
-// f(lane, group, channel) for the lanes in use of [N * blocks * block]; `group` indexes [N * G].
+// Calls f(lane, group, channel) for the lanes in use of [N * blocks * block]. `group` indexes [N *
+// G].
 template <typename F>
 void for_lanes_of_groups(const Blocked& src, std::int64_t groups, F&& f) {
   const std::int64_t in_group = src.channels / groups;
@@ -146,7 +147,7 @@ void GroupNorm::operator()(const void* src, void* dst) {
                    for (std::int64_t group = begin; group < end; ++group) find_moments(group);
                  });
   for_chunks(chunks_, [&](std::int64_t chunk) {
-    std::array<float, 3 * kMostLanes> lanes{};  // beyond C zeros, which keep the tail zero
+    std::array<float, 3 * kMostLanes> lanes{};  // zeros beyond C keep the tail zero
     float *mean = lanes.data(), *scale = mean + p_.block, *shift = scale + p_.block;
     fill_lanes(chunk, mean, scale, shift);
     normalize({.src = at(src, chunk),
@@ -161,13 +162,13 @@ void GroupNorm::operator()(const void* src, void* dst) {
   });
 }
 
-// Of group [n, g], from the means and squares of its channels' chunks. Squares about the mean of a
-// chunk become squares about the group's.
-// Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
+// Computes the moments of group [n, g] from the means and squares of its channels' chunks. Squared
+// deviations from the mean of a chunk are converted to those from the group's mean. Source: Chan,
+// Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979).
 void GroupNorm::find_moments(std::int64_t group) {
   const std::int64_t image = group / p_.groups, first = group % p_.groups * in_group_;
-  // f(pixels, mean, squares, lane) for the lanes of the group in each chunk. Sums of each lane are
-  // apart, so that they do not wait for each other.
+  // Calls f(pixels, mean, squares, lane) for the lanes of the group in each chunk. Each lane has
+  // its own sum, so additions do not wait for each other.
   const auto for_lanes_of_chunks = [&](auto&& f) {
     const std::int64_t end = first + in_group_;
     for (std::int64_t block = first / p_.block; block * p_.block < end; ++block) {
@@ -196,7 +197,7 @@ void GroupNorm::find_moments(std::int64_t group) {
     squares[static_cast<std::size_t>(lane)] += around_mean + pixels * shift * shift;
   });
   means_[static_cast<std::size_t>(group)] = static_cast<float>(center);
-  // Squares beyond the range of float32 are infinite, and all of the group is 0 then, as in ATen.
+  // Squares beyond the range of float32 are infinite, which makes the whole group 0, as in ATen.
   const double all = total(squares);
   rstds_[static_cast<std::size_t>(group)] =
       all > std::numeric_limits<float>::max()
@@ -210,7 +211,7 @@ void GroupNorm::fill_lanes(std::int64_t chunk, float* mean, float* scale, float*
   for (std::int64_t lane = 0; lane < std::min(p_.block, p_.dims[1] - first); ++lane) {
     const auto channel = static_cast<std::size_t>(first + lane);
     const auto group = static_cast<std::size_t>(image * p_.groups + (first + lane) / in_group_);
-    // Deviations from a huge mean may be infinite, and no factor makes 0 of these.
+    // Deviations from a huge mean may be infinite, and no factor turns infinity into 0.
     mean[lane] = rstds_[group] == 0 ? 0 : means_[group];
     scale[lane] = rstds_[group] * weight_[channel];
     shift[lane] = bias_[channel];
@@ -254,7 +255,7 @@ Gradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& i
   const GradientSums sums =
       gradient_sums(images_apart(diff_dst), apart, all_blocks(apart), gradient.mean.data());
 
-  // Of the groups: the means of weight * dy and of weight * dy * (x - mean).
+  // The means of weight * dy and of weight * dy * (x - mean) over each group.
   const auto count = static_cast<std::size_t>(src.batch() * groups);
   std::vector<double> sum(count), dot(count);
   PerLane diff_weights(static_cast<std::size_t>(channels)), diff_biases = diff_weights;

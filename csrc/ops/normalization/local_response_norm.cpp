@@ -27,7 +27,7 @@ kernels::ChannelWindows windows_of(const char* op, const Blocked& src, std::int6
           .k = static_cast<float>(k)};
 }
 
-// f(offset of an image, its pixels [first, last)) on all pixels of all images.
+// Calls f(offset of an image, its pixels [first, last)) for all pixels of all images.
 template <typename F>
 void for_images(const Blocked& src, F&& f) {
   const std::int64_t pixels = src.pixels(), image = src.blocks() * pixels * src.block();

@@ -1,3 +1,5 @@
+// What the normalizations share: checks of arguments, values per lane, and the passes that apply
+// them.
 #include "ops/normalization/normalization.h"
 
 #include <ATen/ops/empty.h>
@@ -13,12 +15,13 @@
 namespace torch_blocked {
 namespace {
 
-// Rows after which the values of `lanes` repeat: the channel blocks of one image, or of all.
+// The number of rows after which the values of `lanes` repeat: the channel blocks of one image or
+// of all images.
 std::int64_t periods(const Blocked& src, const Lanes& lanes) {
   return static_cast<std::int64_t>(lanes.size()) / src.block();
 }
 
-// f(row) for the rows of [N * blocks] in the range, shared among the threads.
+// Calls f(row) for the rows of [N * blocks] in the range. Threads share them.
 template <typename F>
 void for_rows(const Blocked& src, BlockRange range, F&& f) {
   parallel_units(src.batch() * range.count, src.pixels() * src.block(),

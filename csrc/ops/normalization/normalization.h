@@ -1,5 +1,5 @@
-// What the normalizations share: one value per lane of a physical tensor, and the passes
-// x * scale + shift and its gradient, of float32 and of bfloat16, computed in float32.
+// What the normalizations share: one value per lane of a physical tensor, and the passes that apply
+// x * scale + shift and its gradient. They take float32 and bfloat16 and compute in float32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,11 +15,11 @@ namespace torch_blocked {
 
 using Parameter = std::optional<at::Tensor>;
 
-// Raises unless it is a blocked tensor of float32, bfloat16 or float16.
+// Raises unless `physical` is a blocked tensor of float32, bfloat16 or float16.
 Blocked norm_argument(const char* op, const at::Tensor& physical, std::int64_t channels);
 
-// Whether the passes below take numbers of that type. float16, and bfloat16 on some CPUs, become
-// float32 first.
+// Whether the passes below take numbers of that type. float16, and on some CPUs bfloat16, are
+// converted to float32 first.
 bool norms_take(at::ScalarType dtype);
 
 Parameter in_float32(const Parameter& parameter);
@@ -28,17 +28,17 @@ Parameter in_float32(const Parameter& parameter);
 void check_parameter(const char* op, const char* name, const Parameter& parameter,
                      const Blocked& src);
 
-// The type of statistics beside parameters of that type: theirs, or that of src where there are
-// none. Source: at::native::param_scalar_type.
+// The type of the statistics: that of the parameters, or of src if there are none. Source:
+// at::native::param_scalar_type.
 at::ScalarType statistics_type(const at::Tensor& src,
                                std::initializer_list<const Parameter*> parameters);
 
-// Gradients of src and of two parameters, where these are asked for, in their types.
+// The gradients of src and of two parameters that were asked for, converted to their types.
 Gradients narrowed(const Gradients& gradients, at::ScalarType of_src, at::ScalarType of_parameters,
                    std::array<bool, 3> output_mask);
 
-// One value per channel in physical lanes [blocks * block], or per channel and image in
-// [N * blocks * block]; lanes beyond C are 0, which keeps the tail zero.
+// One value per channel in physical lanes [blocks * block], or per channel and image in [N * blocks
+// * block]. Lanes beyond C are 0, which keeps the tail zero.
 using Lanes = std::vector<float>;
 
 Lanes lanes(const Blocked& src);

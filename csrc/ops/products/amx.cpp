@@ -1,5 +1,6 @@
-// A band of src is split into slots, in which what an instruction multiplies, 32 channels of a
-// pixel, lies in one piece, with padding around the image; then all output channels go over it.
+// Runs products by AMX tiles. A band of src is split into slots with padding around the image. A
+// slot holds in one piece the 32 channels of a pixel that one instruction multiplies. Then all
+// output channels go over the band.
 #include "ops/products/amx.h"
 
 #include <algorithm>
@@ -14,13 +15,14 @@
 namespace torch_blocked {
 namespace {
 
-// Of slots: they stay in L2 beside the weights of a pair of vectors.
+// The slots of a band stay in L2 beside the weights of a pair of vectors.
 constexpr std::int64_t kAmxBandBytes = 768 << 10;
-// Where all weights stay in L2, smaller bands, which are read while they are near; but each band
-// splits the weights, so that pixels must be enough to hide that.
+// If all weights stay in L2, smaller bands are better, because they are read while they are in a
+// nearer cache. But each band splits the weights again, so it needs enough pixels to hide that.
 constexpr std::int64_t kNearWeights = 768 << 10, kNearBand = 128 << 10;
 constexpr std::int64_t kLeastPixels = 128, kLeastNear = 256;
-// For a number of src that another thread has written: 6 to 8 GB/s each on 16 cores of a Xeon.
+// The time for a number of src that another thread has written: 6 to 8 GB/s for each of 16 cores of
+// a Xeon.
 constexpr double kOtherMicroseconds = sizeof(float) / 8e3;
 
 }  // namespace
@@ -63,12 +65,12 @@ bool AmxProducts::halve(Cut& cut) const {
 }
 
 double AmxProducts::busiest(const Cut& cut) const {
-  // Of a microsecond on one thread: products of whole steps, vectors and tiles, bytes of weights
-  // from memory, numbers of src that are split and of dst that are finished. Fitted to 700 times of
-  // layers of 44 models on a Xeon, spread by a factor of 1.2.
+  // Work in a microsecond on one thread: products of whole steps, vectors and tiles; bytes of
+  // weights from memory; numbers of src that are split and of dst that are finished. Fitted to
+  // 700 times of layers of 44 models on a Xeon, which spread by a factor of 1.2.
   constexpr double kFmas = 1.8e5, kBytes = 25e3, kSplit = 5e3, kFinish = 6.5e3;
-  // On several threads also weights that are split again for a further band, which on one thread
-  // are the larger part of a band only where bands are small.
+  // On several threads, weights that are split again for another band count too. On one thread
+  // they dominate a band only if bands are small.
   constexpr double kWeights = 8e3;
   const bool shared = threads() > 1;
   const auto real = [](std::int64_t count) { return static_cast<double>(count); };
@@ -101,7 +103,8 @@ AmxProducts::Cut AmxProducts::cut() const {
   while (too_large() && halve(cut)) {
   }
   if (threads() == 1) return cut;
-  // Whatever leaves the least to the busiest: more bands split weights again, more chunks src.
+  // Minimises the work of the busiest thread. More bands split weights again, more chunks split
+  // src again.
   Cut best = cut;
   do {
     for (std::int64_t chunks = 1; chunks <= pairs(); ++chunks) {
@@ -223,12 +226,12 @@ void AmxProducts::run_band(const Band& band, Range pairs, const std::vector<std:
                                 .epilogue = p_.epilogue});
 }
 
-// Of this thread, for so many outputs at most.
+// The scratchpad of this thread, for bands of at most these outputs.
 AmxProducts::Memory AmxProducts::memory(std::int64_t rows, std::int64_t columns) const {
-  // Tiles read up to a tile of pixels behind the last.
+  // Tiles read up to a tile of pixels beyond the last.
   const std::int64_t slots =
       band_bytes(rows, columns) + Amx::kPixels * output_stride(2) * Amx::kSlotBytes;
-  // One tile more, where their number in a row is made even.
+  // One tile more, because their number in a row is made even.
   const std::int64_t tiles = rows * (ceil_div(columns, Amx::kPixels) + 1);
   const bool has_parts = steps() * taps() > Amx::kPartSegments;
   const std::int64_t sums = has_parts ? tiles * 2 * Amx::kPixels * Amx::kWidth : 0;
@@ -277,8 +280,8 @@ void AmxProducts::run_pixels(const Buffers& buffers, std::int64_t pixels, std::i
   some.run_band(band, {0, pairs()}, some.segments_of(band), memory, buffers);
 }
 
-// A step of a pair of vectors: [channels of the step, taps] of each output channel is transposed,
-// and its taps put apart if there are several.
+// Packs each step of a pair of vectors: [channels of the step, taps] of each output channel is
+// transposed, and the taps are separated if there are several.
 void AmxProducts::pack(const at::Tensor& weight, float* packed) const {
   const at::Tensor dense = weight.contiguous();  // [oc, ic, taps]
   const auto* from = dense.const_data_ptr<float>();
@@ -314,8 +317,8 @@ double AmxProducts::estimate(const AmxProblem& problem) {
   const Cut cut = products.cut();
   const double busiest = products.busiest(cut);
   if (threads() == 1) return busiest;
-  // Estimates of others leave out what src takes to come from other threads, so this one may count
-  // only what comes more than once.
+  // Other estimates do not count the time in which src comes from other threads, so this one
+  // counts only what comes more than once.
   const Sizes3 slots = products.slots_of(products.rows(cut), products.columns(cut));
   const std::int64_t numbers =
       products.bands(cut) * slots[0] * slots[1] * slots[2] * products.steps() * Amx::kLanes;

@@ -1,9 +1,10 @@
-// Products of float32 by tiles of bfloat16 (kernels/matrix/amx.h): ordinary convolutions of any
-// kernel, stride, dilation and padding, and linear layers, whose rows count as pixels.
+// Multiplies float32 by tiles of bfloat16 (kernels/matrix/amx.h). It runs ordinary convolutions of
+// any kernel, stride, dilation and padding, and linear layers, whose rows count as pixels.
 //
-// Weights stay float32 and are split a part of a sum at a time, between the products of the part
-// before, and finished results are written there too: tiles leave the rest of the core idle. The
-// errors are half of the direct kernel's, because 32 products are summed before a sum is rounded.
+// Weights stay float32. They are split into bfloat16 one part of a sum at a time, between the
+// products of the part before. Finished results are written there too, because tiles leave the rest
+// of the core idle. The errors are half of the direct kernel's, because 32 products are summed
+// before a sum is rounded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,32 +23,32 @@
 
 namespace torch_blocked {
 
-// Floats from a pixel to the next, from a vector of channels to the next, and from image to image.
+// The distances in floats between pixels, between vectors of channels, and between images.
 struct PixelSteps {
   std::int64_t pixel, vector, image;
 };
 
-// What is multiplied. The sizes are of one image.
+// The problem. `sizes` are those of one image.
 struct AmxProblem {
   std::int64_t images, ic, oc;
   SpatialSizes sizes;
   OutputGrid grid;
   PixelSteps src, dst;
-  bool has_tail;  // of channels in dst
+  bool has_tail;  // whether dst has a channel tail
   kernels::Epilogue epilogue;
 };
 
-// By so much tiles must be faster than others to run a 1x1 convolution: layers in tiles leave a
-// little less to those around them, which no layer alone tells. With 1.12 EfficientNet-Lite0,
-// MixNet-S and MobileNetV2 take 0.95 to 0.98 of the time that they take with 1 on two cores of a
-// Xeon, and models that gain more from tiles the same.
+// How many times faster tiles must be than others to run a 1x1 convolution. Tiles slow down the
+// layers around them a little, which a measurement of one layer does not show. With 1.12,
+// EfficientNet-Lite0, MixNet-S and MobileNetV2 take 0.95 to 0.98 of their time with 1, on two cores
+// of a Xeon. Models that gain more from tiles take the same time.
 inline constexpr double kAmxHandicap = 1.1;
 
 class AmxProducts {
  public:
-  // Whether this CPU has tiles, within its limits.
+  // Whether this CPU has AMX and the limits of runtime/isa.h allow it.
   static bool available();
-  // How long it takes, in microseconds: of all threads together, if none waited for the busiest.
+  // Microseconds of all threads together, as if none waited for the busiest.
   static double estimate(const AmxProblem& problem);
 
   explicit AmxProducts(AmxProblem problem);
@@ -63,10 +64,10 @@ class AmxProducts {
   };
   void run(const Buffers& buffers) const;
 
-  // Whether a dst pixel sees the src pixel in its place only.
+  // Whether a dst pixel sees only the src pixel at the same place.
   bool pixelwise() const { return pixelwise_; }
-  // Of such: `pixels` of them, in one thread. Src and dst lie as `src_vector` and `dst_vector` say
-  // from a vector of channels to the next.
+  // Runs `pixels` pixels of a pixelwise problem, in one thread. `src_vector` and `dst_vector` are
+  // the distances between vectors of channels.
   void run_pixels(const Buffers& buffers, std::int64_t pixels, std::int64_t src_vector,
                   std::int64_t dst_vector) const;
 
@@ -84,11 +85,11 @@ class AmxProducts {
   };
   std::int64_t rows(const Cut& cut) const { return ceil_div(p_.sizes.out[1], cut.row_bands); }
   std::int64_t columns(const Cut& cut) const { return ceil_div(p_.sizes.out[2], cut.column_bands); }
-  // Of all images.
+  // The bands of all images.
   std::int64_t bands(const Cut& cut) const {
     return p_.images * p_.sizes.out[0] * cut.row_bands * cut.column_bands;
   }
-  // What a thread works in.
+  // The scratchpad of a thread.
   struct Memory {
     float* sums;
     std::uint8_t *weight_parts, *slots;
@@ -96,22 +97,23 @@ class AmxProducts {
   // The slots of a band: planes, rows and columns.
   Sizes3 slots_of(std::int64_t rows, std::int64_t columns) const;
   std::int64_t band_bytes(std::int64_t rows, std::int64_t columns) const;
-  // Of src positions that slots take, along dim i.
+  // The stride of src positions that are copied to slots, along dim i.
   std::int64_t slot_stride(std::size_t i) const {
     return p_.sizes.kernel[i] == 1 ? p_.sizes.stride[i] : 1;
   }
-  // Of slots from an output to the next.
+  // The distance in slots between outputs.
   std::int64_t output_stride(std::size_t i) const { return p_.sizes.stride[i] / slot_stride(i); }
   std::int64_t steps() const { return ceil_div(p_.ic, Amx::kLanes); }
   std::int64_t taps() const { return p_.sizes.kernel[0] * p_.sizes.kernel[1] * p_.sizes.kernel[2]; }
   std::int64_t vectors() const { return ceil_div(p_.oc, Amx::kWidth); }
   std::int64_t pairs() const { return ceil_div(vectors(), 2); }
   std::int64_t vector_floats() const { return steps() * taps() * Amx::kLanes * Amx::kWidth; }
-  // Into bands that fit in the cache, and such that the busiest thread has the least to do.
+  // Cuts the work into bands that fit in the cache, so that the busiest thread has the least to
+  // do.
   Cut cut() const;
-  // Halves bands: rows first, then columns in whole tiles. False where none can be.
+  // Halves bands: rows first, then columns in whole tiles. False if they cannot be halved.
   bool halve(Cut& cut) const;
-  // How long the thread with most to do takes, in microseconds.
+  // Microseconds of the busiest thread.
   double busiest(const Cut& cut) const;
   Band band_of(const Cut& cut, std::int64_t index) const;
   void fill(const Band& band, const float* src, std::uint8_t* slots) const;

@@ -1,7 +1,8 @@
-// A group of output vectors meets the blocks of src that its channels see, and at each tap the
-// 32-bit groups of a block; where groups of channels are smaller than a vector, weights between
-// channels that do not meet are 0. Src is read in place where nothing is padded or widened; else it
-// is copied, row by row and with padding around it, to a band of a thread's own.
+// Runs convolutions by dot products. A group of output vectors meets the blocks of src that its
+// channels see, and at each tap the 32-bit groups of a block. If groups of channels are smaller
+// than a vector, weights between channels that do not meet are 0. Src is read in place if it needs
+// no padding or widening. Otherwise each thread copies it, row by row with padding, to a band of
+// its own.
 #include "ops/products/dots.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace torch_blocked {
 namespace {
 
-// Of a band: it stays in L2 beside the weights.
+// A band of this size stays in L2 beside the weights.
 constexpr std::int64_t kBandBytes = 192 << 10;
 
 constexpr std::int64_t kBits = 4;  // bytes of a group
@@ -51,9 +52,9 @@ Dots::Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumb
   groups_ = make_groups();
 }
 
-// Whether a vector of outputs sees a block of src of which each lane needs the channels of its own
-// group only, a fraction of the products with zeros beside small groups. The lanes are of 16 bytes,
-// or of 8 bytes of src, which no instruction of AVX-512 takes where they are words.
+// Whether each lane of an output vector reads only the channels of its own group from a block of
+// src. That takes a fraction of the products that zeros beside small groups would take. The
+// instructions spread lanes of 16 bytes of src, or of 8 bytes, which AVX-512 cannot do for words.
 bool Dots::spreads() const {
   const std::int64_t inputs = ic_ / conv_groups_, outputs = oc_ / conv_groups_;
   const bool has_kernel = numbers_ == DotNumbers::kBytes || (words() && width_ == 8);
@@ -73,7 +74,7 @@ Range Dots::seen_by(std::int64_t vector) const {
   return {first * inputs / per_group_, ceil_div((last + 1) * inputs, per_group_)};
 }
 
-// With few pixels in a row more vectors at a time keep the multipliers busy.
+// If rows have few pixels, more vectors at a time keep the multipliers busy.
 std::vector<Dots::Group> Dots::make_groups() const {
   const std::int64_t vectors = ceil_div(oc_, width_);
   const std::int64_t row = taps() > 1 ? s_.out[2] : s_.out[1] * s_.out[2];
@@ -107,7 +108,7 @@ std::string Dots::weights_format() const {
               lanes_.empty() ? "" : ", spread");
 }
 
-// f(the first 32-bit group, groups, tap) for the parts of blocks that a group of vectors sees, in
+// Calls f(first 32-bit group, groups, tap) for the parts of blocks that a group of vectors sees, in
 // the order of the weights.
 template <typename F>
 void Dots::for_segments(const Group& group, F&& f) const {
@@ -130,7 +131,7 @@ void Dots::pack_group(const Group& group, const From* weight, std::uint8_t* pack
   for_segments(group, [&](std::int64_t first, std::int64_t count, std::int64_t tap) {
     for (std::int64_t g = first; g < first + count; ++g) {
       for (std::int64_t lane = 0; lane < group.vectors * width_; ++lane) {
-        // Of spread groups each lane counts from its own.
+        // In spread groups each lane counts from its own first group.
         const std::int64_t from = lanes_.empty() ? g : g + lanes_[static_cast<std::size_t>(lane)];
         for (std::int64_t i = 0; i < per_group_; ++i) {
           *to++ = of(group.first * width_ + lane, from * per_group_ + i, tap);
@@ -166,8 +167,8 @@ at::Tensor Dots::pack(const at::Tensor& weight) const {
   return packed;
 }
 
-// Threads share the rows, or, where the weights are larger than src, the output channels: then each
-// reads its own weights only. Shares are equal, but for what a row is.
+// Threads share the rows. If the weights are larger than src, they share the output channels, and
+// each reads only its own weights. Shares are equal up to a row.
 Dots::Cut Dots::cut() const {
   const std::int64_t planes = n_ * s_.out[0], groups = std::ssize(groups_), rows = s_.out[1];
   const std::int64_t row_bytes = src_blocks_ * s_.kernel[0] * reach(2, s_.out[2]) * pixel_bytes() *
@@ -192,7 +193,7 @@ ByteRows Dots::band_row() const {
           .words = words()};
 }
 
-// [blocks, planes of taps, rows, columns, block], with padding around the image.
+// Fills a band [blocks, planes of taps, rows, columns, block], with padding around the image.
 Dots::Source Dots::fill_band(const Band& band, const std::uint8_t* src, std::uint8_t* to) const {
   const std::int64_t rows = reach(1, band.rows);
   const ByteRows filled = band_row();
@@ -232,7 +233,8 @@ void Dots::set_segments(const Source& source, const Group& group,
                                 kh * s_.dilation[1] * source.row +
                                 kw * s_.dilation[2] * source.pixel +
                                 first % groups_of_block() * kBits;
-    // Taps whose pixels are one group each, of a picture's few channels, are one segment.
+    // With the few channels of a picture, a pixel is one group, and adjacent taps are one
+    // segment.
     kernels::DotSegment* last = segments.empty() ? nullptr : &segments.back();
     if (last && last->offset + last->groups * kBits == offset) {
       last->groups += count;
@@ -242,11 +244,12 @@ void Dots::set_segments(const Source& source, const Group& group,
   });
 }
 
-// `rows` rows of dst from those that source and target begin with. `segments`: memory to use.
+// Makes `rows` rows of dst, from the rows with which source and target begin. `segments` is
+// scratchpad.
 void Dots::run_groups(const Operands& operands, const Source& source, const Target& target,
                       std::int64_t rows, Range groups,
                       std::vector<kernels::DotSegment>& segments) const {
-  const Group* of = nullptr;  // whose segments these are: all see the same without conv groups
+  const Group* of = nullptr;  // the group of `segments`: without conv groups all see the same
   for (std::int64_t g = groups.begin; g < groups.end; ++g) {
     const Group& group = groups_[static_cast<std::size_t>(g)];
     if (!of || of->begin != group.begin || of->end != group.end) {
@@ -263,7 +266,7 @@ void Dots::run_group(const Operands& operands, const Source& source, const Targe
   const std::int64_t element = operands.is_float32 ? 4 : element_;
   const std::int64_t dst_step = grid_.step[2] * width_, pixel = dst_step * element;
   const std::int64_t plane = target.block / element;
-  // Rows that follow each other without a gap run as one.
+  // Adjacent rows without a gap run as one.
   const bool merges = s_.kernel[1] == 1 && s_.stride[1] == 1 &&
                       source.row == s_.out[2] * s_.stride[2] * source.pixel &&
                       target.row == s_.out[2] * pixel;
@@ -293,7 +296,8 @@ void Dots::run_group(const Operands& operands, const Source& source, const Targe
   const std::array same{table.dot_byte_tiles, table.dot_word_tiles, table.dot_bfloat_tiles},
       spread{table.dot_byte_spread_tiles, table.dot_word_spread_tiles, table.dot_bfloat_tiles};
   const auto run = (lanes_.empty() ? same : spread)[static_cast<std::size_t>(numbers_)];
-  // Two short rows are one tile, which reads the weights once for both: at 7x7 they come from L3.
+  // Two short rows form one tile, which reads the weights once for both. At 7x7 they come from
+  // L3.
   const auto vectors = static_cast<std::size_t>(group.vectors);
   const bool pairs = !merges && target.row == s_.out[2] * pixel &&
                      2 * s_.out[2] <= table.dot_sizes->pixels[vectors];
@@ -313,7 +317,7 @@ void Dots::run_group(const Operands& operands, const Source& source, const Targe
   };
   const std::int64_t whole = rows / at_once;
   if (whole > 0) run_rows(0, whole);
-  if (whole * at_once < rows) {  // one is left of pairs
+  if (whole * at_once < rows) {  // one row is left over from pairs
     tiles.src_row = 0;
     tiles.pixels = s_.out[2];
     run_rows(whole * at_once, 1);

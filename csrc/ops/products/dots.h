@@ -1,4 +1,4 @@
-// Convolutions by tiles of dot products of 32 bits, for the families of bytes and of bfloat16.
+// Runs convolutions of bytes and of bfloat16 by tiles of dot products of 32 bits.
 #pragma once
 
 #include "kernels/dots/dots.h"
@@ -9,7 +9,7 @@
 
 namespace torch_blocked {
 
-// What is multiplied: bytes of src, these widened to words, or bfloat16.
+// What is multiplied: bytes of src, bytes widened to 16-bit words, or bfloat16.
 enum class DotNumbers { kBytes, kWords, kBfloats };
 
 using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
@@ -17,16 +17,16 @@ using Sizes3 = std::array<std::int64_t, 3>;  // d, h, w
 // An ordinary convolution made ready: any kernel, stride, dilation, padding and groups.
 class Dots {
  public:
-  // problem: dst in the blocks of the CPU's vectors, src in any block; the sizes along spatial dims
-  // are those of `sizes`. padding: of bytes.
+  // problem: dst has blocks of the CPU's vector width, src has any block. The spatial sizes are
+  // those of `sizes`. padding: the byte that stands for 0.
   Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
        std::uint8_t padding, const OutputGrid& grid);
-  // All of dst.
+  // The same for outputs that fill all of dst.
   Dots(const ConvolutionProblem& problem, const SpatialSizes& sizes, DotNumbers numbers,
        std::uint8_t padding)
       : Dots(problem, sizes, numbers, padding, {sizes.out, {0, 0, 0}, {1, 1, 1}}) {}
 
-  // Tells what pack() makes from what it makes for others.
+  // Names the format that pack() makes.
   std::string weights_format() const;
   // weight [OC, IC / groups, *kernel], int8 or bfloat16
   //   -> [groups of vectors][segments, 32-bit groups, vectors, lanes]
@@ -44,22 +44,21 @@ class Dots {
   };
   void run(const Operands& operands) const;
 
-  // How it runs for some rows at a time; nothing where it does not: src is widened, or images have
-  // depth.
+  // How it runs a few rows at a time; nothing if src is widened or images have depth.
   std::optional<RowStage> row_stage() const;
-  // Rows of dst, in one thread. Of `operands` src and dst do not count, and `residual` is of the
-  // first row and laid out as dst.
+  // Makes rows of dst, in one thread. src and dst of `operands` are not used; its `residual` is
+  // that of the first row, laid out as dst.
   void run_rows(const Operands& operands, const BlockedRows& src, const BlockedRows& dst,
                 Range rows) const;
 
  private:
-  // Vectors of output channels that see the same channels of src, and these.
+  // Vectors of output channels that see the same channels of src.
   struct Group {
     std::int64_t first, vectors;  // vectors
     std::int64_t begin, end;      // 32-bit groups of src channels
     std::int64_t weights;         // the offset of its weights
   };
-  // How the work is cut up: bands of rows of outputs, and for each band chunks of groups.
+  // How the work is cut up: bands of output rows, and chunks of groups for each band.
   struct Cut {
     std::int64_t bands, chunks;
   };
@@ -67,13 +66,13 @@ class Dots {
   struct Band {
     std::int64_t image, plane, row, rows;
   };
-  // Where a pixel's src lies: the first of an image or band, and the bytes between blocks, planes,
-  // rows and pixels of src.
+  // Where src lies: the first pixel of an image or band, and the bytes between blocks, planes,
+  // rows and pixels.
   struct Source {
     const std::uint8_t* first;
     std::int64_t block, plane, row, pixel;
   };
-  // The same of dst, and of the residual, whose distances are those of dst.
+  // The same for dst and the residual, which has dst's distances.
   struct Target {
     char* first;
     const char* residual;
@@ -84,7 +83,7 @@ class Dots {
   std::int64_t taps() const { return s_.kernel[0] * s_.kernel[1] * s_.kernel[2]; }
   std::int64_t groups_of_block() const { return src_block_ / per_group_; }
   std::int64_t pixel_bytes() const { return src_block_ * element_; }
-  // Src positions under so many outputs along dim i.
+  // The src positions under `outputs` outputs along dim i.
   std::int64_t reach(std::size_t i, std::int64_t outputs) const {
     return (outputs - 1) * s_.stride[i] + (s_.kernel[i] - 1) * s_.dilation[i] + 1;
   }
@@ -116,7 +115,7 @@ class Dots {
   std::int64_t per_group_, element_;  // numbers of 32 bits; bytes of one in memory
   std::uint8_t padding_;
   bool in_place_;
-  std::vector<std::int32_t> lanes_;  // as of kernels::DotTiles; empty where groups are not spread
+  std::vector<std::int32_t> lanes_;  // as in kernels::DotTiles; empty if groups are not spread
   std::vector<Group> groups_;
 };
 

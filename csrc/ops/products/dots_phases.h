@@ -1,4 +1,5 @@
-// Any convolution by Dots: an ordinary one is one of them, a transposed one is one for each phase.
+// Runs any convolution by Dots: an ordinary one by one Dots, a transposed one by one for each
+// phase.
 #pragma once
 
 #include <vector>
@@ -12,18 +13,18 @@ class PhasedDots {
  public:
   PhasedDots(const ConvolutionProblem& problem, DotNumbers numbers, std::uint8_t padding);
 
-  // Tells what pack() makes from what it makes for others.
+  // Names the format that pack() makes.
   std::string weights_format() const;
-  // ATen's weight -> that of each phase, [OC, IC / groups, *kernel of the phase].
+  // ATen's weight -> the weight of each phase, [OC, IC / groups, *kernel of the phase].
   std::vector<at::Tensor> split(const at::Tensor& weight) const { return phases_.weights(weight); }
   // The packed weights of all phases, one after the other.
   at::Tensor pack(const at::Tensor& weight) const;
 
-  // The channels of `operands` are those of all output channels, phase after phase.
+  // `operands.channels` has all output channels of the first phase, then of the next.
   void run(const Dots::Operands& operands) const;
 
   std::int64_t phases() const { return std::ssize(parts_); }
-  // What rows of it run by; null where it has phases.
+  // What runs a few rows at a time; null for a transposed convolution.
   const Dots* ordinary() const { return phases_.transposed() ? nullptr : &parts_.front().dots; }
 
  private:

@@ -1,5 +1,5 @@
-// Phases of transposed convolutions: outputs whose indices have the same remainder by the stride
-// meet the same taps, as those of an ordinary convolution at stride 1 do.
+// Splits transposed convolutions into phases. The outputs whose indices have the same remainder by
+// the stride meet the same taps, so a phase is an ordinary convolution at stride 1.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct PhaseAxis {
   std::int64_t tap_first, tap_step;        // its tap k is tap tap_first + k * tap_step of the whole
 };
 
-// Along one dim, which `whole` makes `outputs` of. Its taps are those k for which the stride
-// divides rest + padding - k * dilation, in reverse order; nothing if there are none.
+// The phase `rest` along one dim, of which `whole` makes `outputs`. Its taps are those k for which
+// the stride divides rest + padding - k * dilation, in reverse order. Nothing if there are none.
 inline std::optional<PhaseAxis> phase_axis(const Window& whole, std::int64_t outputs,
                                            std::int64_t rest) {
   std::int64_t last = whole.kernel - 1;

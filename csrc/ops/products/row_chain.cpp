@@ -1,3 +1,5 @@
+// Runs chains of convolutions band by band. A buffer before each stage keeps the rows that the next
+// band needs again.
 #include "ops/products/row_chain.h"
 
 #include <algorithm>
@@ -10,14 +12,14 @@
 namespace torch_blocked {
 namespace {
 
-// Of all buffers of a band, in L2 beside the weights. In smaller bands more rows are moved, and
-// less than four are left for a depthwise kernel: MobileNetV2 on bytes takes 1.01 times as long on
-// one thread with 256 KB, 1.04 with 128 and 1.1 with 64; EfficientNet-Lite0 in float32 1.03 with
-// 256 KB, and as long with 900.
+// The size of all buffers of a band, which stay in L2 beside the weights. Smaller bands move more
+// rows and leave less than four rows for a depthwise kernel. On one thread MobileNetV2 on bytes
+// takes 1.01 times as long with 256 KB, 1.04 with 128 and 1.1 with 64. EfficientNet-Lite0 in
+// float32 takes 1.03 times as long with 256 KB, and as long with 900.
 constexpr std::int64_t kChainBytes = 512 << 10;
 constexpr std::int64_t kBeyond = 64;  // bytes that kernels read after the last row
 
-// Rows of src under rows of dst, padding among them.
+// The rows of src under rows of dst, including padding.
 Range under(const Window& window, Range rows) {
   const std::int64_t begin = rows.begin * window.stride - window.padding;
   return {begin, begin + window.reach(rows.end - rows.begin)};
@@ -30,14 +32,14 @@ Range inside(Range rows, std::int64_t count) {
 }  // namespace
 
 RowChain::RowChain(std::vector<RowStage> stages) : stages_(std::move(stages)), most_rows_(1) {
-  // What is made of a row lies in a buffer whole: windows with strides may leave its end unread.
+  // A buffer holds whole rows, even if windows with strides leave the end of a row unread.
   for (RowStage& stage : stages_) {
     stage.src.columns = std::max(stage.src.columns, stage.src.before + stage.src.src_columns);
   }
   while (most_rows_ < stages_.back().dst_rows && bytes(most_rows_ + 1) <= kChainBytes) ++most_rows_;
 }
 
-// Rows that the buffer before each stage holds, for bands of so many rows of the last one.
+// The rows that the buffer before each stage holds, for bands of `rows` rows of the last stage.
 std::vector<std::int64_t> RowChain::capacities(std::int64_t rows) const {
   std::vector<std::int64_t> result(stages_.size());
   for (std::size_t k = stages_.size(); k-- > 0;) {
@@ -55,7 +57,7 @@ std::int64_t RowChain::bytes(std::int64_t rows) const {
   return sum;
 }
 
-// What one thread has of the images.
+// The walk of one thread over the images.
 class RowChain::Walk {
  public:
   Walk(const RowChain& chain, const std::vector<RunRows>& runs, const Operands& operands,
@@ -81,13 +83,14 @@ class RowChain::Walk {
     }
   }
 
-  // Rows of the last stage's dst.
+  // Makes rows of the last stage's dst.
   void band(std::int64_t image, Range rows) {
     if (image != image_) {
       for (Buffer& buffer : buffers_) buffer.rows = {0, 0};
       image_ = image;
     }
-    // What each buffer must hold, and what it lacks, which the stage before it makes.
+    // Finds the rows that each buffer must hold, and those it lacks, which the stage before it
+    // makes.
     lacks_.assign(stages_.size(), {0, 0});
     Range made = rows;
     for (std::size_t k = stages_.size(); k-- > 0 && !is_image(k) && made.begin < made.end;) {
@@ -106,14 +109,14 @@ class RowChain::Walk {
  private:
   struct Buffer {
     std::int64_t offset = 0;
-    Range rows{0, 0};  // which it holds
+    Range rows{0, 0};  // the rows that it holds
     BlockedRows view{};
   };
 
-  // Whether a stage reads an image, not a buffer.
+  // Whether a stage reads an image instead of a buffer.
   bool is_image(std::size_t k) const { return k == 0 && stages_[0].reads_images(); }
 
-  // Makes a buffer begin with the first row that is wanted; returns the rows that it lacks.
+  // Moves rows so that a buffer begins with the first wanted row. Returns the rows that it lacks.
   Range move_to(std::size_t k, Range wanted) {
     Buffer& buffer = buffers_[k];
     const Range held = buffer.rows;
@@ -139,8 +142,8 @@ class RowChain::Walk {
 
   BlockedRows src_of(std::size_t k) const { return is_image(k) ? image() : buffers_[k].view; }
 
-  // What lies beside the rows of a buffer, once: nothing else is ever written there. What comes
-  // after one row comes before the next.
+  // Writes the padding beside the rows of a buffer. Once is enough, because nothing else is
+  // written there. The padding after one row is also that before the next.
   static void pad(const RowStage& stage, std::uint8_t* data, std::int64_t rows) {
     const ByteRows& row = stage.src;
     const std::int64_t before = row.before * row.pixel_bytes,
@@ -155,7 +158,8 @@ class RowChain::Walk {
                 static_cast<std::size_t>(row.row_bytes() - end));
   }
 
-  // Rows of a buffer: the padding above and below, and what the stage before makes.
+  // Fills rows of a buffer: the padding above and below, and the rows that the stage before
+  // makes.
   void fill(std::size_t k, Range rows) const {
     if (rows.begin >= rows.end) return;
     const RowStage& stage = stages_[k];
@@ -183,7 +187,7 @@ class RowChain::Walk {
   std::int64_t image_ = -1;
 };
 
-// As many for each thread.
+// Every thread gets the same number of bands.
 std::int64_t RowChain::bands() const {
   const RowStage& last = stages_.back();
   const std::int64_t least = ceil_div(last.dst_rows, most_rows_);
@@ -192,7 +196,7 @@ std::int64_t RowChain::bands() const {
 
 double RowChain::made_twice() const {
   const RowStage& last = stages_.back();
-  // A thread has images, or one part of an image.
+  // A thread has whole images, or one part of an image.
   const std::int64_t parts =
       last.n % threads() == 0 ? 1 : std::min<std::int64_t>(threads(), last.dst_rows);
   const std::vector<std::int64_t> capacity = capacities(ceil_div(last.dst_rows, parts));

@@ -1,3 +1,4 @@
+// Multiplies rows by packed columns with the tiles of direct convolution.
 #include "ops/products/row_product.h"
 
 #include <array>

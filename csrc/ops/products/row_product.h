@@ -1,5 +1,5 @@
-// Products of rows with a matrix that is packed for the tiles of direct convolution: a row counts
-// as a pixel, a column as an output channel. Linear layers and attention run on them.
+// Multiplies rows by a matrix that is packed for the tiles of direct convolution: a row counts as a
+// pixel, a column as an output channel. Linear layers and attention run on this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +21,15 @@ struct Matrix {
   Matrix transposed() const { return {data, columns, rows, column_stride, row_stride}; }
 };
 
-// Of the matrices [..., rows, columns] of a batch: how many there are, where the one at `index`
-// begins, and that one.
+// A batch of matrices [..., rows, columns]: how many there are, where the one at `index` begins,
+// and that matrix.
 std::int64_t batch_of(const at::Tensor& x);
 std::int64_t offset_of_matrix(const at::Tensor& x, std::int64_t index);
 Matrix matrix_of(const at::Tensor& x, std::int64_t index);
 
-// The right side of a product, [lanes, columns], cut into groups of columns that the tiles take at
-// a time: [groups, lanes, columns of the group]. The last group has as many vectors as it fills;
-// zeros lie beyond its last column.
+// The right side of a product, [lanes, columns], cut into the groups of columns that a tile takes
+// at a time: [groups, lanes, columns of the group]. The last group has only as many vectors as it
+// needs, with zeros beyond its last column.
 struct PackedColumns {
   const kernels::Kernels* kernels;
   std::int64_t lanes, columns;
@@ -37,11 +37,11 @@ struct PackedColumns {
   const kernels::DirectSizes& sizes() const { return *kernels->direct_sizes; }
   std::int64_t group() const { return sizes().vectors * sizes().width; }
   std::int64_t groups() const { return ceil_div(columns, group()); }
-  // Of the group that begins with column `first`.
+  // The vectors of the group that begins with column `first`.
   std::int64_t vectors(std::int64_t first) const {
     return std::min(sizes().vectors, ceil_div(columns - first, sizes().width));
   }
-  // Columns with those that only fill vectors.
+  // Columns rounded up to whole vectors.
   std::int64_t width() const { return ceil_div(columns, sizes().width) * sizes().width; }
   std::int64_t floats() const { return lanes * width(); }
   // Rows of a tile.
@@ -52,7 +52,7 @@ struct PackedColumns {
   void pack(const Matrix& from, float* to) const;
 };
 
-// dst = activation(src x the columns of one group + bias + residual), whole vectors of them.
+// dst = activation(src x the columns of one group + bias + residual), in whole vectors.
 struct RowProduct {
   const float* src;  // [rows, lanes], rows src_stride floats apart
   std::int64_t src_stride, rows;
@@ -62,21 +62,22 @@ struct RowProduct {
   float* dst;           // of the group's first column; rows are dst_stride floats apart
   std::int64_t dst_stride;
   kernels::Activation activation = {};
-  const float* residual = nullptr;  // laid out as dst, which it may be; or null: added before that
+  const float* residual = nullptr;  // laid out as dst, which it may be; added before `activation`
 };
 
-// Lanes that are summed in registers before their sum joins the total in dst: rounding then grows
-// only with the root of the number of lanes, and their weights stay near for all rows.
+// How many lanes are summed in registers before their sum joins the total in dst. With parts,
+// rounding grows only with the root of the number of lanes, and a part's weights stay in cache for
+// all rows.
 std::int64_t lanes_of_part(const PackedColumns& columns);
 
-// The part of the sums over lanes [lane, lane + lanes), where src begins with that lane. The first
+// Adds the part of the sums over lanes [lane, lane + lanes); src begins with that lane. The first
 // part overwrites dst. `ahead`: floats from its weights to those that are needed next.
 void multiply_part(const PackedColumns& columns, const RowProduct& product, std::int64_t lane,
                    std::int64_t lanes, std::int64_t ahead);
 // All parts.
 void multiply(const PackedColumns& columns, const RowProduct& product);
-// All parts of all groups from column 0 on. `whole`: none behind the last column is written, for
-// which there is memory for the rows of one group.
+// All parts of all groups from column 0 on. With `whole`, nothing beyond the last column is
+// written; it is memory for the rows of one group.
 void multiply_all(const PackedColumns& columns, RowProduct product, float* whole = nullptr);
 
 }  // namespace torch_blocked

@@ -1,3 +1,5 @@
+// Runs Strassen's product: cuts rows into parts and columns into groups, multiplies quarters by the
+// tiles of direct convolution, and joins them.
 #include "ops/products/strassen.h"
 
 #include <algorithm>
@@ -15,23 +17,23 @@ namespace {
 
 using kernels::kStrassenProducts;
 
-// Rows of a half that are worked on at a time, at most: a left side of them fills this part of
-// band_bytes, half of L2. All products of a span of groups take about as much.
+// The most rows of a half that are worked on at a time. Their left side fills 1 / kPartOfBand of
+// band_bytes, which is half of L2. All products of a span of groups take about as much.
 constexpr std::int64_t kMostStrassenRows = 112, kPartOfBand = 2;
-// Lanes that are summed in registers before they join the sum in memory, at most.
+// The most lanes that are summed in registers before they join the sum in memory.
 constexpr std::int64_t kStrassenChain = 512;
-// Least vectors of a quarter; and rows, in tiles.
+// The least vectors of a quarter, and its least rows, in tiles.
 constexpr std::int64_t kLeastVectors = 3, kLeastTiles = 1;
 constexpr std::int64_t kUnitsPerThread = 4;
-// Where there are few groups of columns, the rows are cut so often that some threads have something
-// to do: 197 rows of 768 to 192 are 3 groups, of which one of two threads would take two. How many
-// threads there are must not count, since the cut decides which rows are summed.
+// If there are few groups of columns, the rows are cut too, so that threads can share the work
+// evenly. 197 rows of 768 to 192 have 3 groups, and one of two threads would take two of them. The
+// cut must not depend on the number of threads, because it decides which rows are summed.
 constexpr std::int64_t kLeastUnits = 6, kLeastPartTiles = 2;
 
 std::int64_t half_of(std::int64_t size) { return ceil_div(size, 2); }
 
-// The weights' sides, in the order of the products and `stride` floats apart, of quarters e, f, g
-// and h (kernels/matrix/strassen.cpp).
+// Makes the right sides from the quarters e, f, g and h of the weights
+// (kernels/matrix/strassen.cpp), in the order of the products and `stride` floats apart.
 void sum_quarters(const std::array<const float*, 4>& quarters, std::int64_t floats,
                   std::int64_t stride, float* to) {
   const auto [e, f, g, h] = quarters;
@@ -143,7 +145,7 @@ void Strassen::split(const Part& part, const VectorSteps& src, const float* from
   for (std::int64_t vector = 0; vector < half_vectors_; ++vector) {
     work.segments.push_back({vector * part.half * width(), width(), vector * width()});
   }
-  work.segments.push_back({0, 0, 0});  // is prefetched only
+  work.segments.push_back({0, 0, 0});  // only prefetched
   from += part.image * src.image;
   kernels_->strassen_split({.upper = from + part.upper * src.row,
                             .lower = from + part.lower * src.row,
@@ -155,7 +157,7 @@ void Strassen::split(const Part& part, const VectorSteps& src, const float* from
                             .to = work.sides});
 }
 
-// [rows, columns of the group] = the left side of one product x the group's right side.
+// to [rows, columns of the group] = the left side of one product x the group's right side.
 void Strassen::multiply(std::int64_t product, const Group& group, const float* weights, Work& work,
                         float* to) const {
   const std::int64_t wide = group.left * width(),
@@ -188,8 +190,8 @@ void Strassen::multiply(std::int64_t product, const Group& group, const float* w
   }
 }
 
-// Into how many spans the groups are cut: so many that their products stay in L2, and that all
-// threads have something to do. Each thread has left sides of its own.
+// The number of spans into which the groups are cut: enough that their products stay in L2 and that
+// all threads have work. Each thread has left sides of its own.
 std::int64_t Strassen::spans() const {
   const std::int64_t group_bytes = kStrassenProducts * (part(0).half + 1) * sizes().vectors *
                                    width() * static_cast<std::int64_t>(sizeof(float));
@@ -221,7 +223,7 @@ void Strassen::join(const Part& part, const Group& group, const float* products,
                            .epilogue = epilogue});
 }
 
-// One product after the other, so that its left side stays in L2 for all groups of the span.
+// Runs one product after the other, so that its left side stays in L2 for all groups of the span.
 void Strassen::run(const VectorSteps& src, const VectorSteps& dst,
                    const kernels::Epilogue& epilogue, const Buffers& buffers) const {
   const std::int64_t spans = this->spans(), most_rows = part(0).half + 1;
@@ -248,7 +250,7 @@ void Strassen::run(const VectorSteps& src, const VectorSteps& dst,
     Work work;
     work.sides = workspace(sides + products);
     work.products = work.sides + sides;
-    std::int64_t in_sides = -1;  // the part that is split there
+    std::int64_t in_sides = -1;  // the part that these sides are split from
     for (Range piece; pieces.next(piece);) {
       for (std::int64_t i = piece.begin; i < piece.end; ++i) {
         const Part at = part(i / spans);

@@ -1,11 +1,10 @@
-// One level of Strassen's product: seven products of quarters of the matrices instead of eight.
-// The weights' sides are summed once, src's for some rows at a time, and the products are put
-// together while they are in the cache; so what it saves is most of an eighth of the time.
-// 1x1 convolutions and linear layers run on it.
+// One level of Strassen's product: seven products of quarters of the matrices instead of eight. 1x1
+// convolutions and linear layers run on it. The sums of weights are made once, when they are
+// packed.
 //
-// The sums of src are made for so many rows at a time as stay in L2 with the products; the products
-// are put together in one pass with bias, residual and activation. It takes 0.87 to 0.95 of the
-// time of the direct kernel where both are fast, and more below 200 channels.
+// The sums of src are made for as many rows at a time as stay in L2 together with the products. One
+// pass combines the products and applies bias, residual and activation. It takes 0.87 to 0.95 of
+// the time of the direct kernel where both are fast, and more below 200 channels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,29 +19,29 @@
 
 namespace torch_blocked {
 
-// Floats from a row of a matrix, a vector of it, and an image, to the next; vectors are whole.
+// The distances in floats between rows of a matrix, its vectors, and images. Vectors are whole.
 struct VectorSteps {
   std::int64_t row, vector, image;
 };
 
 class Strassen {
  public:
-  // Its weights take 7/4 of the memory and its errors are larger, so a tie is none.
+  // Its weights take 7/4 of the memory and its errors are larger, so it does not win a tie.
   static constexpr double kHandicap = 1.03;
 
   // dst [rows, columns] = src [rows, lanes] x weights, for each of `images`.
   Strassen(const kernels::Kernels& kernels, std::int64_t images, std::int64_t rows,
            std::int64_t lanes, std::int64_t columns);
 
-  // Why not, in words, where the matrices are so small that their sums take what the eighth product
-  // would.
+  // Why it does not take matrices so small that their sums cost as much as the eighth product.
   static const char* refuses(const kernels::Kernels& kernels, std::int64_t rows, std::int64_t lanes,
                              std::int64_t columns);
 
-  // About what of the time of all products it takes, for vectors of `width`, with its handicap. The
-  // sums of src take a time like rows x lanes, those of the products one like rows x columns, for
-  // each lane of a vector together 1.35 (1 / lanes + 1 / columns) of the products' with AVX-512 on
-  // a Zen 5, and 1.6 to 2.4 with AVX2 on a Zen 3.
+  // Its estimated time as a share of the time of all eight products, for vectors of `width`, with
+  // its handicap. The sums of src take time proportional to rows x lanes, and the sums of
+  // products to rows x columns. For each lane of a vector they take together 1.35 (1 / lanes + 1
+  // / columns) of the time of the products with AVX-512 on a Zen 5, and 1.6 to 2.4 with AVX2 on a
+  // Zen 3.
   static double share(std::int64_t width, std::int64_t lanes, std::int64_t columns);
 
   // weight [columns, lanes], contiguous
@@ -57,16 +56,16 @@ class Strassen {
            const Buffers& buffers) const;
 
  private:
-  // Columns that the tiles take at a time, in vectors: `left` of the left half from `first` on, and
-  // those that the right half has beside them.
+  // The columns that tiles take at a time, in vectors: `left` of the left half from `first` on,
+  // and `right` at the same places of the right half.
   struct Group {
     std::int64_t first, left, right;
   };
-  // Rows that are worked on at a time: the first of each half, which has `half` of them.
+  // The rows that are worked on at a time: `half` of each half, from `upper` and from `lower` on.
   struct Part {
     std::int64_t image, upper, lower, half;
   };
-  // What one thread works with: the left sides of a part, and the products of some groups.
+  // The scratchpad of one thread: the left sides of a part, and the products of some groups.
   struct Work;
 
   const kernels::DirectSizes& sizes() const { return *kernels_->direct_sizes; }

@@ -1,3 +1,5 @@
+// Splits a transposed convolution into the ordinary convolutions of its phases, and its weight
+// likewise.
 #include "ops/products/transposed_phases.h"
 
 #include <ATen/ops/index_select.h>
@@ -22,7 +24,7 @@ ConvolutionPhase phase_of(const SpatialSizes& whole, const Sizes3& rests) {
     phase.has_taps &= axes[i].has_value();
   }
   for (std::size_t i = 0; i < 3; ++i) {
-    // The tap sees padding only: 0 times a NaN of src is not 0.
+    // The one tap must see only padding, because 0 times a NaN of src is not 0.
     const std::int64_t outputs = ceil_div(whole.out[i] - rests[i], whole.stride[i]);
     const PhaseAxis bare{outputs, 1, outputs, 1, 0, 1};
     const PhaseAxis& axis = phase.axes[i] = phase.has_taps ? *axes[i] : bare;

@@ -1,4 +1,4 @@
-// A convolution as ordinary ones: itself, or, where it is transposed, one for each phase.
+// Turns a convolution into ordinary ones: itself, or one for each phase if it is transposed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace torch_blocked {
 
-// Where outputs lie in dst: output o at first + o * step of its dims.
+// Where outputs lie in dst: output o lies at first + o * step of its dims.
 struct OutputGrid {
   std::array<std::int64_t, 3> dims, first, step;  // d, h, w
 };
@@ -21,7 +21,7 @@ struct ConvolutionPhase {
   SpatialSizes sizes;
   OutputGrid grid;
   std::array<PhaseAxis, 3> axes;  // of a transposed one
-  bool has_taps;                  // else its one tap is 0 and sees padding
+  bool has_taps;                  // false: its one tap is 0 and sees only padding
 };
 
 class ConvolutionPhases {
@@ -30,9 +30,9 @@ class ConvolutionPhases {
 
   const std::vector<ConvolutionPhase>& phases() const { return phases_; }
   bool transposed() const { return transposed_; }
-  // What decides which taps a phase has, in words; empty if it is not transposed.
+  // Names everything that decides which taps a phase has; empty if it is not transposed.
   const std::string& name() const { return name_; }
-  // ATen's weight -> that of each phase, [OC, IC / groups, *kernel of the phase].
+  // ATen's weight -> the weight of each phase, [OC, IC / groups, *kernel of the phase].
   std::vector<at::Tensor> weights(const at::Tensor& weight) const;
 
  private:

@@ -1,3 +1,5 @@
+// The list of implementations of convolutions of bytes, and the ends of their sums: scales, shifts
+// and bounds of each channel.
 #include "ops/quantized/convolution.h"
 
 #include <ATen/ops/abs.h>
@@ -20,10 +22,10 @@ using Kind = Activation::Kind;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What bounds alone say: no activation, or a clamp after everything else.
+// Whether bounds alone express the activation: none, or a clamp.
 bool is_clamp(const Activation& a) { return a.kind == Kind::kNone || a.kind == Kind::kClamp; }
 
-// The clamp at the end of an epilogue of clamps; nothing if there is more to do.
+// The clamp at the end of an epilogue; nothing if the epilogue does more than that.
 std::optional<Activation> last_clamp(const Epilogue& e) {
   const Activation& last = e.residual ? e.after : e.before;
   if (!is_clamp(last) || (e.residual && e.before.kind != Kind::kNone)) return std::nullopt;
@@ -85,7 +87,7 @@ at::Tensor dot_channels(const Problem& p, const at::Tensor& weight, const at::Te
   const auto* scale = scales.const_data_ptr<float>();
   const float* add = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   const Bounds bounds = bounds_of(p);
-  // In the general end values are real until it makes bytes of them.
+  // In the general end values stay real until it converts them to bytes.
   const bool is_real = dot_end(p).has_value();
   const Quantization dst = is_real ? Quantization{} : *p.dst;
   for (std::int64_t i = 0; i < vectors; ++i) to[i].is_small = true;

@@ -1,5 +1,5 @@
-// Convolutions of bytes: src and dst are unsigned, each with a scale and a zero point, the weights
-// signed, with a scale for each output channel. Sums are exact, in 32 bits.
+// Convolutions and linear layers of bytes. src and dst are unsigned, each with a scale and a zero
+// point. Weights are signed, with a scale for each output channel. Sums of 32 bits are exact.
 #pragma once
 
 #include "kernels/dots/dots.h"
@@ -10,22 +10,22 @@
 namespace torch_blocked {
 
 struct QuantizedConvolutionProblem {
-  // Sizes, with src and dst in blocked formats; the epilogue is applied to real numbers. dtype and
-  // has_bias do not count.
+  // Sizes, with src and dst in blocked formats. The epilogue is applied to real numbers. dtype
+  // and has_bias are ignored.
   ConvolutionProblem sizes;
   Quantization src;
   std::optional<Quantization> dst, residual;  // no dst: float32
 };
 
-// Weights made ready: bytes, or words, and what becomes of the sums of each vector of channels.
+// Packed weights, as bytes or words, and the kernels::DotChannels of each vector of channels.
 struct QuantizedWeights {
   at::Tensor packed, channels;
 };
 
 struct QuantizedConvolutionPlan {
-  // The names of what pack() and channels() make of the weights, with all else that decides it.
+  // Names of the formats that pack() and channels() make.
   std::string weights_format, channels_format;
-  // weight int8, of the problem's dims; [OC] float32: its scales, and the bias, which may be
+  // weight: int8, of the problem's dims. scales and bias: [OC] of float32; the bias may be
   // undefined.
   std::function<at::Tensor(const at::Tensor& weight)> pack;
   std::function<at::Tensor(const at::Tensor& weight, const at::Tensor& scales,
@@ -34,12 +34,12 @@ struct QuantizedConvolutionPlan {
   std::function<void(const std::uint8_t* src, const QuantizedWeights& weights,
                      const std::uint8_t* residual, void* dst)>
       run;
-  // How it runs for some rows at a time, and what does so; nothing where it does not.
+  // How it runs a few rows at a time, and the function that does; nothing if it cannot.
   std::optional<RowStage> row_stage = {};
   std::function<RunRows(const QuantizedWeights& weights)> run_rows = {};
 };
 
-// All that run() does is in loops of share_units: threads may go through it together.
+// run() consists of loops of share_units only, so threads may go through it together.
 using QuantizedConvolution = Implementation<QuantizedConvolutionProblem, QuantizedConvolutionPlan>;
 using QuantizedConvolutionImplementations =
     Implementations<QuantizedConvolutionProblem, QuantizedConvolutionPlan>;
@@ -52,8 +52,8 @@ namespace quantized_convolutions {
 #undef IMPLEMENTATION
 }  // namespace quantized_convolutions
 
-// Rows of bytes [rows, inputs] by weight [outputs, inputs]: a convolution of one image whose pixels
-// are the rows.
+// A linear layer of bytes: rows [rows, inputs] by weight [outputs, inputs]. It runs as a
+// convolution of one image whose pixels are the rows.
 struct QuantizedLinearProblem {
   std::int64_t rows, inputs, outputs;
   Activation activation;
@@ -64,14 +64,15 @@ using QuantizedLinearImplementations =
     Implementations<QuantizedLinearProblem, QuantizedConvolutionPlan>;
 const QuantizedLinearImplementations& quantized_linear_implementations();
 
-// What becomes of the sums of each vector of `width` channels, as kernels::DotChannels, and its
-// name; and of those of a general end. weight: [OC, IC / groups, *taps].
+// The kernels::DotChannels of each vector of `width` channels, the name of their format, and the
+// general end if there is one. weight: [OC, IC / groups, *taps].
 std::string dot_channels_format(const QuantizedConvolutionProblem& problem);
 at::Tensor dot_channels(const QuantizedConvolutionProblem& problem, const at::Tensor& weight,
                         const at::Tensor& scales, const at::Tensor& bias);
 std::optional<kernels::DotEnd> dot_end(const QuantizedConvolutionProblem& problem);
 
-// The block of src that implementations take: four channels of a picture lie in one group.
+// The format of src that implementations take. The few channels of a picture lie in one 32-bit
+// group.
 Format quantized_src_format(std::int64_t channels);
 
 }  // namespace torch_blocked

@@ -1,5 +1,5 @@
 // Depthwise convolutions of bytes. A block of channels of some rows is copied, with zero points
-// around it, to where it stays in L1, and there each vector of pixels serves several output rows.
+// around it, to memory that stays in L1. There each vector of pixels serves several output rows.
 #include <algorithm>
 
 #include "format/errors.h"
@@ -31,7 +31,7 @@ struct Depthwise {
   std::int64_t reach(std::size_t i, std::int64_t outputs) const {
     return (outputs - 1) * s.stride[i] + s.kernel[i];
   }
-  // Columns that kernels read: those under zero weights, too.
+  // The columns that kernels read, including those under zero weights.
   ByteRows band() const {
     return {.columns = (s.out[2] - 1) * s.stride[2] + parts() * pixels(),
             .before = s.padding[2],
@@ -82,7 +82,7 @@ at::Tensor pack(const Depthwise& d, const at::Tensor& weight) {
   return packed;
 }
 
-// `rows` rows of dst, of one block of channels; src begins with the first tap of the first of them.
+// `rows` rows of dst of one block of channels. src begins with the first tap of the first row.
 struct Block {
   const std::uint8_t* src;
   std::int64_t src_row, block;  // bytes from row to row; which block
@@ -119,7 +119,7 @@ void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t
                      dst_plane = d.s.out[1] * dst_row;
   parallel_units(
       d.n * d.blocks * bands, rows * dst_row * 4, [&](std::int64_t begin, std::int64_t last) {
-        // One vector more than the last row, whose last quad may go beyond it.
+        // One vector beyond the last row, because its last quad may reach beyond it.
         const std::int64_t bytes = d.reach(1, rows) * band.row_bytes() + 64;
         auto* copy = reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4)));
         for (std::int64_t unit = begin; unit < last; ++unit) {
@@ -184,7 +184,7 @@ const char* refuses_dots_depthwise(const Problem& p) {
   return s.epilogue.residual ? "adds no residual" : nullptr;
 }
 
-// Dots multiply with a zero for each other channel of a block.
+// Always preferred: `dots` multiplies by a zero for each other channel of a block.
 double estimate_dots_depthwise(const Problem&) { return 0; }
 
 std::optional<QuantizedConvolutionPlan> plan_dots_depthwise(const Problem& p) {

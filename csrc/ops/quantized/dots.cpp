@@ -1,4 +1,4 @@
-// Convolutions of bytes by tiles of dot products.
+// Runs convolutions of bytes by tiles of dot products.
 #include <ATen/ops/cat.h>
 
 #include "format/errors.h"
@@ -30,7 +30,7 @@ std::optional<QuantizedConvolutionPlan> plan_dots(const Problem& p) {
   const auto end = dot_end(p);
   const float residual_scale =
       p.dst && p.residual ? static_cast<float>(p.residual->scale / p.dst->scale) : 0.f;
-  // Without src, residual and dst.
+  // All operands except src, residual and dst.
   const auto operands = [end, residual_scale,
                          is_float32 = !p.dst](const QuantizedWeights& weights) -> Dots::Operands {
     return {.src = nullptr,

@@ -1,5 +1,5 @@
-// Linear layers of bytes by tiles of dot products: the rows of src are the pixels of an image whose
-// channels are one block, and those of dst, which tiles make in blocks, are put together after.
+// Runs linear layers of bytes by tiles of dot products. The rows of src are the pixels of an image
+// whose channels are one block. Tiles make dst in blocks, which are joined to rows afterwards.
 #include <ATen/ops/empty.h>
 
 #include "ops/linear/rows_of_blocks.h"
@@ -13,7 +13,7 @@ const char* refuses_rows(const QuantizedLinearProblem& p) {
 }
 
 std::optional<QuantizedConvolutionPlan> plan_rows(const QuantizedLinearProblem& p) {
-  const Format blocks = quantized_src_format(p.inputs + 4);  // of dst: those of a vector
+  const Format blocks = quantized_src_format(p.inputs + 4);  // blocks of dst: one vector
   const QuantizedConvolutionProblem rows{
       .sizes = pixels_of_rows(p.rows, p.inputs, p.outputs, blocks.block, at::kByte, p.activation),
       .src = p.src,

@@ -1,5 +1,5 @@
-// Convolutions of bytes by Winograd's F(4x4, 3x3) in words: sums are exact, as those of all
-// products are, and only what A^T makes of them is rounded, to float32.
+// Runs convolutions of bytes by Winograd's F(4x4, 3x3) in words. Sums are exact, as in a direct
+// convolution. Only the transform A^T rounds, to float32.
 #include "ops/convolution/winograd/winograd.h"
 
 #include "kernels/kernels.h"
@@ -17,7 +17,7 @@ const kernels::Winograd& kernel() {
   return multiplies_bytes() ? *table.winograd4_words_vnni : *table.winograd4_words;
 }
 
-// Sums of the kernel are 576 times too large, and begin with 0.
+// The kernel's sums are 576 times too large and start from 0.
 at::Tensor channels_of(const Problem& p, const at::Tensor& weight, const at::Tensor& scales,
                        const at::Tensor& bias) {
   constexpr float kFactor = 576;
@@ -42,9 +42,10 @@ const char* refuses_winograd_words(const Problem& p) {
                                                               : "makes the CPU's own blocks";
 }
 
-// In products of words, which take half the time of an FMA, as those of bytes a quarter: 36 for
-// each tile, whose transforms of src and dst take as long as 400 each. Measured on Zen 5 with VNNI,
-// one thread, G/s of products of a direct convolution, by it and by dots:
+// Costs are in products of words, which take half the time of an FMA (products of bytes take a
+// quarter). A tile has 36, and its transforms of src and dst take as long as 400 each. Measured on
+// a Zen 5 with VNNI, one thread: billions of products per second, counted as in a direct
+// convolution, by this kernel and by dots:
 //   64@56   1490 1090    128@28 1740 1100    256@14 1500 1090    512@7 850 940    64@224 1400 1090
 //   256@56  1930 1120    512@28 2020 1110    512@14 1460 1040    64@7  925 825    16@56   625  740
 double estimate_winograd_words(const Problem& p) {

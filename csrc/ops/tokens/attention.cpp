@@ -1,3 +1,5 @@
+// Attention by two products with the tiles of direct convolution and a softmax between them, for
+// some queries of one head at a time.
 #include "ops/tokens/attention.h"
 
 #include <algorithm>
@@ -12,11 +14,11 @@
 namespace torch_blocked {
 namespace {
 
-// Floats of scores that L1 holds beside a group of keys. Many keys are in L2 with their scores, of
-// so many tiles of queries at least, for which they are read once.
+// The floats of scores that L1 holds beside a group of keys. If there are many keys, keys and
+// scores are in L2; then at least kLeastTiles tiles of queries share one read of the keys.
 constexpr std::int64_t kScores = 6144, kLeastTiles = 4;
 
-// Some queries of one head at a time; the keys and values of all heads are packed before.
+// Packs the keys and values of all heads, then works on some queries of one head at a time.
 class Attention {
  public:
   Attention(at::Tensor query, at::Tensor key, at::Tensor value, double scale, at::Tensor bias)
@@ -120,7 +122,7 @@ class Attention {
   const kernels::Kernels& kernels_;
   at::Tensor query_, key_, value_, bias_;
   float scale_;
-  std::int64_t heads_, together_, queries_;  // together: heads whose results lie side by side
+  std::int64_t heads_, together_, queries_;  // together: heads whose results are adjacent
   PackedColumns by_keys_, by_values_;
   std::int64_t rows_;  // of a unit
 };

@@ -1,3 +1,4 @@
+// Multiplies batches of matrices by the tiles of direct convolution.
 #include "ops/tokens/matmul.h"
 
 #include <algorithm>
@@ -11,10 +12,10 @@
 namespace torch_blocked {
 namespace {
 
-// Rows of a unit, beside whose src and dst a group of columns is in L1 or L2.
+// The most rows of a unit: a group of columns fits in L1 or L2 beside their src and dst.
 constexpr std::int64_t kMostMatmulRows = 224;
 
-// Whether all matrices of a batch are one.
+// Whether all matrices of a batch are the same memory.
 bool is_one(const at::Tensor& x) {
   bool one = true;
   for (std::int64_t dim = 0; dim < x.dim() - 2; ++dim) {
@@ -23,7 +24,7 @@ bool is_one(const at::Tensor& x) {
   return one;
 }
 
-// The same matrices for each dim of a batch.
+// Expands the matrices to the batch of dst.
 at::Tensor for_batch(const at::Tensor& x, const at::Tensor& dst) {
   at::DimVector dims(dst.sizes());
   dims.end()[-2] = x.size(-2);
@@ -31,7 +32,7 @@ at::Tensor for_batch(const at::Tensor& x, const at::Tensor& dst) {
   return x.expand(dims);
 }
 
-// The rows as they are where their columns are dense, or copied to `to`.
+// The same matrix if its columns are dense, otherwise a copy in `to`.
 Matrix with_dense_rows(const Matrix& from, float* to) {
   if (from.column_stride == 1 || from.columns == 1) return from;
   if (from.row_stride == 1) {
@@ -47,8 +48,7 @@ Matrix with_dense_rows(const Matrix& from, float* to) {
   return {to, from.rows, from.columns, from.columns, 1};
 }
 
-// The right sides are packed first, all of them, and then some rows of one matrix at a time are
-// multiplied.
+// Packs all right sides first, then multiplies some rows of one matrix at a time.
 class Products {
  public:
   Products(const at::Tensor& left, const at::Tensor& right, const at::Tensor& dst)
@@ -83,7 +83,7 @@ class Products {
 
   void run_all(const float* packed) const {
     const std::int64_t chunks = ceil_div(left_.size(-2), rows_);
-    // A product takes about an eighth of the time of what an op on every element does.
+    // A product takes about an eighth of the time of a pointwise operation on an element.
     parallel_units(batch_ * chunks, std::min(rows_, left_.size(-2)) * columns_.floats() / 8,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) {

@@ -1,3 +1,4 @@
+// Runs the steps of a recurrent layer: a product of the state with weight_hh, then the cell.
 #include "ops/tokens/recurrent.h"
 
 #include <ATen/ops/cat.h>
@@ -16,8 +17,8 @@ namespace {
 
 using kernels::LinearRows;
 
-// The product of a direction's weights with h of some sequences: by the kernel of linear layers of
-// few rows, which the memory bounds, or by tiles of rows.
+// Multiplies a direction's weights by h of some sequences: with the kernel of linear layers of few
+// rows, which is bound by memory, or with tiles of rows.
 class StateProduct {
  public:
   explicit StateProduct(const RecurrentProblem& p)
@@ -27,12 +28,13 @@ class StateProduct {
     block_ = std::min(LinearRows::kMostVectors, ceil_div(columns_.columns, width)) * width;
   }
 
-  // From row to row of the products.
+  // The distance between rows of the products.
   std::int64_t stride() const { return is_of_few_rows_ ? columns_.columns : columns_.width(); }
-  // Parts of the products that threads may make apart; one where rows are enough to share out.
+  // The parts of the products that threads can make separately; one if there are enough rows to
+  // share.
   std::int64_t parts() const { return is_of_few_rows_ ? ceil_div(columns_.columns, block_) : 1; }
   std::int64_t part_elements() const { return columns_.lanes * columns_.columns / parts(); }
-  // Packed, with the bias behind the weights.
+  // The packed weights, followed by the bias.
   std::int64_t floats() const { return bias_at() + padded_columns(); }
   std::string name() const {
     return is_of_few_rows_ ? text("rows/", block_) : text("tiles/", columns_.group());
@@ -54,7 +56,7 @@ class StateProduct {
     return packed;
   }
 
-  // products [rows, | columns | + what is left of stride()] of parts [begin, end).
+  // Makes parts [begin, end) of products [rows, columns], rows stride() floats apart.
   void operator()(const float* packed, const float* h, std::int64_t rows, float* products,
                   std::int64_t begin, std::int64_t end) const {
     const float* bias = packed + bias_at();
@@ -89,7 +91,7 @@ class StateProduct {
 
   PackedColumns columns_;
   bool is_of_few_rows_;
-  std::int64_t block_;  // columns of a part of few rows
+  std::int64_t block_;  // columns of a part, with few rows
 };
 
 // Sequences of one direction, [first, first + rows) of its batch.
@@ -97,8 +99,8 @@ struct Sequences {
   std::int64_t direction, first, rows;
 };
 
-// Sequences of all threads at once need not wait for each other; where there are too few, threads
-// share the columns of each step's products.
+// Threads take different sequences, which need not wait for each other. If there are too few
+// sequences, threads share the columns of each step's products.
 class Steps {
  public:
   explicit Steps(const RecurrentProblem& p) : p_(p), product_(p) {
@@ -169,7 +171,7 @@ class Steps {
   void make_states(const RecurrentBuffers& b, const Sequences& s, std::int64_t step) {
     const std::int64_t at = s.direction == 0 ? step : p_.steps - 1 - step;
     const std::int64_t token = p_.batch_first ? s.first * p_.steps + at : at * p_.batch + s.first;
-    const std::int64_t next = p_.batch_first ? p_.steps : 1;  // tokens to the next sequence's
+    const std::int64_t next = p_.batch_first ? p_.steps : 1;  // tokens between sequences
     const std::int64_t gates = kernels::gates_of(p_.cell) * p_.hidden, of_token = p_.directions;
     kernels::kernels().step_cells({.cell = p_.cell,
                                    .gates = b.gates + (token * of_token + s.direction) * gates,

@@ -1,5 +1,5 @@
-// The steps of a recurrent layer, of one or both directions, whose products with the inputs are
-// there: h of each step follows from them and from h of the step before. float32.
+// Runs the steps of a recurrent layer, in one or both directions. The products with the inputs are
+// already computed. h of each step follows from them and from h of the step before. float32.
 //
 //   products = weight_hh h + bias_hh
 //   h, c     = cell(gates, products, h, c)     (kernels/matrix/recurrent.h)
@@ -17,15 +17,15 @@ namespace torch_blocked {
 
 using kernels::Cell;
 
-// gates: [N, T, directions, gates of the cell, hidden] with the batch first, else [T, N, ...], and
-// so dst: [N, T, directions, hidden]. The second direction begins with the last step.
+// gates: [N, T, directions, gates of the cell, hidden] if the batch comes first, else [T, N, ...].
+// dst: [N, T, directions, hidden], likewise. The second direction begins with the last step.
 struct RecurrentProblem {
   Cell cell;
   std::int64_t batch, steps, hidden, directions;
   bool batch_first;
 };
 
-// Of one direction: [gates * hidden, hidden], and [gates * hidden] or undefined.
+// The weights of one direction: [gates * hidden, hidden], and a bias [gates * hidden] or undefined.
 struct RecurrentWeights {
   at::Tensor weight, bias;
 };
@@ -38,7 +38,8 @@ struct RecurrentBuffers {
   float *last_h, *last_c;  // as h and c, after the last step
 };
 
-// A problem made ready to run, by one thread at a time or all that go through the same loops.
+// A problem made ready to run, by one thread at a time or by all threads going through its loops
+// together.
 struct RecurrentPlan {
   std::string weights_format;  // the name of what pack() makes
   std::function<at::Tensor(const std::vector<RecurrentWeights>& of_directions)> pack;

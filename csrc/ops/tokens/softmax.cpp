@@ -1,5 +1,5 @@
-// Softmax and its logarithm over any dim; the sum and the greatest value over the channels of every
-// pixel. float32.
+// Computes softmax and its logarithm over any dim, and the sum and the index of the greatest or
+// least value over the channels of every pixel. float32.
 #include "kernels/rows/softmax.h"
 
 #include <ATen/ops/empty.h>
@@ -17,8 +17,8 @@
 namespace torch_blocked {
 namespace {
 
-// The images and rows that a reduction over `dim` walks. Over C they are those of the physical
-// tensor; for another dim the physical tensor is seen as [before, size of the dim, after].
+// The images and rows that a reduction over `dim` goes through. Over C they are those of the
+// physical tensor. For another dim the physical tensor is seen as [before, size of the dim, after].
 struct Walk {
   std::int64_t images;
   kernels::ChannelRows rows;
@@ -44,7 +44,7 @@ struct Walk {
   }
 };
 
-// f(image, its first element, pixels [first, last)) on all pixels of all images.
+// Calls f(image, its first element, pixels [first, last)) for all pixels of all images.
 template <typename F>
 void for_images(const Walk& walk, F&& f) {
   const std::int64_t pixels = walk.rows.pixels;
@@ -117,7 +117,7 @@ at::Tensor softmax_backward(const at::Tensor& grad_output, const at::Tensor& out
   for_images(walk, [&](std::int64_t, std::int64_t at, std::int64_t first, std::int64_t last) {
     kernel(walk.rows, diff + at, values + at, out + at, first, last);
   });
-  return diff_src.physical;  // the gradient's tail is zero, so is its product
+  return diff_src.physical;  // the gradient's tail is zero, and so is its product with dst
 }
 
 at::Tensor sum_channels(const at::Tensor& input, std::int64_t channels) {

@@ -1,7 +1,7 @@
-// Winograd convolution of transposed problems with strides: outputs whose indices have the same
-// remainders by the strides are an ordinary convolution at stride 1, of a part of the taps. 4x4
-// kernels at stride 2 have four of 2x2 taps, F(4, 2) of which has 25 products for 4x4 outputs
-// instead of 64.
+// Winograd convolution of transposed problems with strides. The outputs whose indices have the same
+// remainders by the strides form an ordinary convolution at stride 1 with some of the taps. A 4x4
+// kernel at stride 2 splits into four of 2x2 taps. F(4, 2) runs each with 25 products for 4x4
+// outputs instead of 64.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
@@ -29,7 +29,7 @@ std::int64_t most_taps(const ConvolutionPhases& phases) {
   return most;
 }
 
-// Of so many taps along each dim; null if there is none.
+// The kernel with `taps` taps along each dim; null if there is none.
 const Winograd* kernel_of(const Problem& p, std::int64_t taps) {
   const kernels::Kernels& table = kernels::kernels();
   const bool is_line = p.spatial() == 1;
@@ -45,7 +45,7 @@ const Winograd* kernel_of(const Problem& p, std::int64_t taps) {
   }
 }
 
-// A phase as a problem of `taps` taps along each dim, some of which may be 0.
+// A phase as a problem of `taps` taps along each dim. Some taps may be 0.
 Problem problem_of(const Problem& p, const ConvolutionPhase& phase, std::int64_t taps) {
   Problem q = p;
   q.transposed = false;
@@ -61,10 +61,10 @@ Problem problem_of(const Problem& p, const ConvolutionPhase& phase, std::int64_t
   return q;
 }
 
-// Everything of a phase that does not change from run to run.
+// The state of a phase that does not change from run to run.
 struct Part {
   WinogradShape shape;
-  std::int64_t tiles, dst, u;  // dst, u: its first number in these
+  std::int64_t tiles, dst, u;  // dst, u: where it begins in them
 };
 
 std::vector<Part> parts_of(const Problem& p, const ConvolutionPhases& phases,
@@ -127,7 +127,7 @@ const char* refuses_winograd_phases(const Problem& p) {
   if (p.spatial() > 2) return "is for images and signals";
   if (!p.blocked()) return "reads and writes one blocked format only";
   if (p.dst_format.block % 8 != 0) return "takes blocks of whole vectors only";
-  for (std::size_t i = 0; i < p.spatial(); ++i) {  // so that there are no more phases than taps
+  for (std::size_t i = 0; i < p.spatial(); ++i) {  // no more phases than taps
     if (p.weight_dims[2 + i] < p.stride[i]) return "takes no kernels smaller than their stride";
   }
   const ConvolutionPhases phases(p);

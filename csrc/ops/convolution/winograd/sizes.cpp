@@ -1,16 +1,19 @@
-// Winograd convolutions in the order in which their kernels count dims, channels and tiles.
+// Translates convolutions into the order in which Winograd's kernels count dims, channels and
+// tiles.
 //
-// A tile is of the dims along which a kernel has several taps: of one, two or all three. Larger
-// kernels than 3 taps are several of 3, and taps that are apart meet outputs as far apart.
+// A tile extends along the dims in which a kernel has several taps: one, two or all three. A kernel
+// of more than 3 taps splits into several of 3. Dilated taps meet outputs that are equally far
+// apart.
 //
-// Along one dim F(4, 3) has half of the products of direct sums: 1-D convolutions, and the 1x7 and
-// 7x1 of Inception, whose dims are counted in another order. A kernel of more than 3 taps is
-// several kernels of 3 taps, which count as more channels of src, each transformed some pixels
-// further on; where that is less work (4, 7 and 8 taps) it is several of 4 taps by F(3, 4). A
-// dilated convolution has as many phases of tiles as its dilation. On one core of a Xeon with
-// AVX-512, of the time of the best direct kernel: 7 taps over 64 channels of 1,024 samples 0.72,
-// 1x7 over 128 channels at 17x17 0.71, 5x5 0.68, 7x7 0.60, 3x3 at dilation 2 0.53 (512 channels at
-// 28x28).
+// Along one dim F(4, 3) makes half of the products of direct sums. This serves 1-D convolutions and
+// the 1x7 and 7x1 of Inception, whose dims are reordered. The parts of a larger kernel count as
+// more channels of src, each transformed some pixels further on. Where it is less work (4, 7 and 8
+// taps), the parts have 4 taps and run by F(3, 4). A dilated convolution has as many phases of
+// tiles as its dilation.
+//
+// Share of the time of the best direct kernel, on one core of a Xeon with AVX-512: 7 taps over 64
+// channels of 1,024 samples 0.72, 1x7 over 128 channels at 17x17 0.71, 5x5 0.68, 7x7 0.60, 3x3 at
+// dilation 2 0.53 (512 channels at 28x28).
 #include <algorithm>
 
 #include "kernels/kernels.h"
@@ -23,19 +26,20 @@ namespace {
 using Problem = ConvolutionProblem;
 using kernels::WinogradShape;
 
-// dst larger than this is written past the cache: what reads it next would hardly find it there,
+// A dst larger than this is written past the cache. Its next reader would hardly find it in cache,
 // and fetching lines only to overwrite them costs 5 % at 64@224 (13 MB).
 constexpr std::int64_t kStreamBytes = 8 << 20;
 
 constexpr const char* kOneFormat = "reads and writes one blocked format only";
 
-// F(4x4) has a quarter of the products, so that a bundle of more groups cannot win.
+// F(4x4) makes a quarter of the products, so a bundle of more groups cannot win.
 constexpr std::int64_t kMostGroups = 4;
 
 // The spatial dims of dims [N, C, *spatial] or weight dims.
 WinogradSizes spatial_of(const Dims& dims) { return as_3d(at::IntArrayRef(dims).slice(2), 1); }
 
-// Along dims of one tap it means nothing, and tiles, which are one output there, have no phases.
+// The dilation, set to 1 along dims of one tap. It has no meaning there, and tiles of one output
+// have no phases.
 WinogradSizes dilation_of(const Problem& p) {
   WinogradSizes dilation = as_3d(p.dilation, 1);
   const WinogradSizes taps = spatial_of(p.weight_dims);
@@ -45,7 +49,7 @@ WinogradSizes dilation_of(const Problem& p) {
   return dilation;
 }
 
-// Whatever the kernel, stride and dilation.
+// The refusals that do not depend on kernel, stride and dilation.
 const char* refuses_any(const Problem& p) {
   if (!fewer_products_allowed()) return kFewerProductsRefused;
   if (!kernels::kernels().winograd4) return "needs AVX2";
@@ -54,8 +58,8 @@ const char* refuses_any(const Problem& p) {
   return p.dst_format.block % 8 == 0 ? nullptr : "takes blocks of whole vectors only";
 }
 
-// A transposed convolution at stride 1, the gradient by src of one, is one with flipped weights and
-// the padding that is left of the kernel.
+// A transposed convolution at stride 1 (the gradient of src) runs as a convolution with flipped
+// weights. Its padding is dilation * (kernel - 1) less the original padding.
 WinogradShape shape_of(const Problem& p, const WinogradSizes& taps) {
   const WinogradOrder order(p);
   const WinogradSizes kernel = spatial_of(p.weight_dims), dilation = dilation_of(p);

@@ -1,5 +1,5 @@
-// Winograd convolution at stride 2 over a picture's few channels, kernels of 6 to 8: its even and
-// odd rows and columns become channels.
+// Winograd convolution at stride 2 over the few channels of a picture, for kernels of 6 to 8 taps.
+// The even and odd rows and columns become channels.
 //
 // A 7x7 kernel at stride 2 over 3 channels becomes a 4x4 at stride 1 over 12, for which F(3x3, 4x4)
 // takes a third of the products. It interpolates at the points of F(4x4, 3x3) and shares its code.
@@ -21,8 +21,8 @@ namespace {
 
 using Problem = ConvolutionProblem;
 
-// At stride 2 the even and the odd rows and columns meet different taps. With `shift` zero taps in
-// front, which make the padding even, tap 2 a + phase of a kernel is tap a of the phase's kernel:
+// At stride 2 even and odd rows and columns meet different taps. `shift` zero taps in front make
+// the padding even. Then tap 2 a + phase of a kernel is tap a of the phase's kernel:
 //   src [IC, H, W]          -> [4 IC, H / 2, W / 2], channel (row phase, column phase, ic)
 //   weight [OC, IC, KH, KW] -> [OC, 4 IC, 4, 4]
 struct Phases {
@@ -35,7 +35,7 @@ Phases phases_of(std::int64_t padding) {
   return {half, 2 * half - padding};
 }
 
-// The problem at stride 1 on the phases as channels.
+// The problem at stride 1 in which the phases are channels.
 Problem split(const Problem& p) {
   Problem q = p;
   q.src_dims = {p.src_dims[0], 4 * p.src_dims[1], ceil_div(p.src_dims[2], 2),
@@ -100,7 +100,7 @@ const char* refuses_winograd3(const Problem& p) {
   return fits(0) && fits(1) ? nullptr : "is for kernels of 6 to 8 at stride 2";
 }
 
-// A third of the products at most, and the transforms.
+// At most a third of the products, plus the transforms.
 double estimate_winograd3(const Problem& p) { return direct_microseconds(p) / 2; }
 
 std::optional<LayerPlan> plan_winograd3(const Problem& p) {

@@ -1,4 +1,4 @@
-// Weights of Winograd convolutions, packed to U.
+// Packs the weights of Winograd convolutions to U.
 #include <ATen/ops/zeros.h>
 
 #include <numeric>
@@ -48,8 +48,8 @@ kernels::WinogradWeights winograd_weights(const Problem& p, const at::Tensor& we
 
 namespace {
 
-// The weight of one bundle: for weight [OC, IC / groups, *kernel], transposed
-// [IC, OC / groups, *kernel], zeros but for its groups' blocks along the diagonal.
+// The weight of one bundle, from weight [OC, IC / groups, *kernel], transposed [IC, OC / groups,
+// *kernel]. It has its groups' blocks along the diagonal and zeros elsewhere.
 at::Tensor weight_of_bundle(const Problem& p, const at::Tensor& weight, std::int64_t bundle) {
   const std::int64_t groups = group_bundles(p).groups;
   const std::int64_t rows = weight.size(0) / p.groups, columns = weight.size(1);
@@ -105,7 +105,7 @@ kernels::WinogradWeights weights_in_parts(const at::Tensor& weight) {
           .w_stride = weight.stride(4)};
 }
 
-// One bundle's weights to its U.
+// Packs one bundle's weights to its U.
 void pack_bundle(const Winograd& kernel, const Problem& p, const at::Tensor& weight, float* u) {
   const std::int64_t ic = winograd_shape(p, kernel.taps).ic, width = kernel.channels / 2;
   const std::int64_t padded_oc = winograd_padded_outputs(kernel, p.dst_dims[1], p.dst_format.block);

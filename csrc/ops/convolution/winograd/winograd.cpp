@@ -1,20 +1,22 @@
-// Winograd convolution of ours. In float32 of any kernel and dilation, or at stride 2, and of
-// groups that fill whole blocks; in bfloat16 of 3x3 kernels, in float32, bfloat16 or fixed point.
+// Our Winograd convolution. For float32 it takes any kernel with any dilation or with stride 2, and
+// groups that fill whole blocks. For bfloat16 it takes 3x3 kernels and computes in float32,
+// bfloat16 or fixed point.
 //
-// Work is shared out as (block of tiles, group of output channels), blocks outermost: a thread
-// takes a run of units, transforms the input of a block when it enters it, and keeps V and M in its
-// L2. Two threads in one block each transform its input; that costs less than waiting for each
+// A unit of work is a block of tiles and a group of output channels, blocks outermost. A thread
+// takes a run of units. It transforms the input of a block when it enters it, and keeps V and M in
+// its L2. Two threads in one block both transform its input, which costs less than waiting for each
 // other. The blocking changes no bit of the result: each output is one sum over the input channels,
 // in order.
 //
-// Transformed weights are often larger than the caches, so the weights of each position are
-// prefetched during the products of the position before, the same amount with each tile: a burst
-// would wait for memory, which idles afterwards. Direct convolutions prefetch theirs the same way.
+// Transformed weights are often larger than the caches. So the weights of each position are
+// prefetched during the products of the position before, an equal share with each tile. A burst
+// would wait for memory, which would then idle. Direct convolutions prefetch their weights the same
+// way.
 //
-// In fixed point (`winograd4_fixed`) each tile of src is scaled by its largest value, and each
-// output channel of the weights so that sums of 64 products fit in 32 bits whatever src is. That
-// leaves 15 bits for src and 10 or more for weights, where bfloat16 has 8. It is 1.2 to 1.5 times
-// as fast as F(2x2) on bfloat16, and closer to the exact result.
+// In fixed point (`winograd4_fixed`) each tile of src is scaled by its largest value. Each output
+// channel of the weights is scaled so that sums of 64 products fit in 32 bits for any src. That
+// leaves 15 bits for src and 10 or more for weights; bfloat16 has 8. It is 1.2 to 1.5 times as fast
+// as F(2x2) on bfloat16, and closer to the exact result.
 #include "ops/convolution/winograd/winograd.h"
 
 #include <ATen/ops/cat.h>
@@ -41,10 +43,10 @@ using kernels::Winograd;
 using kernels::WinogradShape;
 using kernels::WinogradTiles;
 
-// V and M of a block of tiles should take about this much of L2, so that a position's U fits in it
-// too; but every block streams all of U once, so that each weight is met kLeastTiles times at
-// least: 56 instead of 24 are 1.0 to 1.1 times as fast at 512@28, more rarely so with AVX-512 than
-// with AVX2.
+// V and M of a block of tiles should take about this much of L2, so that a position's U fits too.
+// But every block streams all of U once, so a block has at least kLeastTiles tiles to use each
+// weight. 56 instead of 24 is 1.0 to 1.1 times as fast at 512@28; with AVX-512 it gains less often
+// than with AVX2.
 constexpr std::int64_t kMostBytes = 320 << 10;
 constexpr std::int64_t kLeastTiles = 56;
 
@@ -52,7 +54,8 @@ struct Units {
   std::int64_t tiles, blocks, groups;  // blocks of tiles, groups of output channels
   std::int64_t rows;                   // tiles that the kernel multiplies at a time
 
-  // Whole rows: 49 tiles are 7 rows of 7 in two blocks, not 8 of 6 or 7 (1.1 to 1.2 times as fast).
+  // Blocks consist of whole rows: 49 tiles in two blocks are 7 rows of 7, not 8 rows of 6 or 7
+  // (1.1 to 1.2 times as fast).
   std::int64_t first_of(std::int64_t block) const {
     return std::min(tiles, block * ceil_div(tiles, rows) / blocks * rows);
   }
@@ -60,15 +63,15 @@ struct Units {
   std::int64_t largest() const {
     return std::min(tiles, ceil_div(ceil_div(tiles, rows), blocks) * rows);
   }
-  // How often each tile is transformed, where a unit's thread has not met its block before; of
-  // `bundles` such shapes.
+  // How often each tile of src is transformed, for `bundles` such shapes. Every thread that works
+  // in a block transforms it.
   double src_transforms(std::int64_t bundles) const {
     const std::int64_t all = bundles * blocks,
                        busy = std::min<std::int64_t>(threads(), all * groups);
     return std::max(1., static_cast<double>(busy) / static_cast<double>(all));
   }
-  // How many times as long as the mean thread the busiest one works, by which estimates for one
-  // thread become comparable on several: two units on 16 threads take as long as on two.
+  // How many times as long the busiest thread works as the mean one. This factor makes estimates
+  // for one thread comparable on several: two units on 16 threads take as long as on two.
   double unevenness(std::int64_t bundles) const {
     const std::int64_t units = bundles * blocks * groups, busiest = ceil_div(units, threads());
     return static_cast<double>(busiest * threads()) / static_cast<double>(units);
@@ -76,7 +79,7 @@ struct Units {
 };
 
 Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t tiles) {
-  // The blocks' unused lanes are computed too: as zeros.
+  // The unused lanes of blocks are computed too, as zeros.
   const std::int64_t groups =
       ceil_div(ceil_div(shape.oc, shape.block) * shape.block, kernel.channels);
   const auto floats = [&](std::int64_t count) {
@@ -88,7 +91,7 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
       ceil_div(kLeastTiles * kernel.position_weights, kernel.positions);
   const std::int64_t most =
       round_up(std::max(least_tiles, kMostBytes / tile_bytes), kernel.group_tiles);
-  // As few blocks as that allows, but so many that the busiest thread has the least to do.
+  // Takes few blocks, but enough of them that the busiest thread has the least to do.
   const std::int64_t threads = torch_blocked::threads();
   const std::int64_t least = ceil_div(tiles, most);
   const std::int64_t rows = kernel.group_tiles;
@@ -104,7 +107,7 @@ Units units_of(const Winograd& kernel, const WinogradShape& shape, std::int64_t 
   return {tiles, blocks, groups, rows};
 }
 
-// Several groups are float32's.
+// The src of a group. Only float32 has several groups.
 const float* src_of(const WinogradShape& shape, const void* src, std::int64_t group) {
   return static_cast<const float*>(src) + group * shape.src_ic * c10::multiply_integers(shape.in);
 }
@@ -118,12 +121,12 @@ kernels::WinogradDst dst_of(const WinogradShape& shape, kernels::WinogradDst dst
   return dst;
 }
 
-// Whether tiles are counted as dst is: each is of neighbouring pixels then.
+// Whether tiles are counted in the order of dst. Then each tile consists of neighbouring pixels.
 bool writes_rows(const Problem& p) {
   return WinogradOrder(p).dims == WinogradSizes{0, 1, 2} && are_all(p.dilation, 1);
 }
 
-// For the pixels of tiles and a group of output channels, in rows of as many tiles as there are.
+// Reports the stored pixels of `tiles` and a group of output channels, row by row.
 void call_on_stored(const Winograd& kernel, const WinogradShape& shape, WinogradTiles tiles,
                     std::int64_t group, std::int64_t outputs, const OnStored& on_stored) {
   const auto& [depth, height, width] = shape.out;
@@ -166,7 +169,7 @@ void run_winograd(const Winograd& kernel, const WinogradShape& shape, std::int64
     const std::int64_t v_size = kernel.v_size(shape, most);
     float* v = workspace(v_size + kernel.m_size(shape, most));
     float* m = v + v_size;
-    std::int64_t in_v = -1;  // the group's block whose src is transformed there
+    std::int64_t in_v = -1;  // the block that V has now
     const auto run_unit = [&](std::int64_t i, std::int64_t outputs) {
       const std::int64_t group = i / units.blocks;
       const WinogradTiles block = units.block(i % units.blocks);
@@ -210,8 +213,8 @@ LayerPlan plan_winograd(const Problem& p, const Winograd& kernel) {
 
 namespace {
 
-// The kernel that multiplies least: F(4, 3), or for some kernels of more than 3 taps, 4, 7 and 8
-// among them, F(3, 4); at stride 2 that of the most fitting number of taps.
+// The kernel with the fewest products: F(4, 3), or F(3, 4) for some kernels of more than 3 taps,
+// such as 4, 7 and 8. At stride 2 it is the one with the best number of taps.
 const Winograd* large_tiles(const Problem& p) {
   const kernels::Kernels& table = kernels::kernels();
   const auto products = [&](const Winograd* kernel) {
@@ -257,7 +260,7 @@ const Winograd& fixed_kernel() {
   return multiplies_bytes() ? *table.winograd4_fixed_vnni : *table.winograd4_fixed;
 }
 
-// [padded output channels] for weight [OC, IC, *kernel].
+// The scales [padded output channels] of weight [OC, IC, *kernel].
 at::Tensor fixed_scales(const Winograd& kernel, const Problem& p, const at::Tensor& weight) {
   const kernels::WinogradWeights weights = winograd_weights(p, weight);
   const std::int64_t width = kernel.channels / 2;
@@ -271,7 +274,7 @@ at::Tensor fixed_scales(const Winograd& kernel, const Problem& p, const at::Tens
   return scales;
 }
 
-// U of weights times their scales, and then 1 / these.
+// U of the scaled weights, followed by 1 / scale of each channel.
 at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor& narrow) {
   const at::Tensor weight = narrow.to(at::kFloat), scales = fixed_scales(kernel, p, weight);
   Dims shape(static_cast<std::size_t>(weight.dim()), 1);
@@ -281,15 +284,16 @@ at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor
   return at::cat({u, at::reciprocal(scales)});
 }
 
-// What a problem costs in FMAs per pair of input and output channel: `products` for each tile, by
-// as many transformed weights, where a direct convolution has one for each tap and output.
+// The cost of a problem in FMAs per pair of input and output channel: `products` for each tile,
+// with as many transformed weights. A direct convolution has one for each tap and output.
 //
 // Measured on Zen 4, one thread: the transforms of src and dst take as long as `src` and `dst` FMAs
 // per tile and channel. GF/s of F(4x4), F(2x2) and oneDNN's direct kernel, caches warm:
 //   64@56    380 225 118     64@14   238 195 120     64@7   170 125 111     512@7 x 4   244 170 128
 //   128@28   410 240 120     128@14  293 228 126     128@7  253 160 130     512@4        41 210  95
 //   256@14   318 246 126     16@56   220 154 111     512@7  220 178 120     64@4         79  93  76
-// and from memory: 512@7 139 141 99, 256@7 110 120 91. In 3-D, where direct skips padded planes:
+// With weights from memory: 512@7 139 141 99, 256@7 110 120 91. In 3-D, where direct skips padded
+// planes:
 //   64@16x24x24 453 280 125    128@8x12x12 503 312 137    32@32x48x48 354 249 117
 //   128@4x6x6   294 306 165
 // With AVX2's 16 registers the transform of dst costs three times as many FMAs. Milliseconds of
@@ -297,10 +301,10 @@ at::Tensor pack_fixed(const Winograd& kernel, const Problem& p, const at::Tensor
 //   3-64@224 2.11 2.83 1.90    3-16@224 0.70 0.90 0.49    4-64@224 2.29 3.13 2.48
 //   8-64@112 0.77 0.96 1.06    16-16@112 0.33 0.48 0.56   8-8@112  0.18 0.23 0.20
 //
-// On Xeons with AMX, memory is slower against FMAs: to read a transformed weight takes as long as
-// its products with 10 to 20 tiles, `weights`. Fitted to 350 times of layers of 44 models on one
-// thread, spread by a factor of 1.1 to 1.15; before, F(4x4) of 256@14 was said to take 0.66 ms,
-// took 1.29, and kept `amx`, which takes 0.80, from being timed.
+// On Xeons with AMX, memory is slower relative to FMAs: reading a transformed weight takes as long
+// as its products with 10 to 20 tiles (`weights`). This was fitted to 350 times of layers of 44
+// models on one thread, which spread by a factor of 1.1 to 1.15. Without it F(4x4) of 256@14 was
+// estimated at 0.66 ms and took 1.29. That kept `amx`, which takes 0.80, from being timed.
 struct Cost {
   double products, src, dst, weights = 0;
 };
@@ -308,27 +312,28 @@ struct Cost {
 struct Costs {
   Cost f4, f2;
 };
-// Of bfloat16, where F(2x2) sums two products in one instruction. GF/s of F(4x4), F(2x2) and
-// oneDNN's direct kernel on Zen 4, one thread:
+// For bfloat16, where F(2x2) sums two products in one instruction. GF/s of F(4x4), F(2x2) and
+// oneDNN's direct kernel on a Zen 4, one thread:
 //   64@56  298 310 210    128@28 323 376 216    256@14 262 406 209    512@7  137 299 183
 //   16@56  137 134 155    32@112 250 253 214    64@14  157 208 168    512@28 372 454 228
 constexpr Costs kBfloats{.f4 = {36, 600, 400}, .f2 = {8, 200, 100}};
-// F(4x4) in fixed point, two products in one instruction. GF/s of it, F(2x2) and F(4x4) in float32
-// on Zen 5, one thread:
+// For F(4x4) in fixed point, which sums two products in one instruction. GF/s of it, F(2x2) and
+// F(4x4) in float32 on a Zen 5, one thread:
 //   64@56  1125 820 790    128@28 1340 940 855    256@14 1190 1015 640    512@28 1750 1130 950
 // and with AVX2, without VNNI:
 //   64@56   520 220 425    128@28  635 225 445    256@14  545  225 350    512@28  790  245 490
 constexpr Cost kFixed{18, 650, 400};
-// At stride 2, for each position of a tile, whose number depends on the kernel's taps. Microseconds
-// of F(4x4), F(2x2) and direct on Zen 3, one thread, map of dst:
+// At stride 2, costs for each position of a tile, because the number of positions depends on the
+// kernel's taps. Microseconds of F(4x4), F(2x2) and direct on a Zen 3, one thread, by the map of
+// dst:
 //   32-64@56   1060 1140 1260    64-64@56   1930 2080 2520    64-128@28  270 240 315
 //   128-256@28 3200 3650 4870    256-256@14 2000 1760 2560    512-512@7 3550 2270 2860
-// With AVX-512 and AMX they are taken to be as those at stride 1.
+// With AVX-512 and AMX they are assumed to be those at stride 1.
 constexpr Costs kStride2{.f4 = {1, 8, 4.5}, .f2 = {1, 7, 4}},
     kStride2Avx2{.f4 = {1, 15, 11}, .f2 = {1, 11, 6}},
     kStride2Amx{.f4 = {0.93, 9, 8, 8}, .f2 = {0.85, 7, 7, 13}};
-// In one dim, by 16 and 64 channels and 3 and 7 taps on a Xeon with AVX-512. Of a kernel in parts,
-// `src` counts once for each, as its channels do.
+// In one dim, measured with 16 and 64 channels and 3 and 7 taps on a Xeon with AVX-512. For a
+// kernel in parts `src` counts once for each part, because each has its own channels.
 constexpr Costs kLine{.f4 = {6, 65, 40}, .f2 = {}};
 constexpr Costs kFlat{.f4 = {36, 280, 150}, .f2 = {16, 90, 50}},
     kFlatAvx2{.f4 = {36, 280, 450}, .f2 = {16, 90, 125}},
