@@ -1,4 +1,4 @@
-"""Settings for the whole suite."""
+"""Settings for the whole suite, and its fixtures."""
 
 import os
 import zlib
@@ -7,6 +7,7 @@ os.environ.setdefault("TORCH_BLOCKED_CHECK", "1")  # the zero tail is verified a
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from helpers.isas import not_run  # noqa: E402
 
 import torch_blocked  # noqa: E402
 
@@ -15,12 +16,8 @@ import torch_blocked  # noqa: E402
 for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
     module._lazy_call = lambda *_, **__: None
 
-
-# CPUs without AVX2 have no Winograd kernels, and few have AMX.
-ISA = torch_blocked.env()["isa"]
-collect_ignore = ["test_winograd.py", "test_int8_winograd.py"] if ISA == "default" else []
-if ISA != "amx":
-    collect_ignore.append("test_amx.py")
+NOT_RUN = not_run(torch_blocked.env()["isa"])
+collect_ignore = list(NOT_RUN)
 
 
 # Whose single tests take longest, in processes of their own: they come first, for at the end the
@@ -46,14 +43,22 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def seed(request):
-    """The numbers that a test draws are its own, in any order of tests: a bound of a few roundings
-    would fail once in some hundred draws."""
-    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+    """A test draws the same numbers in any order of tests and in any folder: a bound of a few
+    roundings would fail once in some hundred draws."""
+    name = f"test/{request.node.path.name}::{request.node.nodeid.partition('::')[2]}"
+    torch.manual_seed(zlib.crc32(name.encode()))
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    """Times and comparisons of the test's own: none of this user's are read, none are left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def pytest_report_header(config):
     env = torch_blocked.env()
-    return (
+    return [
         f"torch_blocked: {env['isa']} of {env['cpu_isa']} ({env['cpu']}), "
-        f"{env['threads']} threads, torch {env['torch']}, oneDNN {env['onednn']}"
-    )
+        f"{env['threads']} threads, torch {env['torch']}, oneDNN {env['onednn']}",
+        *(f"not run: test/{file}, which needs {need}" for file, need in NOT_RUN.items()),
+    ]

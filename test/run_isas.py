@@ -1,8 +1,13 @@
-"""Runs the suite on every instruction set of the CPU: python test/run_isas.py [pytest arguments]
+"""Runs the suite on every instruction set of the CPU.
 
-First all of it on the best one; then, on each lesser one, what is not marked `any_isa`. Tests run
-side by side, one on each core: most of them use one thread most of the time."""
+    python test/run_isas.py [pytest arguments]
+    python test/run_isas.py --stem winograd [pytest arguments]
 
+First all of it on the best one; then, on each lesser one, what is not marked `any_isa`. With a stem
+only the best one runs, and only the modules whose name or folder contains the stem. Tests run side
+by side, one on each core: most of them use one thread most of the time."""
+
+import argparse
 import os
 import subprocess
 import sys
@@ -10,7 +15,7 @@ from pathlib import Path
 
 from torch_blocked import environment
 
-ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
 
 # What makes a better CPU behave as one that has only this instruction set: for our kernels, for
 # both copies of oneDNN (ours and torch's) and for ATen.
@@ -27,17 +32,31 @@ LIMITS = {
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 
 
-def main(arguments: list[str]) -> int:
+def modules(stem: str) -> list[str]:
+    """Those that have the stem in their name or in that of their folder."""
+    found = sorted(TESTS.glob("*/test_*.py"))
+    names = [str(path) for path in found if stem and stem in f"{path.parent.name}/{path.stem}"]
+    if not names:
+        folders = ", ".join(sorted({path.parent.name for path in found}))
+        sys.exit(
+            "run_isas.py: expected a part of a test module's name or of its folder, "
+            f"got {stem!r}; the folders are {folders}"
+        )
+    return names
+
+
+def main(stem: str | None, arguments: list[str]) -> int:
     best, *lesser = environment.cpu_isas()
-    runs = [(best, {}, [])]
-    runs += [(isa, LIMITS[isa], ["-m", "not any_isa"]) for isa in lesser if isa in LIMITS]
+    runs = [(best, {}, [] if stem is None else modules(stem))]
+    if stem is None:
+        runs += [(isa, LIMITS[isa], ["-m", "not any_isa"]) for isa in lesser if isa in LIMITS]
     failed = []
     for isa, limits, selection in runs:
         settings = " ".join(f"{name}={value}" for name, value in limits.items())
         print(f"--- {isa} {settings}".rstrip(), flush=True)
         side_by_side = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
         command = [sys.executable, "-m", "pytest", *side_by_side, *selection, *arguments]
-        if subprocess.run(command, cwd=ROOT, env=os.environ | WAITING | limits).returncode:
+        if subprocess.run(command, cwd=TESTS.parent, env=os.environ | WAITING | limits).returncode:
             failed.append(isa)
     print(f"--- instruction sets run: {', '.join(isa for isa, _, _ in runs)}; ", end="")
     print(f"failed: {', '.join(failed) or 'none'}")
@@ -45,4 +64,9 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--stem", help="a part of the names of modules or folders")
+    options, rest = parser.parse_known_args()
+    sys.exit(main(options.stem, rest))

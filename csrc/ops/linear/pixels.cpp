@@ -56,6 +56,14 @@ double estimate_amx(const LinearProblem& p) {
   return convolutions::amx.estimate(pixels_of(p)) / kAmxHandicap;
 }
 
+const char* refuses_strassen(const LinearProblem& p) {
+  const std::int64_t width = kernels::kernels().width;
+  if (p.dtype == at::kFloat && (p.inputs % width != 0 || p.outputs % width != 0)) {
+    return "takes whole vectors of inputs and outputs";
+  }
+  return refuses_pixels<convolutions::strassen>(p);
+}
+
 double estimate_strassen(const LinearProblem& p) {
   return linears::direct.estimate(p) *
          Strassen::share(kernels::kernels().width, p.inputs, p.outputs);
@@ -73,7 +81,7 @@ constinit const LinearImplementation linears::amx = {
 
 constinit const LinearImplementation linears::strassen = {
     .name = "strassen",
-    .refuses = refuses_pixels<convolutions::strassen>,
+    .refuses = refuses_strassen,
     .plan = plan_pixels<convolutions::strassen>,
     .estimate = estimate_strassen,
     .traits = {.sums_in_place = true, .only_measured = true},

@@ -1,0 +1,1 @@
+"""What test modules share. No test is here, and no test module imports another one."""
