@@ -27,7 +27,7 @@ def test_no_call_ends_the_process():
     assert sum(int(row[1]) for row in rows) > int(CALLS) / 5, (
         "most calls are refused: that finds little"
     )
-    assert all(int(row[3]) > 5 for row in rows)
+    assert all(int(row[3]) > int(CALLS) / 1000 for row in rows)
 
 
 def test_calls_are_made_again_from_their_number():
