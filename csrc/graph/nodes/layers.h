@@ -53,4 +53,19 @@ inline bool bias_fits(const at::Tensor* bias, at::ScalarType dtype, std::int64_t
   return !bias || (bias->scalar_type() == dtype && bias->dim() == 1 && bias->size(0) == outputs);
 }
 
+// The problem of a layer with the fields of Convolution, for a src of these dims, in plain formats.
+// Padding at the far ends counts for the sizes of dst, but src stays as it is.
+template <typename Layer>
+ConvolutionProblem layer_problem(const Layer& layer, const at::Tensor& weight,
+                                 const at::Tensor& bias, const Dims& src_dims) {
+  Dims padded = src_dims;
+  for (std::size_t i = 0; i < layer.padding_end.size(); ++i) padded[2 + i] += layer.padding_end[i];
+  ConvolutionProblem problem =
+      convolution_problem(padded, kPlain, weight, bias, layer.stride, layer.padding, layer.dilation,
+                          layer.transposed, layer.output_padding, layer.groups);
+  problem.src_dims = src_dims;
+  problem.epilogue = layer.epilogue;
+  return problem;
+}
+
 }  // namespace torch_blocked::graph

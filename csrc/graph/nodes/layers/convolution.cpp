@@ -132,14 +132,8 @@ void fuse(Rewrite& rewrite) {
 // The convolution for these dims, as a problem in plain formats.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution& c = *node.as<Convolution>();
-  Dims dims = metas[Uses::at(node.read(0))].dims;
-  const Dims src_dims = dims;
-  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
   ConvolutionProblem problem =
-      convolution_problem(dims, kPlain, c.weight.source, c.bias, c.stride, c.padding, c.dilation,
-                          c.transposed, c.output_padding, c.groups);
-  problem.src_dims = src_dims;
-  problem.epilogue = c.epilogue;
+      layer_problem(c, c.weight.source, c.bias, metas[Uses::at(node.read(0))].dims);
   return problem;
 }
 

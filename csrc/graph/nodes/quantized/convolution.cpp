@@ -192,19 +192,13 @@ void fuse(Rewrite& rewrite) {
 
 QuantizedConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution8& c = *node.as<Convolution8>();
-  Dims dims = metas[Uses::at(node.read(0))].dims;
-  const Dims src_dims = dims;
-  for (std::size_t i = 0; i < c.padding_end.size(); ++i) dims[2 + i] += c.padding_end[i];
   QuantizedConvolutionProblem problem{
-      .sizes = convolution_problem(dims, kPlain, c.weight, {}, c.stride, c.padding, c.dilation,
-                                   c.transposed, c.output_padding, c.groups),
+      .sizes = layer_problem(c, c.weight, {}, metas[Uses::at(node.read(0))].dims),
       .src = c.src,
       .dst = c.dst,
       .residual = c.residual};
-  problem.sizes.src_dims = src_dims;
   problem.sizes.src_format = quantized_src_format(inputs_of(c));
   problem.sizes.dst_format = Format::blocked(native_blocks()[0]);
-  problem.sizes.epilogue = c.epilogue;
   return problem;
 }
 
