@@ -33,6 +33,9 @@ namespace linears {
 #undef IMPLEMENTATION
 }  // namespace linears
 
+// pixels.cpp: the rows as pixels of an image in channels-last, and the layer as a 1x1 convolution.
+ConvolutionProblem pixels_of(const LinearProblem& problem);
+
 // Whether any implementation takes a problem.
 bool takes_linear(const LinearProblem& problem);
 // The implementations that take a problem, the one that should be fastest first; only the forced

@@ -9,7 +9,6 @@
 #include "ops/products/strassen.h"
 
 namespace torch_blocked {
-namespace {
 
 ConvolutionProblem pixels_of(const LinearProblem& p) {
   return {.src_dims = {1, p.inputs, p.rows},
@@ -27,6 +26,8 @@ ConvolutionProblem pixels_of(const LinearProblem& p) {
           .dtype = p.dtype,
           .epilogue = p.epilogue};
 }
+
+namespace {
 
 template <const ConvolutionImplementation& row>
 const char* refuses_pixels(const LinearProblem& p) {

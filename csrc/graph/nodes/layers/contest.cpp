@@ -2,13 +2,11 @@
 // gives the tuner what it needs to time them.
 #include "graph/nodes/layers/contest.h"
 
-#include <bit>
-
 #include "format/errors.h"
+#include "graph/nodes/layers/layer.h"
 #include "kernels/fma_peak.h"
 #include "ops/convolution_time.h"
 #include "runtime/isa.h"
-#include "runtime/memory/memory_pool.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -97,57 +95,16 @@ std::string layer_of(ConvolutionProblem p) {
   return name_of(p);
 }
 
-// Memory for one problem. Values do not matter for the time, except denormals. These values are
-// 0.01 both as float32 and as pairs of bfloat16.
-class Probe {
- public:
-  at::Tensor src, dst, bias;
-
-  explicit Probe(const ConvolutionProblem& p) : dtype_(p.dtype) {
-    src = filled(p.src_format.physical_shape(p.src_dims), dtype_);
-    dst = filled(p.dst_format.physical_shape(p.dst_dims), dtype_);
-    bias = filled({p.dst_dims[1]}, dtype_);
-  }
-
-  // Memory as large as a plan's packed weights. Nothing is packed: packing was half of the time it
-  // took to time ResNet-50's layers. All plans share this memory, which is evicted before each run.
-  at::Tensor weights(const LayerPlan& plan, const Dims& dims) {
-    if (plan.packed_bytes == 0) return pack_weights(plan, filled(dims, dtype_));
-    if (!weights_.defined() || static_cast<std::int64_t>(weights_.nbytes()) < plan.packed_bytes) {
-      weights_ = filled({plan.packed_bytes / kFloatBytes + 1}, at::kFloat).view(at::kByte);
-    }
-    return weights_.narrow(0, 0, plan.packed_bytes);
-  }
-
- private:
-  static constexpr auto kAny = std::bit_cast<float>(0x3c243c24);
-
-  static at::Tensor filled(const Dims& dims, at::ScalarType dtype) {
-    return empty_pooled(dims, dtype).fill_(kAny);
-  }
-
-  at::ScalarType dtype_;
-  at::Tensor weights_;
-};
-
 // An implementation on a probe. The first implementation that takes the problem creates the probe.
-std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p, std::optional<Probe>& probe,
-                                       const char* implementation, bool known) {
+std::optional<Contest::Entry> entry_of(const ConvolutionProblem& p,
+                                       std::optional<LayerProbe>& probe, const char* implementation,
+                                       bool known) {
   const Traits& traits = convolution_implementations().row(implementation).traits;
   if (known && traits.last_resort) return std::nullopt;
   auto named = plan_convolution(p, implementation);
   if (!named) return std::nullopt;
-  if (!probe) probe.emplace(p);
-  const at::Tensor packed = probe->weights(named->plan, p.weight_dims);
-  const LayerBuffers buffers{
-      .src = probe->src.const_data_ptr(),
-      .weights = packed.const_data_ptr(),
-      .bias = p.has_bias ? probe->bias.const_data_ptr() : nullptr,
-      .residual = p.epilogue.residual ? probe->dst.const_data_ptr() : nullptr,
-      .dst = probe->dst.mutable_data_ptr()};
-  const auto [loops_only, handicap] = std::pair(named->plan.loops_only, named->plan.handicap);
-  return Contest::Entry{[run = std::move(named->plan.run), buffers] { run(buffers); }, packed,
-                        loops_only, handicap};
+  if (!probe) probe.emplace(p, p.weight_dims);
+  return probe->entry(std::move(named->plan));
 }
 
 // The fastest by estimates, if estimates hold for the problem's formats.
@@ -168,7 +125,7 @@ void drop_refusing(std::vector<const char*>& names, const ConvolutionProblem& p)
 }
 
 // A contest of all implementations.
-Contest contest_of(const ConvolutionProblem& problem, std::optional<Probe>& probe) {
+Contest contest_of(const ConvolutionProblem& problem, std::optional<LayerProbe>& probe) {
   return {
       .name = name_of(problem),
       .layer = layer_of(problem),
@@ -203,7 +160,7 @@ void keep_likely(Contest& contest, const ConvolutionProblem& p) {
 
 // A contest of the implementations that may be the fastest, if estimates hold, else of all.
 Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
-                     std::optional<Probe>& probe) {
+                     std::optional<LayerProbe>& probe) {
   Contest contest = contest_of(problem, probe);
   const bool estimates_hold = problem.blocked() && is_known(problem);
   if (estimates_hold && !tuner.times_all()) keep_likely(contest, problem);
@@ -216,7 +173,7 @@ Contest open_contest(const Tuner& tuner, const ConvolutionProblem& problem,
 
 std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& problem,
                                      const std::optional<Beside>& beside) {
-  std::optional<Probe> probe, other;
+  std::optional<LayerProbe> probe, other;
   Contest contest = open_contest(tuner, problem, probe);
   if (beside && beside->choice.microseconds > 0) {
     contest.reference = [&]() -> std::optional<Contest::Reference> {
@@ -230,7 +187,7 @@ std::optional<Tuner::Choice> fastest(Tuner& tuner, const ConvolutionProblem& pro
 }
 
 std::vector<Tuner::Choice> all_timed(Tuner& tuner, const ConvolutionProblem& problem) {
-  std::optional<Probe> probe;
+  std::optional<LayerProbe> probe;
   return tuner.all(contest_of(problem, probe));
 }
 

@@ -3,8 +3,8 @@
 #include "ops/convolution/convolution.h"
 
 #include "format/errors.h"
-#include "graph/nodes/layers.h"
 #include "graph/nodes/layers/contest.h"
+#include "graph/nodes/layers/layer.h"
 #include "graph/nodes/moving/gather.h"
 #include "graph/planning/planner.h"
 
@@ -104,22 +104,9 @@ void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-// Adds the only reader of `node` to its epilogue; false if it cannot. The convolution then runs in
-// the reader's place, because the residual may not exist before.
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
-  Node* reader = node.as<Convolution>() ? uses.only_reader(node.output()) : nullptr;
-  if (!reader || reader->held.has_value()) return false;
-  Convolution fused = *node.as<Convolution>();
-  Value residual = node.read(1);
-  if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
-                     residual)) {
-    return false;
-  }
-  reader->name = joined_name(node.name, *reader);
-  reader->origin = node.origin;
-  reader->become(nodes::convolution, with_residual(node.read(0), residual), std::move(fused));
-  node.outputs.clear();
-  return true;
+  return join_reader<Convolution>(rewrite, node, uses,
+                                  [](const auto&, const auto&, Value) { return true; });
 }
 
 void fuse(Rewrite& rewrite) {
@@ -132,9 +119,7 @@ void fuse(Rewrite& rewrite) {
 // The convolution for these dims, as a problem in plain formats.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution& c = *node.as<Convolution>();
-  ConvolutionProblem problem =
-      layer_problem(c, c.weight.source, c.bias, metas[Uses::at(node.read(0))].dims);
-  return problem;
+  return layer_problem(c, c.weight.source, c.bias, metas[Uses::at(node.read(0))].dims);
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -275,11 +260,6 @@ Value stored_over(const Step& step) {
   return sums && residual != step.node->read(0) ? residual : kNone;
 }
 
-std::optional<Slot> residual_of(const Step& step) {
-  const Value residual = step.node->read(1);
-  return residual == kNone ? std::nullopt : std::optional(step.reads.at(residual));
-}
-
 // The program that runs on what the convolution stores; null if there is none.
 std::shared_ptr<const StoredProgramRun> stored_run_of(const Step& step,
                                                       const ConvolutionProblem& p) {
@@ -310,34 +290,21 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
   // A file of times may name an implementation for which this build's oneDNN has no kernel.
   auto named = plan_convolution(choice.problem, choice.implementation);
   auto plan = named ? std::move(named->plan) : plan_convolution(choice.problem).plan;
-  const at::Tensor packed =
-      running.weights.get(*step.node, c.weight.parts(), plan.weights_format,
-                          [&] { return pack_weights(plan, c.weight.values()); });
-  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
-  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  const std::optional<Slot> residual = residual_of(step);
+  const LayerTensors tensors = tensors_of(step, running, c.weight, c.bias, plan.weights_format,
+                                          [&] { return pack_weights(plan, c.weight.values()); });
   const auto stored = stored_run_of(step, choice.problem);
   const bool loops_only = plan.loops_only && (!stored || plan.calls_on_stored);
   RunRows run_rows;
   if (plan.row_stage) {
-    run_rows = plan.run_rows({.src = nullptr,
-                              .weights = packed.const_data_ptr(),
-                              .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
-                              .residual = nullptr,
-                              .dst = nullptr});
+    run_rows = plan.run_rows(tensors.parameters());
     if (stored) run_rows = followed_by(stored, std::move(run_rows), choice.problem.dst_dims.back());
   }
-  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual, dst,
-           stored] {
-            void* to = tensors[dst].mutable_data_ptr();
-            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
-            plan.run({.src = tensors[src].const_data_ptr(),
-                      .weights = packed.const_data_ptr(),
-                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
-                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
-                      .dst = to,
-                      .on_stored = stored && plan.calls_on_stored ? &on_stored : nullptr});
-            if (stored && !plan.calls_on_stored) stored->all(static_cast<float*>(to));
+  return {[plan = std::move(plan), tensors, stored] {
+            LayerBuffers buffers = tensors.buffers();
+            const OnStored on_stored = stored ? on_stored_of(*stored, buffers.dst) : OnStored();
+            if (stored && plan.calls_on_stored) buffers.on_stored = &on_stored;
+            plan.run(buffers);
+            if (stored && !plan.calls_on_stored) stored->all(static_cast<float*>(buffers.dst));
           },
           loops_only, std::move(run_rows)};
 }
@@ -377,22 +344,14 @@ Prepared prepare_gathered(const Step& step, const Choice& choice, const Running&
   const std::vector<Slot> srcs = sources(step, *choice.gather);
   auto plan = plan_direct_gathered(choice.problem, choice.gather->as<Gather>()->channels,
                                    channel_counts(running.plan, srcs));
-  const at::Tensor packed = running.weights.get(*step.node, c.weight.parts(), plan.weights_format,
-                                                [&] { return plan.pack(c.weight.values()); });
-  const at::Tensor bias = c.bias.defined() ? c.bias.contiguous() : c.bias;
-  const std::optional<Slot> residual = residual_of(step);
+  const LayerTensors tensors = tensors_of(step, running, c.weight, c.bias, plan.weights_format,
+                                          [&] { return plan.pack(c.weight.values()); });
   const auto stored = stored_run_of(step, choice.problem);
-  return {[&tensors = running.tensors, plan = std::move(plan), packed, bias, srcs, residual, stored,
-           dst = step.writes[0]] {
-            void* to = tensors[dst].mutable_data_ptr();
-            const OnStored on_stored = stored ? on_stored_of(*stored, to) : OnStored();
-            plan.run(data_of(tensors, srcs),
-                     {.src = nullptr,
-                      .weights = packed.const_data_ptr(),
-                      .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
-                      .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
-                      .dst = to,
-                      .on_stored = stored ? &on_stored : nullptr});
+  return {[plan = std::move(plan), tensors, srcs, stored] {
+            LayerBuffers buffers = tensors.buffers();
+            const OnStored on_stored = stored ? on_stored_of(*stored, buffers.dst) : OnStored();
+            if (stored) buffers.on_stored = &on_stored;
+            plan.run(data_of(tensors.all, srcs), buffers);
           },
           true};
 }
@@ -446,11 +405,6 @@ std::vector<Rival> rivals(Planner& planner, const Step& step) {
   return all;
 }
 
-void own(Node& node, Weights& weights) {
-  at::Tensor& bias = node.as<Convolution>()->bias;
-  if (bias.defined()) bias = weights.own(bias);
-}
-
 }  // namespace
 
 constinit const NodeKind nodes::convolution = {
@@ -472,8 +426,8 @@ constinit const NodeKind nodes::convolution = {
     .implementation = [](const Plan&, const Step& step) { return choice_of(step).implementation; },
     .why = why,
     .rivals = rivals,
-    .own = own,
-    .release = [](Node& node) { node.as<Convolution>()->weight = {}; },
+    .own = own_bias<Convolution>,
+    .release = release_weight<Convolution>,
 };
 
 }  // namespace torch_blocked::graph

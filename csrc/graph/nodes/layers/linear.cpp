@@ -1,10 +1,9 @@
 // Linear layers on plain tensors, with the activation and the sum that follow them.
 #include "format/errors.h"
-#include "graph/nodes/layers.h"
+#include "graph/nodes/layers/contest.h"
+#include "graph/nodes/layers/layer.h"
 #include "graph/planning/planner.h"
 #include "graph/report.h"
-#include "graph/running/run.h"
-#include "runtime/memory/memory_pool.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -38,25 +37,15 @@ void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-// Adds the only reader of `node` to its epilogue; false if it cannot. The layer then runs in the
-// reader's place, because the residual may not exist before.
+// Kernels add a float32 residual before the only activation.
+bool takes(const Rewrite& rewrite, const Linear& fused, Value residual) {
+  const Epilogue& epilogue = fused.epilogue;
+  return !epilogue.residual ||
+         (epilogue.before.kind == Activated::kNone && rewrite.meta(residual).dtype == at::kFloat);
+}
+
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
-  Node* reader = node.as<Linear>() ? uses.only_reader(node.output()) : nullptr;
-  if (!reader || reader->held.has_value()) return false;
-  Linear fused = *node.as<Linear>();
-  Value residual = node.read(1);
-  if (!join_epilogue(rewrite.graph, *reader, node.output(), rewrite.metas, fused.epilogue,
-                     residual)) {
-    return false;
-  }
-  const bool adds = fused.epilogue.residual;
-  if (adds && fused.epilogue.before.kind != Activated::kNone) return false;
-  if (adds && rewrite.meta(residual).dtype != at::kFloat) return false;
-  reader->name = joined_name(node.name, *reader);
-  reader->origin = node.origin;
-  reader->become(nodes::linear, with_residual(node.read(0), residual), std::move(fused));
-  node.outputs.clear();
-  return true;
+  return join_reader<Linear>(rewrite, node, uses, takes);
 }
 
 void fuse(Rewrite& rewrite) { join_from_end(rewrite, fuse_reader); }
@@ -74,31 +63,6 @@ struct Choice {
   double microseconds = 0;  // 0: not measured
 };
 
-// Memory for one problem. Implementations with the same format of weights share the packed weights.
-struct Probe {
-  at::Tensor src, dst, weight, bias;
-  std::map<std::string, at::Tensor> packed = {};
-
-  explicit Probe(const LinearProblem& p) {
-    const auto filled = [&](const Dims& dims) { return empty_pooled(dims, p.dtype).fill_(0.01); };
-    src = filled({p.rows, p.inputs});
-    dst = filled({p.rows, p.outputs});
-    weight = filled({p.outputs, p.inputs});
-    bias = p.has_bias ? filled({p.outputs}) : at::Tensor();
-  }
-
-  Contest::Entry entry(LayerPlan plan, bool residual) {
-    at::Tensor& weights = packed[plan.weights_format];
-    if (!weights.defined()) weights = plan.pack(weight);
-    const auto run = [run = std::move(plan.run), &probe = *this, weights, residual] {
-      run({probe.src.const_data_ptr(), weights.const_data_ptr(),
-           probe.bias.defined() ? probe.bias.const_data_ptr() : nullptr,
-           residual ? probe.dst.const_data_ptr() : nullptr, probe.dst.mutable_data_ptr()});
-    };
-    return {run, weights, plan.loops_only, plan.handicap};
-  }
-};
-
 // Larger weights always come from memory, at the bandwidths that the estimates know. To time the
 // first layer of VGG-16's head took 3 s.
 constexpr std::int64_t kMostTimedWeights = 8'000'000;
@@ -109,7 +73,7 @@ bool is_timed(const Tuner& tuner, const LinearProblem& p) {
 
 // `names`: the implementations that take the problem.
 Contest contest_of(const Tuner& tuner, const LinearProblem& p,
-                   const std::vector<const char*>& names, std::optional<Probe>& probe) {
+                   const std::vector<const char*>& names, std::optional<LayerProbe>& probe) {
   const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
   const char* dtype = p.dtype == at::kFloat ? "" : " bfloat16";
   std::vector<const char*> likely = names;
@@ -131,15 +95,15 @@ Contest contest_of(const Tuner& tuner, const LinearProblem& p,
                 return like == names.end() ? names[0] : *like;
               },
           .entry = [&](const char* name, bool) -> std::optional<Contest::Entry> {
-            if (!probe) probe.emplace(p);
-            return probe->entry(plan_linear(p, name), p.epilogue.residual);
+            if (!probe) probe.emplace(pixels_of(p), Dims{p.outputs, p.inputs});
+            return probe->entry(plan_linear(p, name));
           }};
 }
 
 Choice choose(Tuner& tuner, const LinearProblem& p) {
   const std::vector<const char*> names = linear_implementations_for(p);
   if (names.size() == 1 || !is_timed(tuner, p)) return {p, names[0]};
-  std::optional<Probe> probe;
+  std::optional<LayerProbe> probe;
   const auto best = tuner.best(contest_of(tuner, p, names, probe));
   const auto is_best = [&](const char* name) { return best->implementation == name; };
   return {p, *std::ranges::find_if(names, is_best), best->microseconds};
@@ -157,23 +121,12 @@ const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.
 
 Prepared prepare(const Step& step, const Running& running) {
   const Linear& linear = *step.node->as<Linear>();
-  const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   LayerPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
-  const at::Tensor packed =
-      running.weights.get(*step.node, linear.weight.parts(), plan.weights_format,
-                          [&] { return plan.pack(linear.weight.values().contiguous()); });
-  const at::Tensor bias = linear.bias.defined() ? linear.bias.contiguous() : linear.bias;
+  const LayerTensors tensors =
+      tensors_of(step, running, linear.weight, linear.bias, plan.weights_format,
+                 [&] { return pack_weights(plan, linear.weight.values().contiguous()); });
   const bool loops_only = plan.loops_only;
-  const Value added = step.node->read(1);
-  const auto residual = added == kNone ? std::nullopt : std::optional<Slot>(step.reads.at(added));
-  const auto run = [&tensors = running.tensors, plan = std::move(plan), packed, bias, src, residual,
-                    dst] {
-    plan.run({tensors[src].const_data_ptr(), packed.const_data_ptr(),
-              bias.defined() ? bias.const_data_ptr() : nullptr,
-              residual ? tensors[*residual].const_data_ptr() : nullptr,
-              tensors[dst].mutable_data_ptr()});
-  };
-  return {run, loops_only};
+  return {[run = std::move(plan.run), tensors] { run(tensors.buffers()); }, loops_only};
 }
 
 // A sum may overwrite its residual, but not src, from which all outputs of a row are computed.
@@ -183,10 +136,7 @@ Value stored_over(const Step& step) {
   return linear_sums_in_place(choice_of(step).implementation) ? residual : kNone;
 }
 
-double flops(const Plan&, const Step& step) {
-  const LinearProblem& p = choice_of(step).problem;
-  return 2.0 * static_cast<double>(p.rows * p.inputs * p.outputs);
-}
+double flops(const Plan&, const Step& step) { return flops_of(pixels_of(choice_of(step).problem)); }
 
 std::string implementation(const Plan&, const Step& step) { return choice_of(step).implementation; }
 
@@ -202,7 +152,7 @@ std::vector<Rival> rivals(Planner& planner, const Step& step) {
   std::vector<Rival> all;
   if (is_timed(planner.tuner(), p)) {
     const std::vector<const char*> names = linear_implementations_for(p);
-    std::optional<Probe> probe;
+    std::optional<LayerProbe> probe;
     for (const auto& [name, microseconds] :
          planner.tuner().all(contest_of(planner.tuner(), p, names, probe))) {
       all.push_back({name, format, microseconds, ""});
@@ -210,11 +160,6 @@ std::vector<Rival> rivals(Planner& planner, const Step& step) {
   }
   for (const auto& [name, why] : linear_refusals(p)) all.push_back({name, format, 0, why});
   return all;
-}
-
-void own(Node& node, Weights& weights) {
-  at::Tensor& bias = node.as<Linear>()->bias;
-  if (bias.defined()) bias = weights.own(bias);
 }
 
 }  // namespace
@@ -254,8 +199,8 @@ constinit const NodeKind nodes::linear = {
     .implementation = implementation,
     .why = why,
     .rivals = rivals,
-    .own = own,
-    .release = [](Node& node) { node.as<Linear>()->weight = {}; },
+    .own = own_bias<Linear>,
+    .release = release_weight<Linear>,
 };
 
 }  // namespace torch_blocked::graph
