@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -216,13 +216,14 @@ def _infinite(value: Tensor) -> Tensor:
     return torch.where(value.isinf(), value.sign() if not value.is_complex() else 1, 0)
 
 
-def others_like(value: Any) -> list[Any]:
+def others_like(value: Any) -> Iterator[Any]:
     """Arguments with tensors of other sizes, whose values repeat. The batch has one more, and
     images shrink to a quarter, small ones to a half, or grow to twice the size. If a model does not
     take those, later entries have half the size, 64 less or 32 more. (32 more at first would make
-    50 000 voxels of 4 x 5 x 6.) Names and numbers stay. So do the fourth and later spatial dims,
-    whose product with the others would be huge."""
-    return [pytree.tree_map_only(Tensor, partial(_resized, size_of), value) for size_of in _SIZES]
+    50 000 voxels of 4 x 5 x 6.) Each entry is made when it is asked for. Names and numbers stay. So
+    do the fourth and later spatial dims, whose product with the others would be huge."""
+    for size_of in _SIZES:
+        yield pytree.tree_map_only(Tensor, partial(_resized, size_of), value)
 
 
 _SIZES: tuple[Callable[[int], int], ...] = (
