@@ -50,10 +50,10 @@ def test_csv_has_a_line_for_each_round(written):
     ]
 
 
-@pytest.mark.parametrize("name", ("mobilenet_v2", "unet"))
-def test_modes_agree(name):
+@pytest.mark.parametrize("name, size", (("mobilenet_v2", 64), ("unet", 32)))
+def test_modes_agree(name, size):
     """Classes and masks as targets."""
-    loaded = models.prepared(name, batch=4, size=64)
+    loaded = models.prepared(name, batch=4, size=size)
     results = train.bench_model(*loaded, rounds=1, compiles=False, steps=3)
     for result in results:
         assert result.loss_error < train.LOSS_TOLERANCE

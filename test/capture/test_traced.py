@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import networks as models
+from helpers.draws import crossed
 from torch import nn
 from torch.nn import functional as F
 
@@ -181,8 +182,7 @@ def implementations(model, x):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("name", "form"), crossed(2, NETS, FORMS))
 def test_a_trace_has_the_plan_of_its_module(name, form):
     make, dims = NETS[name]
     model, x = make().eval(), torch.randn(dims)

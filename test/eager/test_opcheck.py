@@ -3,6 +3,7 @@ tracing with symbolic sizes. An op without examples (helpers/op_examples.py) fai
 
 import pytest
 import torch
+from helpers.draws import draws
 from helpers.op_examples import EXAMPLES, OPS
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -33,8 +34,9 @@ def test_every_op_has_examples():
 @pytest.mark.parametrize(("op", "index"), CASES)
 def test_opcheck(op, index):
     args, kwargs = EXAMPLES[op][index]
-    tests = ALL_TESTS[:2] if op in DATA_DEPENDENT else ALL_TESTS
-    tests = ALL_TESTS[:3] if op in UNINITIALISED else tests
+    # Tracing with symbolic sizes is nine tenths of the time, so that one example of each op is.
+    untraced = op in UNINITIALISED or index >= draws(1, len(CASES))
+    tests = ALL_TESTS[:2] if op in DATA_DEPENDENT else ALL_TESTS[:3] if untraced else ALL_TESTS
     torch.library.opcheck(getattr(OPS, op).default, args, kwargs, test_utils=tests)
 
 

@@ -5,6 +5,7 @@ takes each kind of values below that it takes on dense tensors; it must take at 
 
 import pytest
 import torch
+from helpers.draws import draws
 from torch.utils import _pytree as pytree
 
 import torch_blocked
@@ -190,8 +191,10 @@ def test_what_is_not_exercised():
 def test_blocked_equals_dense(func):
     left_out = {kind for name, kind in NOT_COMPARED if name in str(func)}
     kinds = [kind for kind in VALUES if kind not in left_out]
-    for channels, tag in FORMATS:
-        taken = [run(func, kind, (2, channels, 3, 5), tag) for kind in kinds]
+    # ATen's kernels run on the physical tensor: they know no blocks.
+    some = [kind for kind in kinds if kind in draws(("unit", "integer", "double"), VALUES)]
+    for (channels, tag), kinds_of_format in zip(FORMATS, (kinds, some), strict=True):
+        taken = [run(func, kind, (2, channels, 3, 5), tag) for kind in kinds_of_format]
         assert any(taken), "no kind of values is in the op's domain"
 
 

@@ -134,7 +134,7 @@ def test_what_is_in_turn():
 
 
 @pytest.mark.parametrize(
-    ("width", "kernel", "stride"), crossed(2, [64, 65, 66, 67], [2, 3, 5], [2, 3, 4])
+    ("width", "kernel", "stride"), crossed(4, [64, 65, 66, 67], [2, 3, 5], [2, 3, 4])
 )
 @threads(2)
 def test_windows_that_do_not_reach_the_end_of_a_row(width, kernel, stride):
@@ -236,7 +236,7 @@ def test_real_geometry(dtype):
         check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, *dims), steps, dtype)
 
     with threads(2):
-        geometry = crossed(2, (1, 2, 3), (2, 3, 5), (0, 1, 4), (1, 2))
+        geometry = crossed(3, (1, 2, 3), (2, 3, 5), (0, 1, 4), (1, 2))
         for stride, kernel, padding, dilation in geometry:
             middle = nn.Conv2d(48, 48, kernel, stride, padding, dilation, groups=48)
             body = [nn.Conv2d(24, 48, 1), middle, nn.Conv2d(48, 24, 1)]

@@ -60,7 +60,7 @@ def optimized(net, tensors, implementation):
 
 
 @pytest.mark.parametrize(
-    ("layer", "activation", "epilogue"), crossed(2, LAYERS, ACTIVATIONS, EPILOGUES)
+    ("layer", "activation", "epilogue"), crossed(4, LAYERS, ACTIVATIONS, EPILOGUES)
 )
 def test_epilogue(layer, activation, epilogue):
     implementation, layer = layer

@@ -102,14 +102,14 @@ OPTIONS = {
 @pytest.mark.any_isa
 @pytest.mark.parametrize("option", OPTIONS)
 def test_all_sizes_and_scales(option):
-    assert not differing(*OPTIONS[option], crossed(3, range(1, 41), SCALES))
+    assert not differing(*OPTIONS[option], crossed(7, range(1, 41), SCALES))
 
 
 @pytest.mark.any_isa
 @pytest.mark.parametrize("channels", [1, 17])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_large_images_whose_pixels_atens_other_kernels_choose(option, channels):
-    pairs = crossed(3, range(1, 41, 3), SCALES[::3])
+    pairs = crossed(6, range(1, 41, 3), SCALES[::3])
     assert not differing(*OPTIONS[option], pairs, channels=channels, long=(150, 1.01))
 
 
@@ -120,7 +120,7 @@ def test_large_images_whose_pixels_atens_other_kernels_choose(option, channels):
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_nearest_of_every_type(mode, rank, dtype, long):
     sizes, scales = range(1, 41, 3), [*SCALES[::5], 1.02, 1.3, 2.02, 2.2]
-    pairs = crossed(2, sizes, scales)
+    pairs = crossed(5, sizes, scales)
     assert not differing(mode, rank, {}, pairs, dtype, channels=5, long=long)
 
 

@@ -79,7 +79,7 @@ def check(layer, function, implementation, sizes, adds, count):
 
 
 @pytest.mark.parametrize(
-    ("layer", "function", "adds"), crossed(2, LAYERS, FUNCTIONS, (False, True))
+    ("layer", "function", "adds"), crossed(4, LAYERS, FUNCTIONS, (False, True))
 )
 def test_of_images(layer, function, adds):
     made = LAYERS[layer]()

@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.usefixtures("cache_folder"),
     pytest.mark.filterwarnings("ignore"),
 ]
-MODELS = draws(8, 24)
+MODELS = draws(5, 24)
 
 
 def test_models():

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.any_isa,
 ]
-MODELS = draws(8, 24)
+MODELS = draws(5, 24)
 
 
 def test_models():

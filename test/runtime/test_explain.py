@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import hard_cases
 from helpers.browser import WIDTH, laid_out, screenshot, told_by
+from helpers.draws import crossed
 
 import torch_blocked
 from torch_blocked import _C
@@ -115,8 +116,7 @@ def page(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("which", ["optimized", "eager"])
+@pytest.mark.parametrize(("which", "dark"), crossed(2, ["optimized", "eager"], [False, True]))
 def test_the_page_has_no_overlap(page, tmp_path, dark, which):
     assert "http" not in page.read_text().replace("http://www.w3.org/2000/svg", "")
     told = laid_out(page, dark=dark, which=which)

@@ -6,7 +6,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.networks import MODELS, build_model
+from helpers.draws import crossed
+from helpers.networks import SOME, build_model
 from helpers.networks.vgg import VGG
 from helpers.problems import (
     PROBLEMS,
@@ -26,9 +27,11 @@ CASES = ((8, 7), (8, 8), (8, 17), (16, 1), (16, 16), (16, 17))
 MODEL_TOLERANCE = 0.1
 
 
-@pytest.mark.parametrize(("block", "channels"), CASES)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)
-def test_gradients_of_problem(problem, block, channels):
+@pytest.mark.parametrize(
+    ("problem", "case"), crossed(2, PROBLEMS, CASES), ids=lambda value: getattr(value, "id", None)
+)
+def test_gradients_of_problem(problem, case):
+    block, channels = case
     assert_gradients_match_dense(problem, dims_of(problem, 2, channels), block)
 
 
@@ -71,10 +74,7 @@ ON_EACH_ISA = {"resnet18", "mobilenet_v2", "unet3d"}
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ON_EACH_ISA else pytest.mark.any_isa)
-        for name in MODELS
-    ],
+    [pytest.param(name, marks=[] if name in ON_EACH_ISA else pytest.mark.any_isa) for name in SOME],
 )
 def test_gradients_of_model(name):
     model = without_dropout(narrow(build_model(name)[0]).train())

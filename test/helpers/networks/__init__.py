@@ -6,6 +6,7 @@ from torch import nn
 from torch_blocked.bench import networks
 from torch_blocked.bench.networks import IMAGE, SMALL, ModelSpec
 
+from ..draws import draws
 from .convnext import convnext_tiny
 from .densenet import densenet121
 from .segformer import segformer_b0
@@ -24,6 +25,11 @@ MODELS: dict[str, ModelSpec] = networks.MODELS | {
     "convnext_tiny": ModelSpec(convnext_tiny, IMAGE, SMALL, "depthwise 7x7, layer norm, linear"),
     "segformer_b0": ModelSpec(segformer_b0, (3, 512, 512), SMALL, "attention and convolutions"),
 }
+
+# `make test` leaves out those that are a deeper or wider form of another one.
+SOME = [
+    name for name in MODELS if name not in draws(("resnet50", "vgg16", "efficientnet_lite0"), ())
+]
 
 
 def build_model(name: str) -> tuple[nn.Module, str]:
