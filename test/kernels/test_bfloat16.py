@@ -330,7 +330,7 @@ def test_groups_in_bfloat16(channels, outputs, groups, geometry):
     geometry = dict(geometry)
     kind = nn.ConvTranspose2d if geometry.pop("transposed", False) else nn.Conv2d
     arguments = {"kernel_size": 3, "padding": 1, "groups": groups} | geometry
-    name = "depthwise_bfloat16" if groups == channels == outputs else "grouped_bfloat16"
+    name = "depthwise" if groups == channels == outputs else "grouped"
     for n, size in ((3, (13, 15)), (1, (7, 29)), (0, (5, 5))):
         x = torch.randn(n, channels, *size).bfloat16()
         conv = kind(channels, outputs, **arguments).bfloat16()

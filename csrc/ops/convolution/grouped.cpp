@@ -410,49 +410,26 @@ LayerPlan plan(const Problem& p) {
                    }};
 }
 
-const char* refuses_bfloats(const Problem& p) {
-  if (p.dtype != at::kBFloat16) return "is for bfloat16";
+const char* refuses_type(const Problem& p) {
+  if (p.dtype == at::kFloat) return nullptr;
+  if (p.dtype != at::kBFloat16) return "computes float32 and bfloat16 only";
   return multiplies_bfloats() ? nullptr : "has no kernel for the dtype on this CPU";
 }
 
-const char* refuses_depthwise_sizes(const Problem& p) {
+const char* refuses_depthwise(const Problem& p) {
+  if (const char* refusal = refuses_type(p)) return refusal;
   const char* refusal = refuses_groups(p);
   return refusal || is_depthwise(p) ? refusal : "is for one channel a group";
 }
 
-const char* refuses_grouped_sizes(const Problem& p) {
+const char* refuses_grouped(const Problem& p) {
+  if (const char* refusal = refuses_type(p)) return refusal;
   const char* refusal = refuses_groups(p);
   return refusal || !is_depthwise(p) ? refusal : "is for several channels a group";
 }
 
-const char* refuses_depthwise(const Problem& p) {
-  return p.dtype == at::kFloat ? refuses_depthwise_sizes(p) : "computes float32 only";
-}
-
-const char* refuses_depthwise_bfloat16(const Problem& p) {
-  const char* refusal = refuses_bfloats(p);
-  return refusal ? refusal : refuses_depthwise_sizes(p);
-}
-
-const char* refuses_grouped(const Problem& p) {
-  return p.dtype == at::kFloat ? refuses_grouped_sizes(p) : "computes float32 only";
-}
-
-const char* refuses_grouped_bfloat16(const Problem& p) {
-  const char* refusal = refuses_bfloats(p);
-  return refusal ? refusal : refuses_grouped_sizes(p);
-}
-
-std::optional<LayerPlan> plan_depthwise(const Problem& p) { return plan(p); }
-
-std::optional<LayerPlan> plan_depthwise_bfloat16(const Problem& p) {
-  return with_float_bias(plan(p), p.dst_dims[1]);
-}
-
-std::optional<LayerPlan> plan_grouped(const Problem& p) { return plan(p); }
-
-std::optional<LayerPlan> plan_grouped_bfloat16(const Problem& p) {
-  return with_float_bias(plan(p), p.dst_dims[1]);
+std::optional<LayerPlan> plan_groups(const Problem& p) {
+  return p.dtype == at::kFloat ? plan(p) : with_float_bias(plan(p), p.dst_dims[1]);
 }
 
 // Ours is faster than oneDNN's (1.0 to 1.4 times), except with a stride in 8c (0.9 times) or with a
@@ -460,6 +437,7 @@ std::optional<LayerPlan> plan_grouped_bfloat16(const Problem& p) {
 // times). With a dilation along rows each product needs its own load, and oneDNN's is faster (ours
 // runs at 0.55 times its speed).
 double estimate_depthwise(const Problem& p) {
+  if (p.dtype == at::kBFloat16) return kBarelyFaster * direct_microseconds(p) / 2;
   if (isa() == Isa::kDefault) return kNever;
   if (p.dilation.back() > 1) return kBarelySlower * direct_microseconds(p);
   const bool large = p.weight_dims.back() > 5;
@@ -468,16 +446,6 @@ double estimate_depthwise(const Problem& p) {
   const auto bytes = c10::multiply_integers(p.src_dims) * static_cast<std::int64_t>(sizeof(float));
   const bool slower = strided && !p.transposed && (p.dst_format.block == 8 || bytes > 8 << 20);
   return direct_microseconds(p) * (slower ? kBarelySlower : kBarelyFaster);
-}
-
-double estimate_depthwise_bfloat16(const Problem& p) {
-  return kBarelyFaster * direct_microseconds(p) / 2;
-}
-
-// It sums in float32. Dot products of bfloat16 would multiply whole blocks, of which a group has
-// only a part.
-double estimate_grouped_bfloat16(const Problem& p) {
-  return kBarelySlower * direct_microseconds(p);
 }
 
 // Measured on Zen 4, one thread, 3x3, GF/s of ours and of oneDNN's blocked and channels-last
@@ -489,7 +457,10 @@ double estimate_grouped_bfloat16(const Problem& p) {
 // in 8c, 1x1 kernels of 32 and 80 channels a group run at 41 and 45 GF/s and direct at 76 and 89;
 // 5x5 kernels of 24 channels run at 42 and direct at 99. Lanes from several vectors are slow too:
 // 3x3 of 28 and 20 channels run at 28 and 21, direct at 52 and 46.
+// bfloat16 is summed in float32. Its dot products would multiply whole blocks, of which a group has
+// only a part.
 double estimate_grouped(const Problem& p) {
+  if (p.dtype == at::kBFloat16) return kBarelySlower * direct_microseconds(p);
   if (isa() == Isa::kDefault) return kNever;
   const std::int64_t inputs = p.src_dims[1] / p.groups, taps = p.weight_dims.back();
   Grouped grouped;
@@ -508,7 +479,7 @@ double estimate_grouped(const Problem& p) {
 constinit const ConvolutionImplementation convolutions::depthwise = {
     .name = "depthwise",
     .refuses = refuses_depthwise,
-    .plan = plan_depthwise,
+    .plan = plan_groups,
     .estimate = estimate_depthwise,
     .traits = {.sums_in_place = true, .in_rows = true},
 };
@@ -516,24 +487,8 @@ constinit const ConvolutionImplementation convolutions::depthwise = {
 constinit const ConvolutionImplementation convolutions::grouped = {
     .name = "grouped",
     .refuses = refuses_grouped,
-    .plan = plan_grouped,
+    .plan = plan_groups,
     .estimate = estimate_grouped,
-    .traits = {.sums_in_place = true, .in_rows = true},
-};
-
-constinit const ConvolutionImplementation convolutions::depthwise_bfloat16 = {
-    .name = "depthwise_bfloat16",
-    .refuses = refuses_depthwise_bfloat16,
-    .plan = plan_depthwise_bfloat16,
-    .estimate = estimate_depthwise_bfloat16,
-    .traits = {.sums_in_place = true, .in_rows = true},
-};
-
-constinit const ConvolutionImplementation convolutions::grouped_bfloat16 = {
-    .name = "grouped_bfloat16",
-    .refuses = refuses_grouped_bfloat16,
-    .plan = plan_grouped_bfloat16,
-    .estimate = estimate_grouped_bfloat16,
     .traits = {.sums_in_place = true, .in_rows = true},
 };
 
