@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 
 from torch_blocked.ops.contract import expect, implements
-from torch_blocked.ops.operands import asked_for, gradient_like, statistics_dtype
+from torch_blocked.ops.operands import (
+    asked_for,
+    fake_norm_gradients,
+    gradient_like,
+    statistics_dtype,
+)
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -126,17 +131,4 @@ def _(input, channels, weight, bias, running_mean, running_var, momentum, eps):
 
 @torch.library.register_fake("torch_blocked::batch_norm_backward")
 def _(grad_output, input, channels, weight, mean, invstd, training, output_mask):
-    for_input, *for_parameters = output_mask
-    if len(for_parameters) != 2:  # torch checks this only for kernels in C++
-        raise RuntimeError(
-            f"torch_blocked::batch_norm_backward: expected an output_mask of 3, got "
-            f"{len(output_mask)}"
-        )
-    none, dtype = input.new_empty(0), statistics_dtype(input, weight)
-    return (
-        torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
-        *(
-            input.new_empty(channels, dtype=dtype) if asked else none.clone()
-            for asked in for_parameters
-        ),
-    )
+    return fake_norm_gradients("batch_norm_backward", input, channels, weight, output_mask)

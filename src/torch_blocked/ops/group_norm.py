@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from torch_blocked.ops.contract import expect, implements
-from torch_blocked.ops.operands import asked_for, clear_tail, gradient_like, statistics_dtype
+from torch_blocked.ops.operands import (
+    asked_for,
+    clear_tail,
+    fake_norm_gradients,
+    gradient_like,
+    statistics_dtype,
+)
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -127,17 +133,4 @@ def _(input, channels, weight, bias, groups, eps):
 
 @torch.library.register_fake("torch_blocked::group_norm_backward")
 def _(grad_output, input, channels, mean, rstd, weight, groups, output_mask):
-    for_input, *for_parameters = output_mask
-    if len(for_parameters) != 2:  # torch checks this only for kernels in C++
-        raise RuntimeError(
-            f"torch_blocked::group_norm_backward: expected an output_mask of 3, got "
-            f"{len(output_mask)}"
-        )
-    none, dtype = input.new_empty(0), statistics_dtype(input, weight)
-    return (
-        torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
-        *(
-            input.new_empty(channels, dtype=dtype) if asked else none.clone()
-            for asked in for_parameters
-        ),
-    )
+    return fake_norm_gradients("group_norm_backward", input, channels, weight, output_mask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
@@ -38,6 +40,26 @@ def statistics_dtype(input: Tensor, *parameters: Tensor | None) -> torch.dtype:
     """The dtype of a norm's statistics: that of its first parameter, or else of its input, as in
     ATen."""
     return next((each.dtype for each in parameters if each is not None), input.dtype)
+
+
+def fake_norm_gradients(
+    op: str, input: Tensor, channels: int, weight: Tensor | None, output_mask: Sequence[bool]
+) -> tuple[Tensor, ...]:
+    """The gradients of a norm without values: of input, physical, and of weight and bias,
+    [channels] in the statistics' dtype. What output_mask does not ask for is empty."""
+    for_input, *for_parameters = output_mask
+    if len(for_parameters) != 2:  # torch checks this only for kernels in C++
+        raise RuntimeError(
+            f"torch_blocked::{op}: expected an output_mask of 3, got {len(output_mask)}"
+        )
+    none, dtype = input.new_empty(0), statistics_dtype(input, weight)
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format) if for_input else none,
+        *(
+            input.new_empty(channels, dtype=dtype) if asked else none.clone()
+            for asked in for_parameters
+        ),
+    )
 
 
 _has_hook = WeakTensorKeyDictionary()
