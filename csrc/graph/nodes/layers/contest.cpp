@@ -3,7 +3,7 @@
 #include "graph/nodes/layers/contest.h"
 
 #include "format/errors.h"
-#include "graph/nodes/layers/layer.h"
+#include "graph/nodes/layers/layer_step.h"
 #include "kernels/fma_peak.h"
 #include "ops/convolution_time.h"
 #include "runtime/isa.h"

@@ -4,7 +4,7 @@
 
 #include "format/errors.h"
 #include "graph/nodes/layers/contest.h"
-#include "graph/nodes/layers/layer.h"
+#include "graph/nodes/layers/layer_step.h"
 #include "graph/nodes/moving/gather.h"
 #include "graph/planning/planner.h"
 

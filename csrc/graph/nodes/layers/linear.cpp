@@ -1,7 +1,7 @@
 // Linear layers on plain tensors, with the activation and the sum that follow them.
 #include "format/errors.h"
 #include "graph/nodes/layers/contest.h"
-#include "graph/nodes/layers/layer.h"
+#include "graph/nodes/layers/layer_step.h"
 #include "graph/planning/planner.h"
 #include "graph/report.h"
 

@@ -1,4 +1,5 @@
-// What convolutions and linear layers share: they join what follows, are timed and run alike.
+// What the steps of convolutions and linear layers share: they join what follows, are timed and run
+// alike.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-#include "graph/nodes/layers/layer.h"
+#include "graph/nodes/layers/layer_step.h"
 
 #include <bit>
 
