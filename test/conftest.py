@@ -6,7 +6,7 @@ import zlib
 
 os.environ.setdefault("TORCH_BLOCKED_CHECK", "1")  # the zero tail is verified after every op
 
-# Torch's modules and 19,000 collected tests are a million objects, and a full collection of garbage
+# Torch's modules and 18,000 collected tests are a million objects, and a full collection of garbage
 # takes 1.4 s. None of them ever is garbage.
 gc.disable()
 

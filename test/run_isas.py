@@ -29,7 +29,7 @@ LIMITS = {
 
 
 # Threads that wait let the test on the other core go on. Tests start some hundred processes that
-# import torch, which takes 4.7 s without bytecode and 1.7 s with it: a user's own settings may have
+# import torch, which takes 6 s without bytecode and 2.5 s with it: a user's own settings may have
 # none written.
 SETTINGS = {"GOMP_SPINCOUNT": "1000", "PYTHONPYCACHEPREFIX": str(TESTS.parent / "build/bytecode")}
 

@@ -385,7 +385,7 @@ OF_ONE = [["bench", "train", "--rounds", "1"]]
 @pytest.mark.parametrize("command", OF_SEVERAL, ids=" ".join)
 def test_models_of_several_inputs(command, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # bench memory has processes
-    monkeypatch.setattr(memory, "FORMS", {"optimize": memory.optimized, "torch": memory.dense})
+    monkeypatch.setattr(memory, "FORMS", {"torch": memory.dense, "optimize": memory.optimized})
     assert main([*command, "test_bench:Two", *TWO, "8"]) == 0
     out = capsys.readouterr().out
     assert "test_bench:Two" in out or "first" in out

@@ -34,7 +34,7 @@ def test_every_op_has_examples():
 @pytest.mark.parametrize(("op", "index"), CASES)
 def test_opcheck(op, index):
     args, kwargs = EXAMPLES[op][index]
-    # Tracing with symbolic sizes is nine tenths of the time, so that one example of each op is.
+    # Tracing with symbolic sizes takes most of the time, so it is done for one example of each op.
     untraced = op in UNINITIALISED or index >= draws(1, len(CASES))
     tests = ALL_TESTS[:2] if op in DATA_DEPENDENT else ALL_TESTS[:3] if untraced else ALL_TESTS
     torch.library.opcheck(getattr(OPS, op).default, args, kwargs, test_utils=tests)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.draws import crossed, draws
+from helpers.draws import draws
 from helpers.problems import BATCHES, CHANNELS_AROUND, PROBLEMS, assert_matches_dense, dims_of
 
 import torch_blocked
@@ -27,11 +27,9 @@ def refused_by_aten(problem, dims):
     return None
 
 
-@pytest.mark.parametrize(
-    ("problem", "case"), crossed(2, PROBLEMS, CASES), ids=lambda value: getattr(value, "id", None)
-)
-def test_problem(problem, case):
-    block, channels = case
+@pytest.mark.parametrize(("block", "channels"), CASES)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)
+def test_problem(problem, block, channels):
     for batch in draws(SOME_BATCHES[block, channels], BATCHES):
         dims = dims_of(problem, batch, channels)
         error = refused_by_aten(problem, dims)

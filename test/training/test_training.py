@@ -6,9 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.draws import crossed
-from helpers.networks import SOME, build_model
-from helpers.networks.vgg import VGG
+from helpers.networks import SOME, build_model, narrow
 from helpers.problems import (
     PROBLEMS,
     assert_close,
@@ -27,11 +25,9 @@ CASES = ((8, 7), (8, 8), (8, 17), (16, 1), (16, 16), (16, 17))
 MODEL_TOLERANCE = 0.1
 
 
-@pytest.mark.parametrize(
-    ("problem", "case"), crossed(2, PROBLEMS, CASES), ids=lambda value: getattr(value, "id", None)
-)
-def test_gradients_of_problem(problem, case):
-    block, channels = case
+@pytest.mark.parametrize(("block", "channels"), CASES)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)
+def test_gradients_of_problem(problem, block, channels):
     assert_gradients_match_dense(problem, dims_of(problem, 2, channels), block)
 
 
@@ -52,15 +48,6 @@ def without_dropout(model):
     for module in model.modules():
         if isinstance(module, (nn.Dropout, nn.Dropout2d)):
             module.p = 0.0
-    return model
-
-
-def narrow(model):
-    """The model with fewer neurons, if it is VGG-16: its 123 million weights of linear layers take
-    longer than all other models together."""
-    if isinstance(model, VGG):
-        head = model.classifier
-        head[0], head[3], head[6] = nn.Linear(25088, 64), nn.Linear(64, 64), nn.Linear(64, 1000)
     return model
 
 
