@@ -41,7 +41,8 @@ struct RowStage {
 
   // Whether it can read an image in place, without padding around it.
   bool reads_images() const {
-    return src.columns == src.src_columns && (window.padding == 0 || !reads_padding);
+    const bool has_padding = window.padding > 0 || window.padding_end(src_rows, dst_rows) > 0;
+    return src.columns == src.src_columns && !(has_padding && reads_padding);
   }
   std::int64_t src_plane() const { return src_rows * src.src_columns * src.pixel_bytes; }
   std::int64_t dst_row() const { return dst_columns * dst_pixel_bytes; }
