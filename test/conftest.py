@@ -15,6 +15,7 @@ import torch  # noqa: E402
 from helpers.isas import not_run  # noqa: E402
 
 import torch_blocked  # noqa: E402
+from torch_blocked.optimized_module import OptimizedModule  # noqa: E402
 
 # torch.manual_seed puts its seed off for each kind of device that is not there, with a formatted
 # stack: 15 ms in pytest's deep ones, two thirds of the time of the sweeps over torch's operators.
@@ -64,6 +65,13 @@ def seed(request):
 def cache_folder(tmp_path, monkeypatch):
     """Times and comparisons of the test's own: none of this user's are read, none are left."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch):
+    """dtype=torch.bfloat16 means all that has kernels, on every CPU that multiplies or converts it,
+    and not only where it is faster."""
+    monkeypatch.setattr(OptimizedModule, "_computes", "narrow")
 
 
 def pytest_report_header(config):

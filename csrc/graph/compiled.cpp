@@ -5,12 +5,15 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 #include <thread>
 
 #include "format/errors.h"
 #include "graph/capture/well_formed.h"
 #include "graph/passes/rules.h"
 #include "graph/planning/planner.h"
+#include "graph/planning/stretches.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/interrupts.h"
 #include "runtime/isa.h"
@@ -50,8 +53,11 @@ bool has_empty(const Graph& graph, const std::vector<Meta>& metas) {
 
 }  // namespace
 
-Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights)
-    : graph_(std::move(graph)), weights_(std::move(weights)), tuner_(std::move(tuner)) {
+Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights, Computes computes)
+    : graph_(std::move(graph)),
+      weights_(std::move(weights)),
+      computes_(computes),
+      tuner_(std::move(tuner)) {
   check_devices(graph_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   fold_constants(graph_, makes_numbers);
@@ -126,10 +132,91 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
   return entry;
 }
 
-// Kernels need something to compute. A graph that reads an empty value runs as it was captured,
-// because ATen knows what empty means to each op.
+// Without times, bfloat16 counts as faster where the CPU multiplies it.
 std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inputs,
                                                    bool simplified, Tuner& tuner, Weights& packed) {
+  const Narrowing all;
+  if (!simplified || computes_ == Computes::kAsCaptured) {
+    return planned_in(nullptr, inputs, simplified, tuner, packed);
+  }
+  if (computes_ == Computes::kNarrow) return planned_in(&all, inputs, true, tuner, packed);
+  if (computes_ == Computes::kFastest && !gains_by_bfloats()) {
+    auto entry = planned_in(nullptr, inputs, true, tuner, packed);
+    entry->types = "in float32, because this CPU does not multiply bfloat16";
+    return entry;
+  }
+  if (!tuner.enabled()) return planned_in(&all, inputs, true, tuner, packed);
+  return fastest(inputs, tuner, packed);
+}
+
+namespace {
+
+// Microseconds of whole runs: the least of some, in turn with each other.
+std::vector<double> least_times(const std::vector<Run*>& runs, const std::vector<Given>& inputs) {
+  constexpr double kLong = 2e5;  // one run of a model as slow as this is enough
+  constexpr int kRounds = 5;
+  std::vector<double> least(runs.size(), std::numeric_limits<double>::infinity());
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      check_interrupts();
+      const auto start = std::chrono::steady_clock::now();
+      (*runs[i])(inputs);
+      const std::chrono::duration<double, std::micro> time =
+          std::chrono::steady_clock::now() - start;
+      if (round > 0 || time.count() > kLong) least[i] = std::min(least[i], time.count());
+    }
+    if (*std::ranges::max_element(least) > kLong && round > 0) break;
+  }
+  return least;
+}
+
+// The times of a plan's steps in a run after a first one.
+std::vector<double> step_times(Run& run, const std::vector<Given>& inputs) {
+  run.timed(inputs);
+  std::vector<double> times;
+  for (const Run::Timed& step : run.timed(inputs)) times.push_back(step.microseconds);
+  for (std::size_t i = 0; const Run::Timed& step : run.timed(inputs)) {
+    times[i] = std::min(times[i], step.microseconds);
+    ++i;
+  }
+  return times;
+}
+
+}  // namespace
+
+std::shared_ptr<Compiled::Entry> Compiled::fastest(const std::vector<Given>& inputs, Tuner& tuner,
+                                                   Weights& packed) {
+  const Narrowing all;
+  Weights trial(&packed);  // what the slower plans pack dies with them
+  const auto narrow = planned_in(&all, inputs, true, tuner, trial),
+             wide = planned_in(nullptr, inputs, true, tuner, trial);
+  Run of_narrow(narrow->graph, narrow->plan, narrow->packed),
+      of_wide(wide->graph, wide->plan, wide->packed);
+  const Narrowing both = faster_types({narrow->plan, step_times(of_narrow, inputs)},
+                                      {wide->plan, step_times(of_wide, inputs)}, graph_.values);
+  const bool mixes = !both.in_float32.empty() && both.in_float32.size() <= both.cuts.size();
+  const auto mixed = mixes ? planned_in(&both, inputs, true, tuner, trial) : narrow;
+  Run of_mixed(mixed->graph, mixed->plan, mixed->packed);
+  const std::vector<double> times = least_times({&of_narrow, &of_wide, &of_mixed}, inputs);
+  const auto best = std::ranges::min_element(times) - times.begin();
+  const std::string measured = text("whole runs took ", times[0], " us in bfloat16, ", times[1],
+                                    " us in float32, ", times[2], " us in both");
+  const Narrowing* types = best == 0 ? &all : best == 1 ? nullptr : &both;
+  auto entry = planned_in(types, inputs, true, tuner, packed);
+  if (best == 1) entry->types = text("in float32, because that is faster: ", measured);
+  if (best == 2 && mixes) {
+    entry->types = text("in bfloat16, and ", both.in_float32.size(), " of ", both.cuts.size() + 1,
+                        " stretches in float32, because that is faster: ", measured);
+  }
+  return entry;
+}
+
+// Kernels need something to compute. A graph that reads an empty value runs as it was captured,
+// because ATen knows what empty means to each op.
+std::shared_ptr<Compiled::Entry> Compiled::planned_in(const Narrowing* narrowing,
+                                                      const std::vector<Given>& inputs,
+                                                      bool simplified, Tuner& tuner,
+                                                      Weights& packed) {
   check_inputs(inputs, graph_.input_metas);
   std::vector<at::Tensor> constants;
   for (const auto& [value, tensor] : graph_.constants) constants.push_back(tensor);
@@ -138,7 +225,7 @@ std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inp
   entry->graph = graph_;
   const std::vector<Meta> metas = infer(graph_, metas_of(inputs));
   const bool empty = has_empty(graph_, metas);
-  if (simplified && !empty) simplify(entry->graph, metas, *weights_);
+  if (simplified && !empty) simplify(entry->graph, metas, *weights_, narrowing);
   if (empty) {
     for (Node& node : entry->graph.nodes)
       node.declined = "a tensor of this run is empty; there is nothing to compute";
@@ -194,6 +281,12 @@ void Compiled::forget_plans() {
   weights_->drop_packed();
 }
 
+void Compiled::compute_as_captured() {
+  forget_plans();
+  const std::lock_guard lock(mutex_);
+  computes_ = Computes::kAsCaptured;
+}
+
 void Compiled::release() {
   const std::lock_guard lock(mutex_);
   released_ = true;
@@ -244,8 +337,9 @@ std::string Compiled::first_difference(const std::vector<Given>& inputs, double 
       .watched(inputs, [&](std::size_t step, Value value, const at::Tensor& result) {
         const auto found = expected.find(value);
         if (!difference.empty() || found == expected.end() || !result.numel()) return;
-        if (result.scalar_type() != found->second.scalar_type()) return;  // bytes of these numbers
-        const at::Tensor apart = result.sub(found->second).abs().max();
+        if (!result.is_floating_point()) return;  // bytes of these numbers
+        const at::Tensor apart =
+            result.to(found->second.scalar_type()).sub(found->second).abs().max();
         const double scale = found->second.abs().max().item<double>();
         if (apart.item<double>() <= tolerance * scale) return;  // NaN is a difference, too
         const Step& at = entry->plan.steps[step];
@@ -271,6 +365,22 @@ std::vector<StepReport> Compiled::report(const std::vector<Given>& inputs) {
     report.push_back(std::move(step));
   }
   return report;
+}
+
+std::string Compiled::types(const std::vector<Given>& inputs) { return entry_for(inputs)->types; }
+
+std::vector<Compiled::Result> Compiled::results(const std::vector<Given>& inputs) {
+  const auto entry = entry_for(inputs);
+  std::vector<Result> results;
+  auto run = take(*entry);
+  run->watched(inputs, [&](std::size_t i, Value value, const at::Tensor& result) {
+    const Step& step = entry->plan.steps[i];
+    std::vector<Value> reads;
+    for (const auto& [read, slot] : step.reads) reads.push_back(read);
+    results.push_back({i, value, std::move(reads), result.clone()});
+  });
+  put_back(*entry, std::move(run));
+  return results;
 }
 
 std::string Compiled::outline(const std::vector<Given>& inputs) {

@@ -5,16 +5,26 @@
 #include <list>
 #include <memory>
 
+#include "graph/passes/types.h"
 #include "graph/report.h"
 #include "graph/running/run.h"
 #include "runtime/fork.h"
 
 namespace torch_blocked::graph {
 
+// The types that a graph computes in.
+enum class Computes : std::uint8_t {
+  kAsCaptured,
+  kFastest,  // in bfloat16 where that is faster than float32
+  kTimed,    // the same, also on CPUs on which bfloat16 is seldom faster
+  kNarrow,   // in bfloat16 wherever it has kernels
+};
+
 class Compiled {
  public:
   // Graphs that share constants share `weights`.
-  Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights);
+  Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights,
+           Computes computes = Computes::kAsCaptured);
 
   // What the graph returns for these inputs; a list where it returns several. Any thread may call.
   std::vector<at::Tensor> operator()(const std::vector<Given>& inputs);
@@ -35,6 +45,18 @@ class Compiled {
   // Plans for these dims without running.
   void prepare(const std::vector<Given>& inputs);
   std::vector<StepReport> report(const std::vector<Given>& inputs);
+  // Why parts of the plan, or all of it, compute in float32 although bfloat16 was asked for; empty
+  // if nothing does.
+  std::string types(const std::vector<Given>& inputs);
+  // A result of a step of the plan.
+  struct Result {
+    std::size_t step;
+    Value value;
+    std::vector<Value> reads;
+    at::Tensor tensor;  // plain
+  };
+  // All results of a run, in order.
+  std::vector<Result> results(const std::vector<Given>& inputs);
   // The names, implementations and formats of the plan's steps. Plans with the same weights and the
   // same outline give the same bits.
   std::string outline(const std::vector<Given>& inputs);
@@ -47,6 +69,8 @@ class Compiled {
   std::vector<at::Tensor> by_estimates(const std::vector<Given>& inputs);
   // Drops plans and packed weights, for graphs that only by_ops() runs.
   void forget_plans();
+  // Drops them, and plans in float32 from now on.
+  void compute_as_captured();
   Tuner::Known times();
   // Drops the dense weights. From now on only inputs that have a plan are accepted.
   void release();
@@ -58,6 +82,7 @@ class Compiled {
     std::string key;
     Graph graph;
     Plan plan;
+    std::string types;  // as types()
     PackedStore packed;
     std::vector<std::unique_ptr<Run>> idle;
     ForkMutex mutex{[this] { abandon(idle); }};
@@ -68,6 +93,11 @@ class Compiled {
   std::shared_ptr<Entry> entry_for(const std::vector<Given>& inputs, bool simplified = true);
   std::shared_ptr<Entry> planned(const std::vector<Given>& inputs, bool simplified, Tuner& tuner,
                                  Weights& packed);
+  // The same with these types; null: as captured.
+  std::shared_ptr<Entry> planned_in(const Narrowing* narrowing, const std::vector<Given>& inputs,
+                                    bool simplified, Tuner& tuner, Weights& packed);
+  // The fastest of plans in bfloat16, in float32 and in both, by runs.
+  std::shared_ptr<Entry> fastest(const std::vector<Given>& inputs, Tuner& tuner, Weights& packed);
   // Calls f with the tuner to choose by. In deterministic mode that is one that knows no times.
   template <typename F>
   auto with_tuner(F&& f);
@@ -79,6 +109,7 @@ class Compiled {
 
   Graph graph_;
   std::shared_ptr<Weights> weights_;
+  Computes computes_;
   void renew();
   ForkMutex mutex_{[this] { renew(); }};  // of all that follows
   bool released_ = false;

@@ -53,7 +53,8 @@ struct Origin {
   std::string line;    // of the code outside of torch that led there, "model.py:12"; empty: unknown
 };
 
-struct NodeKind;  // node_kind.h
+struct NodeKind;   // node_kind.h
+struct Narrowing;  // passes/types.h
 namespace nodes {
 extern const NodeKind boxed;  // anything: an op called through the dispatcher on plain tensors
 }
@@ -129,7 +130,9 @@ void for_values(std::span<const Argument> arguments, F&& f) {
 // simplify.cpp: in place, removes nodes that do nothing in inference and lets each kind of node
 // take its ops. The result holds for these metas only: at other sizes a sum may broadcast, or a
 // reshape may move channels.
-void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights);
+// narrowing: what is computed in bfloat16 instead of float32; null: nothing.
+void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights,
+              const Narrowing* narrowing = nullptr);
 
 // simplify.cpp: runs ops that read only constants, once for all sizes, except those to `keep`.
 void fold_constants(

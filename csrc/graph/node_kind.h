@@ -33,6 +33,15 @@ struct Rival {
   std::string refusal;                 // why it does not take the problem; empty if it does
 };
 
+// Which types a node takes for what the capture has in float32. Computations are in float32 or more
+// precise in any case.
+enum class Types : std::uint8_t {
+  kFloat32,    // only float32
+  kProduct,    // bfloat16 for all that it reads and makes; it is faster than in float32
+  kFollows,    // the same, but only worth it if what it reads is bfloat16
+  kEachItsOwn  // float32 or bfloat16 for each value, at no cost
+};
+
 // The cost of a format in which a kind cannot run.
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
@@ -57,6 +66,16 @@ struct NodeKind {
   // Sizes and types of the results; an empty list stands for those of the node's op (infer.cpp).
   std::vector<Meta> (*results)(const Node& node, const std::vector<Meta>& metas) =
       [](const Node&, const std::vector<Meta>&) { return std::vector<Meta>(); };
+
+  // ---- types (types.cpp)
+
+  // Asked about nodes of this kind when a graph is to compute in bfloat16.
+  Types (*types)(const Rewrite& rewrite, const Node& node) = [](const Rewrite&, const Node&) {
+    return Types::kFloat32;
+  };
+  // Makes a node's results bfloat16, and its weights. null: results() has the type from what the
+  // node reads.
+  void (*narrow)(Rewrite& rewrite, Node& node) = nullptr;
 
   // ---- formats
 

@@ -9,10 +9,12 @@
 namespace torch_blocked::graph {
 namespace {
 
-// "nChw16c [1, 64, 56, 56]"; only the dims if the value is no image.
+// "nChw16c [1, 64, 56, 56] bfloat16": without the format if the value is no image, and without the
+// type if that is float32.
 std::string described(const SlotPlan& slot) {
   const std::string format = format_name(slot);
-  return format.empty() ? text(slot.dims) : text(format, " ", slot.dims);
+  const char* dtype = slot.dtype == at::kBFloat16 ? " bfloat16" : "";
+  return text(format, format.empty() ? "" : " ", slot.dims, dtype);
 }
 
 // The origin of a step's node. A step between nodes has that of its first reader, and none if only

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,12 @@ namespace torch_blocked::graph {
 struct Weight {
   at::Tensor source;
   at::Tensor factors = {};  // float64, broadcast to the source's sizes; undefined: none
+  std::optional<at::ScalarType> narrowed = {};  // the type of the values; none: the source's
 
   at::IntArrayRef sizes() const { return source.sizes(); }
   std::vector<at::Tensor> parts() const { return {source, factors}; }
-  at::ScalarType dtype() const { return source.scalar_type(); }
-  // source * factors, rounded once; the source itself without factors.
+  at::ScalarType dtype() const { return narrowed.value_or(source.scalar_type()); }
+  // source * factors in dtype(), rounded once; the source itself if that is the same.
   at::Tensor values() const;
 };
 

@@ -15,7 +15,9 @@
 #include "graph/capture/sizes_only.h"
 #include "graph/capture/well_formed.h"
 #include "graph/compiled.h"
+#include "graph/planning/stretches.h"
 #include "runtime/interrupts.h"
+#include "runtime/isa.h"
 
 namespace py = pybind11;
 
@@ -290,12 +292,31 @@ graph::Timing timing_of(const py::object& tune) {
   return tune.cast<bool>() ? graph::Timing::kOpen : graph::Timing::kNothing;
 }
 
+graph::Computes computes_of(const std::string& word) {
+  static const std::map<std::string, graph::Computes> kWords{
+      {"captured", graph::Computes::kAsCaptured},
+      {"fastest", graph::Computes::kFastest},
+      {"timed", graph::Computes::kTimed},
+      {"narrow", graph::Computes::kNarrow}};
+  return kWords.at(word);
+}
+
+// For tests.
+std::set<std::size_t> faster_in_float32(
+    const std::vector<std::tuple<double, double, double>>& stretches) {
+  std::vector<graph::Stretch> all;
+  for (const auto& [narrow, wide, change] : stretches) all.push_back({narrow, wide, change});
+  return graph::faster_in_float32(all);
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
   using graph::Compiled;
   set_interrupts({check_python_signals, is_python_interrupt});
   m.def("known_results", known_results);
+  m.def("multiplies_bfloats", multiplies_bfloats);
+  m.def("faster_in_float32", faster_in_float32);
   m.def("is_loadable", &graph::is_loadable, "whether any file may name the op");
   m.def(
       "check_loadable",
@@ -401,10 +422,11 @@ void bind_graph(py::module_& m) {
   py::class_<Compiled>(m, "Compiled")
       .def(py::init([](const py::object& capture, const py::object& tune, std::string tuning_file,
                        const Times& times, std::shared_ptr<graph::Weights> weights,
-                       std::function<void(const std::string&)> told) {
+                       std::function<void(const std::string&)> told, const std::string& computes) {
         graph::Tuner tuner(timing_of(tune), std::move(tuning_file), known_of(times),
                            std::move(told));
-        return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights));
+        return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights),
+                                          computes_of(computes));
       }))
       .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())
       .def("check_unknown", &Compiled::check_unknown, py::call_guard<py::gil_scoped_release>())
@@ -417,6 +439,20 @@ void bind_graph(py::module_& m) {
       .def("add_covered", without_gil(&Compiled::add_covered))
       .def("prepare", without_gil(&Compiled::prepare))
       .def("report", without_gil(&Compiled::report))
+      .def("types", without_gil(&Compiled::types))
+      .def("results",
+           [](Compiled& compiled, const Inputs& inputs) {
+             std::vector<Compiled::Result> all;
+             {
+               const py::gil_scoped_release no_gil;
+               all = compiled.results(inputs.given);
+             }
+             py::list results;
+             for (const auto& [step, value, reads, tensor] : all) {
+               results.append(py::make_tuple(step, value, reads, tensor));
+             }
+             return results;
+           })
       .def("outline", without_gil(&Compiled::outline))
       .def("explain", without_gil(&Compiled::explain))
       .def("arena_bytes", without_gil(&Compiled::arena_bytes))
@@ -427,6 +463,8 @@ void bind_graph(py::module_& m) {
            })
       .def("by_estimates", without_gil(&Compiled::by_estimates))
       .def("forget_plans", &Compiled::forget_plans, py::call_guard<py::gil_scoped_release>())
+      .def("compute_as_captured", &Compiled::compute_as_captured,
+           py::call_guard<py::gil_scoped_release>())
       .def("release", &Compiled::release, py::call_guard<py::gil_scoped_release>());
 }
 

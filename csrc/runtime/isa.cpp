@@ -104,6 +104,8 @@ bool multiplies_bfloats() {
          (__builtin_cpu_supports("avx512bf16") && allowed(dnnl::cpu_isa::avx512_core_bf16));
 }
 
+bool gains_by_bfloats() { return isa() >= Isa::kAvx512 && multiplies_bfloats(); }
+
 bool multiplies_bytes() {
   switch (isa()) {
     case Isa::kAvx512:

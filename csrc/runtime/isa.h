@@ -25,6 +25,8 @@ std::vector<std::int64_t> native_blocks();
 bool multiplies_bytes();
 // Whether bfloat16 kernels run. On AVX-512 they need avx512_bf16; other sets convert.
 bool multiplies_bfloats();
+// Whether the CPU has instructions for that, so that it is faster than in float32.
+bool gains_by_bfloats();
 // Whether there is also an instruction that permutes the bytes of a vector in any order.
 bool permutes_bytes();
 

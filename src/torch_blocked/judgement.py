@@ -38,10 +38,8 @@ def judgement_of(optimized: OptimizedModule, call: Call, expected: Any, result: 
     captured = optimized._forms[0].captured
     if what := difference(expected, result, float("inf")):  # another type or size, say
         return Judgement(what, TOLERANCE, 0.0, False)
-    if optimized._dtype is not None:
-        run = optimized._forms[0].compiled
-        by_ops = optimized._results(captured, run.by_ops(call.inputs))
-        return judged(expected, [by_ops], result, lambda _: LEAST_IN_BFLOAT16)
+    if optimized.in_bfloat16():
+        return _judgement_in_bfloat16(optimized, call, expected, result)
     tolerance = partial(tolerance_of, in_steps=captured.rounds())
     what = difference(expected, result, tolerance)
     if not what:
@@ -71,6 +69,27 @@ def judgement_of(optimized: OptimizedModule, call: Call, expected: Any, result: 
     return found
 
 
+def _judgement_in_bfloat16(
+    optimized: OptimizedModule, call: Call, expected: Any, result: Any
+) -> Judgement:
+    """The model is in float32, and the result was computed in bfloat16: how far that may be off
+    shows in float64 with all results of ops moved as far as bfloat16 rounds."""
+
+    def least(_: torch.dtype) -> float:
+        return LEAST_IN_BFLOAT16
+
+    if not difference(expected, result, least):
+        return Judgement("", LEAST_IN_BFLOAT16, 0.0, False)
+    captured = optimized._forms[0].captured
+    results, own = structure.flatten(result)[0], structure.flatten(expected)[0]
+    inputs = [each for each in dense(call.leaves) if isinstance(each, Tensor)]
+    step = torch.finfo(torch.bfloat16).eps / 2
+    rounded = _exactly(captured, inputs, step=step)  # each number rounds on its own: no shift
+    if rounded is None:
+        rounded = _by_nudge(optimized, call, step)
+    return judged(own, [rounded], results, least)
+
+
 def _exactly(captured: Capture, inputs: list[Tensor], **rounding: Any) -> list[Any] | None:
     results = in_float64(captured, inputs, **rounding)
     if results is None:
@@ -87,10 +106,11 @@ def _by_ops(optimized: OptimizedModule, call: Call) -> list[Any]:
     return structure.flatten(results)[0]
 
 
-def _by_nudge(optimized: OptimizedModule, call: Call) -> list[Any]:
-    """The same on inputs that are changed as little as rounding could change them."""
+def _by_nudge(optimized: OptimizedModule, call: Call, least: float = 0.0) -> list[Any]:
+    """The same on inputs that are changed as little as rounding could change them, but by `least`
+    at least."""
     captured, leaves = optimized._forms[0].captured, structure.flatten((call.args, call.kwargs))[0]
-    nudge = max(NUDGE_IN_STEPS if captured.rounds() else NUDGE, _step(captured, leaves))
+    nudge = max(NUDGE_IN_STEPS if captured.rounds() else NUDGE, _step(captured, leaves), least)
     return _by_ops(optimized, optimized._call(*nudged((call.args, call.kwargs), nudge)))
 
 

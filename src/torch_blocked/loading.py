@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ())
     decides on their arguments.
     Raises OSError if the file cannot be read. Raises ValueError if save() did not write it, if it
     is broken or of another version, or if it calls other ops. Raises TypeError for another kind of
-    `path` or `ops`, and NotImplementedError for bfloat16 on a CPU without it."""
+    `path` or `ops`."""
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
         raise TypeError(
             f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "

@@ -124,7 +124,12 @@ def _check(
     if optimized.was_compared(keys):
         optimized._ran = None
         return
+    ran = optimized._ran
     warm = _verify(optimized) if verify else None
+    if optimized.choice == "model" and optimized.in_bfloat16():
+        optimized._stay_in_float32(optimized.reason)
+        optimized._ran, keys = ran, optimized.keys()
+        warm = _verify(optimized)
     optimized._ran = None
     run_own = functools.partial(_seconds, optimized, args, kwargs)
     times = tune and not torch.are_deterministic_algorithms_enabled()
@@ -240,7 +245,9 @@ def _compare(
     result = optimized._results(form.captured, run(call.inputs))
     seconds = time.perf_counter() - start
     judgement = judgement_of(optimized, call, ran.results, result)
-    if judgement.what and judgement.is_noise:
+    if judgement.what and optimized.in_bfloat16():  # float32 is tried next
+        optimized._choose("model", f"bfloat16 changes its results: {judgement.what}")
+    elif judgement.what and judgement.is_noise:
         optimized._choose("model", f"rounding decides its results: {judgement.what}")
         warnings.warn(
             "torch_blocked::optimize: the results of the optimized model cannot be compared with "

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any, Literal, NoReturn
 
 import torch
@@ -74,6 +74,9 @@ class OptimizedModule(nn.Module):
     model had. Calls from several threads run side by side."""
 
     _model: Any  # the model; None if a file was loaded, or after release()
+    # What computes in bfloat16 if it is asked for: what is faster, by estimates that a CPU gains
+    # (fastest) or by times alone (timed), or all that has kernels (narrow).
+    _computes: Literal["fastest", "timed", "narrow"] = "fastest"
     _of_bytes: Callable[[bytes], OptimizedModule]  # makes copies (loading.py)
 
     def __init__(
@@ -96,7 +99,6 @@ class OptimizedModule(nn.Module):
         self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
         self._times = times or {}
         self._weights = _C.Weights()
-        self._converted: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self._forms: list[_Form] = []
         self._served: OrderedDict[tuple[Any, ...], _Form | _Instead] = OrderedDict()
         self._direct = _C.DirectCalls()  # the calls in _served that C++ can run on its own
@@ -109,6 +111,7 @@ class OptimizedModule(nn.Module):
         self._known: remembered.Compared | None = None
         self._example_key = ""  # made before its capture, which leaves the model as it was
         self.choice, self.reason = "blocked", ""
+        self._float32 = ""  # why it stays in float32 although bfloat16 was asked for
         super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,12 +140,19 @@ class OptimizedModule(nn.Module):
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # it is compiled already
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        return call_of(args, kwargs, self._dtype)
+        return call_of(args, kwargs, torch.float32 if self._widens() else None)
+
+    def _widens(self) -> bool:
+        """Whether inputs in bfloat16 are taken, too: the model takes float32."""
+        if self._dtype is None or not self._forms:
+            return False
+        types = {dtype for _, dtype in self._forms[0].captured.input_metas}
+        return not any(each.is_floating_point and each != torch.float32 for each in types)
 
     def _run(self, form: _Form, call: Call) -> Any:
         by_ops = self._runs() == "dense" or _C.Recorder.is_running()
         results = (form.compiled.by_ops if by_ops else form.compiled)(call.inputs)
-        if form.captured.is_one_tensor() and isinstance(call.spec, int) and self._dtype is None:
+        if form.captured.is_one_tensor() and isinstance(call.spec, int):
             self._direct.add(call.args, form.compiled)
         return self._results(form.captured, results)
 
@@ -182,11 +192,6 @@ class OptimizedModule(nn.Module):
     def _results(self, captured: Capture, results: list[Tensor]) -> Any:
         values = iter(results)
         outputs = [next(values) if _is_value(each) else each for each in captured.outputs]
-        if self._dtype is not None:
-            outputs = [
-                each.float() if isinstance(each, Tensor) and each.dtype == self._dtype else each
-                for each in outputs
-            ]
         for place, channels in captured.blocked.items():
             outputs[place] = BlockedTensor(outputs[place], channels)
         return structure.unflatten(outputs, captured.out_spec)
@@ -319,10 +324,10 @@ class OptimizedModule(nn.Module):
         times = dict(self._times)
         for form in self._forms:
             times |= form.compiled.times()
-        computed = captured if self._dtype is None else self._converted_from(captured)
+        computes = self._computes if self.in_bfloat16() else "captured"
         try:
             compiled = _C.Compiled(
-                computed, self._tune, path, times, self._weights, progress.tuning
+                captured, self._tune, path, times, self._weights, progress.tuning, computes
             )
             compiled.check_sizes()
         except Exception as error:
@@ -339,29 +344,17 @@ class OptimizedModule(nn.Module):
                 del self._served[key]
         return form
 
-    def _converted_from(self, captured: Capture) -> Capture:
-        """`captured` with its floating-point numbers in the dtype of the plan. Each constant is
-        converted once, for all captures."""
-        self._weights.check_unchanged(list(captured.constants.values()))
+    def in_bfloat16(self) -> bool:
+        """Whether plans may compute in bfloat16."""
+        return self._dtype == torch.bfloat16 and not self._float32
 
-        def converted(each: Tensor) -> Tensor:
-            if not each.is_floating_point():
-                return each
-            place = (each.data_ptr(), each.shape, each.stride())
-            if place not in self._converted:
-                self._converted[place] = (each, each.to(self._dtype))
-            return self._converted[place][1]
-
-        def in_dtype(metas: list[Any]) -> list[Any]:
-            return [(d, self._dtype if dtype.is_floating_point else dtype) for d, dtype in metas]
-
-        return replace(
-            captured,
-            constants={value: converted(each) for value, each in captured.constants.items()},
-            input_metas=in_dtype(captured.input_metas),
-            also=[in_dtype(each) for each in captured.also],
-            metas={},
-        )
+    def _stay_in_float32(self, reason: str) -> None:
+        """Plans anew in float32, because results in bfloat16 were not right."""
+        self._float32 = f"in float32, because {reason}"
+        self.choice, self.reason = "blocked", ""
+        self._direct.clear()
+        for form in self._forms:
+            form.compiled.compute_as_captured()
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Captures and plans for the example inputs."""
@@ -456,7 +449,8 @@ class OptimizedModule(nn.Module):
         arena = compiled.arena_bytes(call.inputs) / 2**20
         memory = f"packed weights {packed:.1f} MiB, activations {arena:.1f} MiB"
         why = f" ({self.reason})" if self.reason and self._runs() == self.choice else ""
-        return f"runs: {self._runs()}{why}; {memory}\n{table}"
+        types = self._float32 or compiled.types(call.inputs)
+        return f"runs: {self._runs()}{why}{types and f', {types}'}; {memory}\n{table}"
 
     def release(self) -> None:
         """Drops the dense weights and the model; packed weights stay. From now on only inputs of
@@ -475,7 +469,6 @@ class OptimizedModule(nn.Module):
         self._released, self._parts = True, None
         for key in [key for key, form in self._served.items() if isinstance(form, _Instead)]:
             del self._served[key]
-        self._converted = {}
         for form in self._forms:
             form.captured.constants = {}
         gc.collect()  # torch.export leaves cycles that hold the parameters
@@ -521,7 +514,7 @@ class OptimizedModule(nn.Module):
                 "example": leaves,
                 "example_spec": structure.dumps(spec),
                 "tune": self._tune,
-                "dtype": self._dtype,
+                "dtype": self._dtype if self.in_bfloat16() else None,
                 "choice": self.choice,
                 "cpu": cpu_name(),
                 "measured_with": measured_with(),
@@ -561,16 +554,6 @@ def check_dtype(dtype: torch.dtype | None) -> None:
         raise NotImplementedError(
             f"torch_blocked::optimize: expected dtype float32 or bfloat16, got {dtype}"
         )
-    if dtype == torch.bfloat16 and not has_bfloat16():
-        raise NotImplementedError(
-            "torch_blocked::optimize: expected a CPU with avx512_bf16 for bfloat16, got one "
-            "without; leave dtype out"
-        )
-
-
-def has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16, within the limit of TORCH_BLOCKED_MAX_ISA."""
-    return _C.isa() in ("avx512", "amx") and torch.cpu._is_avx512_bf16_supported()
 
 
 def _is_value(entry: object) -> bool:

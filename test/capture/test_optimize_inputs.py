@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_blocked as tb
-from torch_blocked.optimized_module import has_bfloat16
 from torch_blocked.verify import TOLERANCE
 
 
@@ -494,10 +493,6 @@ def test_an_optimized_model_inside_another(tmp_path):
 )
 def test_bfloat16(layers):
     model, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 12, 12)
-    if not has_bfloat16():
-        with pytest.raises(NotImplementedError, match="avx512_bf16"):
-            tb.optimize(model, x, dtype=torch.bfloat16)
-        return
     for tune in (False, True):
         fast = tb.optimize(model, x, tune=tune, dtype=torch.bfloat16)
         assert fast.choice != "model"

@@ -11,7 +11,6 @@ import torch_blocked as tb
 from torch_blocked import _C
 from torch_blocked.capture import capture
 from torch_blocked.compile import backend
-from torch_blocked.optimized_module import has_bfloat16
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -391,13 +390,10 @@ def test_a_model_that_branches_runs_in_parts(tmp_path):
         optimized.train()
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 def test_bfloat16():
     model = randomized(Block(16, "add first", F.relu))
     x = torch.randn(1, 16, 12, 12)
-    if not has_bfloat16():
-        with pytest.raises(NotImplementedError, match="avx512_bf16"):
-            tb.optimize(model, x, dtype=torch.bfloat16)
-        return
     optimized = blocked(model, x, dtype=torch.bfloat16)
     with torch.no_grad():
         result, expected = optimized(x), model(x)

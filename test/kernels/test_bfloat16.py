@@ -11,7 +11,9 @@ from torch import nn
 
 import torch_blocked
 from torch_blocked import _C
-from torch_blocked.optimized_module import OptimizedModule, has_bfloat16
+from torch_blocked.optimized_module import OptimizedModule
+
+pytestmark = pytest.mark.usefixtures("in_bfloat16")
 
 CASES = {
     "1x1": ((2, 33, 9, 8), (17, 33, 1, 1), {}),
@@ -117,7 +119,7 @@ def by(implementation, conv, x):
     with forced(implementation, "convolution"), torch.no_grad():
         if _C.isa() == "default" and "winograd" in implementation:
             return None  # has none without SIMD; the convolution would run on dense copies
-        if _C.isa() in ("avx512", "amx") and not has_bfloat16():
+        if not _C.multiplies_bfloats():
             with pytest.raises(NotImplementedError, match=implementation):
                 conv(x.to_blocked())
             return None
@@ -263,15 +265,6 @@ def test_weights_that_are_no_numbers_in_fixed_point(value):
     assert result[:, [i for i in range(24) if i != 5]].isfinite().all()
 
 
-def is_refused(model, x):
-    """Whether the CPU has no bfloat16, which optimize must then say."""
-    if has_bfloat16():
-        return False
-    with pytest.raises(NotImplementedError, match="avx512_bf16"):
-        torch_blocked.optimize(model, x, dtype=torch.bfloat16)
-    return True
-
-
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
@@ -288,8 +281,6 @@ def test_sums_and_activations_after_winograd_in_bfloat16(implementation, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     torch.manual_seed(0)
     model, x = Residual().eval(), torch.randn(2, 19, 14, 15)
-    if is_refused(model, x):
-        return
     timed = torch_blocked.optimize(model, x, dtype=torch.bfloat16, verify=False)
     blocks = [each for each in timed._forms[0].compiled.times() if "c-nChw" in each]
     assert len(blocks) == 2
@@ -375,8 +366,6 @@ def test_optimized_models_in_bfloat16(outputs, name):
     bias, behind = LINEAR[name]
     model = Narrow(nn.Linear(40, outputs, bias), behind).eval()
     x = torch.randn(2, 3, 17, 14)
-    if is_refused(model, x):
-        return
     with forced(name, "linear"):
         optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16)
         optimized.choice = "blocked"
@@ -394,8 +383,6 @@ def test_maxima_of_bfloat16_keep_nan_and_infinities():
     x[:, 3] = -float("inf")
     x = x.float()
     model, blocked = nn.MaxPool2d(3, 2, 1).eval(), x.to_blocked()
-    if is_refused(model, blocked):
-        return
     optimized = torch_blocked.optimize(model, blocked, dtype=torch.bfloat16, tune=False)
     optimized.choice = "blocked"
     assert "maximum" in optimized.plan()
@@ -432,8 +419,6 @@ def test_pointwise_programs_in_bfloat16(channels, images):
     with torch.no_grad():
         model.norm.running_mean.normal_(0, 0.3)
         model.norm.running_var.uniform_(0.5, 2)
-    if is_refused(model, x):
-        return
     with torch.no_grad():
         optimized = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False, verify=False)
         optimized.choice = "blocked"
@@ -462,8 +447,6 @@ def test_rough_gates_at_the_ends_of_all_numbers(function):
 
     model = Gate().eval()
     nn.init.ones_(model.same.weight)
-    if is_refused(model, x):
-        return
     with torch.no_grad():
         fast = torch_blocked.optimize(model, x, dtype=torch.bfloat16, tune=False, verify=False)
         fast.choice = "blocked"

@@ -12,9 +12,9 @@ from helpers.problems import CHANNELS, threads
 from torch import nn
 
 from torch_blocked import _C
-from torch_blocked.optimized_module import has_bfloat16
 
 pytestmark = [
+    pytest.mark.usefixtures("in_bfloat16"),
     pytest.mark.usefixtures("cache_folder"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -184,7 +184,7 @@ def test_residual_stays_until_all_have_read_it():
 # ---- float32 and bfloat16 ------------------------------------------------------------------------
 
 
-DTYPES = [None] + [torch.bfloat16] * has_bfloat16()
+DTYPES = (None, torch.bfloat16)
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from torch import nn
 import torch_blocked
 from torch_blocked import _C
 from torch_blocked.environment import tuning_file
-from torch_blocked.optimized_module import has_bfloat16
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -252,12 +251,9 @@ def test_int8():
     assert all_equal(results)
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 @torch.no_grad()
 def test_bfloat16():
-    if not has_bfloat16():
-        with pytest.raises(NotImplementedError, match="avx512_bf16"):
-            torch_blocked.optimize(*network("pointwise"), dtype=torch.bfloat16)
-        return
     model, x = network("more channels")
     results = []
     with deterministic():

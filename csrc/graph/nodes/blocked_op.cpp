@@ -503,6 +503,14 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
 
+// Reductions are statistics, which stay in float32.
+Types types(const Rewrite&, const Node& node) {
+  const Row* row = row_of(node);
+  const bool takes = row->has_kernel ? row->has_kernel(at::kBFloat16)
+                                     : is_any(node, {"aten::pad", "aten::constant_pad_nd"});
+  return takes ? Types::kFollows : Types::kFloat32;
+}
+
 double cost(Planner& planner, const Node& node, Format format) {
   double total = 0;
   for_values(others(node), [&](Value value) {
@@ -573,6 +581,7 @@ constinit const NodeKind nodes::blocked_op = {
     .find = find_response_norms,
     .takes = takes,
     .results = results,
+    .types = types,
     .tied_end = 1,
     .cost = cost,
     .plan = plan,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/memory/workspace.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -19,8 +20,10 @@ at::Tensor padded_vector(const at::Tensor& vector, Format format) {
   return padded;
 }
 
-StoredProgramRun::StoredProgramRun(const StoredProgram& program, const Dims& dims, Format format)
+StoredProgramRun::StoredProgramRun(const StoredProgram& program, const Dims& dims, Format format,
+                                   at::ScalarType dtype)
     : instructions_(program.instructions),
+      is_bfloat16_(dtype == at::kBFloat16),
       images_(dims[0]),
       blocks_(format.blocks(dims[1])),
       pixels_(c10::multiply_integers(at::IntArrayRef(dims).slice(2))),
@@ -32,7 +35,7 @@ StoredProgramRun::StoredProgramRun(const StoredProgram& program, const Dims& dim
   }
 }
 
-void StoredProgramRun::operator()(float* dst, std::int64_t block, std::int64_t pixels) const {
+void StoredProgramRun::run(float* dst, std::int64_t block, std::int64_t pixels) const {
   std::array<ProgramOperand, kernels::Program::kMostOperands> operands;
   operands[0] = {ProgramOperand::Kind::kFull, dst, 0};
   for (std::size_t i = 0; i < vectors_.size(); ++i) {
@@ -47,12 +50,28 @@ void StoredProgramRun::operator()(float* dst, std::int64_t block, std::int64_t p
   if (block == blocks_ - 1) clear_lanes(dst, pixels, lanes_, tail_ == 0 ? lanes_ : tail_);
 }
 
-void StoredProgramRun::operator()(float* dst, std::int64_t row, std::int64_t first,
-                                  std::int64_t pixels) const {
-  (*this)(dst + (row * pixels_ + first) * lanes_, row % blocks_, pixels);
+// bfloat16 is converted to float32 and back, as many pixels at a time as fit into L1.
+void StoredProgramRun::operator()(void* dst, std::int64_t block, std::int64_t pixels) const {
+  if (!is_bfloat16_) return run(static_cast<float*>(dst), block, pixels);
+  constexpr std::int64_t kUnit = 4 * kernels::ProgramRow::kMostLanes;
+  const std::int64_t most = std::max<std::int64_t>(1, kUnit / lanes_);
+  float* numbers = workspace(most * lanes_, WorkspaceOf::kStored);
+  for (std::int64_t first = 0; first < pixels; first += most) {
+    const std::int64_t count = std::min(most, pixels - first);
+    auto* bits = static_cast<std::uint16_t*>(dst) + first * lanes_;
+    kernels_->widen_bfloats(bits, numbers, count * lanes_);
+    run(numbers, block, count);
+    kernels_->narrow_floats(numbers, bits, count * lanes_);
+  }
 }
 
-void StoredProgramRun::all(float* dst) const {
+void StoredProgramRun::operator()(void* dst, std::int64_t row, std::int64_t first,
+                                  std::int64_t pixels) const {
+  const std::int64_t size = is_bfloat16_ ? 2 : 4;
+  (*this)(static_cast<char*>(dst) + (row * pixels_ + first) * lanes_ * size, row % blocks_, pixels);
+}
+
+void StoredProgramRun::all(void* dst) const {
   // A unit is several strips, but not so many that threads have no work.
   constexpr std::int64_t kUnit = 8 * kernels::ProgramRow::kMostLanes;
   const std::int64_t most = std::max<std::int64_t>(1, kUnit / lanes_),
@@ -67,11 +86,11 @@ void StoredProgramRun::all(float* dst) const {
 }
 
 void StoredProgramRun::rows(const BlockedRows& dst, std::int64_t columns, Range rows) const {
-  const std::int64_t row_bytes = columns * lanes_ * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t row_bytes = columns * lanes_ * (is_bfloat16_ ? 2 : 4);
   const std::int64_t at_once = dst.row == row_bytes ? rows.end - rows.begin : 1;
   for (std::int64_t block = 0; block < blocks_; ++block) {
     for (std::int64_t row = rows.begin; row < rows.end; row += at_once) {
-      (*this)(reinterpret_cast<float*>(dst.at(block, row)), block, at_once* columns);
+      (*this)(dst.at(block, row), block, at_once* columns);
     }
   }
 }

@@ -31,20 +31,25 @@ void clear_lanes(Number* dst, std::int64_t pixels, std::int64_t lanes, std::int6
 // per pixel.
 class StoredProgramRun {
  public:
-  StoredProgramRun(const StoredProgram& program, const Dims& dims, Format format);
+  // dtype: float32 or bfloat16, of what is stored.
+  StoredProgramRun(const StoredProgram& program, const Dims& dims, Format format,
+                   at::ScalarType dtype);
 
   // Runs on `pixels` pixels of one block of channels, in place.
-  void operator()(float* dst, std::int64_t block, std::int64_t pixels) const;
+  void operator()(void* dst, std::int64_t block, std::int64_t pixels) const;
   // Runs on pixels of a whole image, counted as OnStored does.
-  void operator()(float* dst, std::int64_t row, std::int64_t first, std::int64_t pixels) const;
+  void operator()(void* dst, std::int64_t row, std::int64_t first, std::int64_t pixels) const;
   // Runs on everything, with all threads.
-  void all(float* dst) const;
+  void all(void* dst) const;
   // Runs on rows [begin, end) of an image, as a RowStage stores them.
   void rows(const BlockedRows& dst, std::int64_t columns, Range rows) const;
 
  private:
+  void run(float* numbers, std::int64_t block, std::int64_t pixels) const;
+
   std::vector<kernels::Instruction> instructions_;
   std::vector<at::Tensor> vectors_;  // [blocks * lanes]
+  bool is_bfloat16_;
   std::int64_t images_, blocks_, pixels_, lanes_, tail_;
   const kernels::Kernels* kernels_;
 };

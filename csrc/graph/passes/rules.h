@@ -67,6 +67,7 @@ struct Rewrite {
   Graph& graph;
   std::vector<Meta>& metas;
   Weights& weights;
+  bool narrows = false;  // settle_types() will make parts of it bfloat16
 
   const Meta& meta(Value value) const { return metas[Uses::at(value)]; }
 };

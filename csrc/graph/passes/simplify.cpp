@@ -10,6 +10,7 @@
 #include "graph/nodes/boxed.h"
 #include "graph/passes/arithmetic.h"
 #include "graph/passes/rules.h"
+#include "graph/passes/types.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -321,8 +322,8 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   for (const Value value : folded) graph.constants.erase(value);  // only folded nodes read it
 }
 
-void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
-  Rewrite rewrite{graph, metas, weights};
+void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights, const Narrowing* narrowing) {
+  Rewrite rewrite{graph, metas, weights, narrowing != nullptr};
   drop_identities(rewrite);
   settle_spellings(rewrite);
   open_native_layers(rewrite);
@@ -345,6 +346,7 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights) {
   for (const NodeKind* kind : kKinds) kind->combine(rewrite);
   join_programs(rewrite);
   drop_dead(graph);
+  if (narrowing) settle_types(rewrite, *narrowing);
 }
 
 }  // namespace torch_blocked::graph

@@ -17,7 +17,7 @@ float* workspace(std::int64_t floats, WorkspaceOf of) {
     std::unique_ptr<float, Free> data;
     std::size_t size = 0;
   };
-  static thread_local std::array<Memory, 2> memory;
+  static thread_local std::array<Memory, 3> memory;
   auto& [data, size] = memory[static_cast<std::size_t>(of)];
   const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
   if (size < bytes) {

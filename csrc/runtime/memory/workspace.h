@@ -5,8 +5,9 @@
 
 namespace torch_blocked {
 
-// Who uses the memory: an op, or a chain that calls ops as its stages.
-enum class WorkspaceOf { kOp, kChain };
+// Who uses the memory: an op, a chain that calls ops as its stages, or a program that an op calls
+// on what it has stored.
+enum class WorkspaceOf { kOp, kChain, kStored };
 
 // At least `floats` floats that belong to this thread, aligned to a page. The next call for the
 // same `of` may move them.

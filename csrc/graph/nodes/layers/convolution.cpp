@@ -119,11 +119,14 @@ void fuse(Rewrite& rewrite) {
 // The convolution for these dims, as a problem in plain formats.
 ConvolutionProblem problem_of(const Node& node, const std::vector<Meta>& metas) {
   const Convolution& c = *node.as<Convolution>();
-  return layer_problem(c, c.weight.source, c.bias, metas[Uses::at(node.read(0))].dims);
+  auto problem = layer_problem(c, c.weight.source, c.bias, metas[Uses::at(node.read(0))].dims);
+  problem.dtype = c.weight.dtype();
+  return problem;
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {{problem_of(node, metas).dst_dims, metas[Uses::at(node.read(0))].dtype}};
+  const ConvolutionProblem problem = problem_of(node, metas);
+  return {{problem.dst_dims, problem.dtype}};
 }
 
 // How a convolution runs: the step's choice.
@@ -265,13 +268,12 @@ std::shared_ptr<const StoredProgramRun> stored_run_of(const Step& step,
                                                       const ConvolutionProblem& p) {
   const auto& program = step.node->as<Convolution>()->stored;
   if (!program) return nullptr;
-  return std::make_shared<const StoredProgramRun>(*program, p.dst_dims, p.dst_format);
+  return std::make_shared<const StoredProgramRun>(*program, p.dst_dims, p.dst_format, p.dtype);
 }
 
 OnStored on_stored_of(const StoredProgramRun& program, void* dst) {
-  return [&program, to = static_cast<float*>(dst)](std::int64_t row, std::int64_t first,
-                                                   std::int64_t pixels) {
-    program(to, row, first, pixels);
+  return [&program, dst](std::int64_t row, std::int64_t first, std::int64_t pixels) {
+    program(dst, row, first, pixels);
   };
 }
 
@@ -304,7 +306,7 @@ Prepared prepare_alone(const Step& step, const Choice& choice, const Running& ru
             const OnStored on_stored = stored ? on_stored_of(*stored, buffers.dst) : OnStored();
             if (stored && plan.calls_on_stored) buffers.on_stored = &on_stored;
             plan.run(buffers);
-            if (stored && !plan.calls_on_stored) stored->all(static_cast<float*>(buffers.dst));
+            if (stored && !plan.calls_on_stored) stored->all(buffers.dst);
           },
           loops_only, std::move(run_rows)};
 }
@@ -412,6 +414,8 @@ constinit const NodeKind nodes::convolution = {
     .find = find,
     .fuse = fuse,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kProduct; },
+    .narrow = narrow_layer<Convolution>,
     .tied_from = 1,
     .prefers_blocks = true,
     .cost = cost,

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "format/errors.h"
 #include "runtime/memory/memory_pool.h"
 
 namespace torch_blocked::graph {
@@ -75,7 +76,9 @@ LayerTensors tensors_of(const Step& step, const Running& running, const Weight& 
   const Value residual = step.node->read(1);
   const auto src = step.reads.find(step.node->read(0));
   return {.all = running.tensors,
-          .packed = running.weights.get(*step.node, weight.parts(), weights_format, pack),
+          .packed = running.weights.get(
+              *step.node, weight.parts(),
+              weight.narrowed ? text(weights_format, " of bfloat16") : weights_format, pack),
           .bias = bias.defined() ? bias.contiguous() : bias,
           .src = src == step.reads.end() ? std::nullopt : std::optional(src->second),
           .residual = residual == kNone ? std::nullopt : std::optional(step.reads.at(residual)),

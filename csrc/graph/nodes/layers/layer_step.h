@@ -5,6 +5,7 @@
 #include <map>
 
 #include "graph/nodes/layers.h"
+#include "graph/passes/types.h"
 #include "graph/planning/plan.h"
 #include "graph/running/run.h"
 #include "ops/layer_plan.h"
@@ -37,6 +38,14 @@ template <typename Layer>
 void own_bias(Node& node, Weights& weights) {
   at::Tensor& bias = node.as<Layer>()->bias;
   if (bias.defined()) bias = weights.own(bias);
+}
+
+// Makes a layer compute in bfloat16.
+template <typename Layer>
+void narrow_layer(Rewrite& rewrite, Node& node) {
+  Layer& layer = *node.as<Layer>();
+  layer.weight.narrowed = at::kBFloat16;
+  if (layer.bias.defined()) layer.bias = narrowed(rewrite, layer.bias);
 }
 
 template <typename Layer>

@@ -8,14 +8,13 @@
 namespace torch_blocked::graph {
 namespace {
 
-LinearProblem problem_of(const Dims& dims, const at::Tensor& weight, bool has_bias,
-                         const kernels::Epilogue& epilogue = {}) {
+LinearProblem problem_of(const Dims& dims, const Linear& linear) {
   return {.rows = c10::multiply_integers(dims) / std::max<std::int64_t>(dims.back(), 1),
           .inputs = dims.back(),
-          .outputs = weight.size(0),
-          .has_bias = has_bias,
-          .epilogue = epilogue,
-          .dtype = weight.scalar_type()};
+          .outputs = linear.weight.sizes()[0],
+          .has_bias = linear.bias.defined(),
+          .epilogue = linear.epilogue,
+          .dtype = linear.weight.dtype()};
 }
 
 void find_one(const Rewrite& rewrite, Node& node) {
@@ -29,19 +28,20 @@ void find_one(const Rewrite& rewrite, Node& node) {
   const Meta& meta = rewrite.meta(src);
   if (meta.dims.size() < 2 || meta.dims.back() != weight->size(1)) return;
   if (weight->scalar_type() != meta.dtype || !bias_fits(bias, meta.dtype, weight->size(0))) return;
-  if (!takes_linear(problem_of(meta.dims, *weight, bias))) return;
-  node.become(nodes::linear, {{ValueRef{src}}}, Linear{{*weight}, bias ? *bias : at::Tensor()});
+  Linear linear{{*weight}, bias ? *bias : at::Tensor()};
+  if (!takes_linear(problem_of(meta.dims, linear))) return;
+  node.become(nodes::linear, {{ValueRef{src}}}, std::move(linear));
 }
 
 void find(Rewrite& rewrite) {
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
 }
 
-// Kernels add a float32 residual before the only activation.
+// Kernels in float32 add a residual before the only activation. Those in bfloat16 add nothing.
 bool takes(const Rewrite& rewrite, const Linear& fused, Value residual) {
   const Epilogue& epilogue = fused.epilogue;
-  return !epilogue.residual ||
-         (epilogue.before.kind == Activated::kNone && rewrite.meta(residual).dtype == at::kFloat);
+  return !epilogue.residual || (!rewrite.narrows && epilogue.before.kind == Activated::kNone &&
+                                rewrite.meta(residual).dtype == at::kFloat);
 }
 
 bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
@@ -49,6 +49,13 @@ bool fuse_reader(const Rewrite& rewrite, Node& node, const Uses& uses) {
 }
 
 void fuse(Rewrite& rewrite) { join_from_end(rewrite, fuse_reader); }
+
+Types types(const Rewrite& rewrite, const Node& node) {
+  Linear narrow = *node.as<Linear>();
+  narrow.weight.narrowed = at::kBFloat16;
+  const bool takes = takes_linear(problem_of(rewrite.meta(node.read(0)).dims, narrow));
+  return takes ? Types::kProduct : Types::kFloat32;
+}
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   Meta dst = metas[Uses::at(node.read(0))];
@@ -112,9 +119,7 @@ Choice choose(Tuner& tuner, const LinearProblem& p) {
 void plan(Planner& planner, const Node& node, Step& step) {
   const Linear& linear = *node.as<Linear>();
   const Dims& dims = planner.metas()[Uses::at(node.read(0))].dims;
-  const LinearProblem problem =
-      problem_of(dims, linear.weight.source, linear.bias.defined(), linear.epilogue);
-  step.choice = choose(planner.tuner(), problem);
+  step.choice = choose(planner.tuner(), problem_of(dims, linear));
 }
 
 const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
@@ -190,6 +195,8 @@ constinit const NodeKind nodes::linear = {
     .find = find,
     .fuse = fuse,
     .results = results,
+    .types = types,
+    .narrow = narrow_layer<Linear>,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
     .plan = plan,
     .fills = [](const Step&, const SlotPlan&) { return true; },

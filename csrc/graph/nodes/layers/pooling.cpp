@@ -182,7 +182,8 @@ void find_whole_windows(Rewrite& rewrite) {
 void find_means(Rewrite& rewrite) {
   find_flat_means(rewrite);
   find_whole_windows(rewrite);
-  auto& [graph, metas, weights] = rewrite;
+  Graph& graph = rewrite.graph;
+  std::vector<Meta>& metas = rewrite.metas;
   std::vector<Node> nodes;
   for (Node& node : graph.nodes) {
     if (!is_global_mean(node, metas)) {
@@ -272,6 +273,13 @@ bool takes(const Candidate& candidate) {
   if (!known || !candidate.reads_images()) return false;
   const std::int64_t spatial = name[name.size() - 2] - '0';
   return std::ssize(candidate.result().dims) == spatial + 2;
+}
+
+// Resampling in bfloat16 has a kernel where it only picks pixels.
+Types types(const Rewrite&, const Node& node) {
+  const Resampler* row = resampler(node);
+  const bool picks = row && row->interpolation && is_nearest(*row->interpolation);
+  return picks || !row || !row->interpolation ? Types::kFollows : Types::kFloat32;
 }
 
 // In nchw ATen computes one output after the other: 15 to 44 ns each with a window, 1 to 5 ns
@@ -396,6 +404,7 @@ constinit const NodeKind nodes::pooling = {
     .find = find_means,
     .takes = takes,
     .takes_bytes = true,
+    .types = types,
     .cost = cost,
     .plan = plan,
     .fills = fills,

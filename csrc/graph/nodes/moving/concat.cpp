@@ -14,15 +14,25 @@ namespace torch_blocked::graph {
 namespace {
 
 // Lanes are moved four bytes at a time, so bytes and bfloat16 must be whole blocks.
+bool has_whole_blocks(const Node& node, const std::vector<Meta>& metas) {
+  bool whole = true;
+  for_values(node.arguments, [&](Value value) {
+    whole &= metas[Uses::at(value)].dims[1] % native_blocks()[0] == 0;
+  });
+  return whole;
+}
+
 bool takes(const Candidate& candidate) {
   const at::ScalarType dtype = candidate.result().dtype;
   if (!is_concat(candidate.node, 1, candidate.result().dims.size())) return false;
-  bool whole = true;
-  for_values(candidate.node.arguments, [&](Value value) {
-    whole &= candidate.meta(value).dims[1] % native_blocks()[0] == 0;
-  });
   const bool is_narrow = dtype == at::kByte || dtype == at::kBFloat16;
-  return (dtype == at::kFloat || (is_narrow && whole)) && candidate.reads_images();
+  return (dtype == at::kFloat ||
+          (is_narrow && has_whole_blocks(candidate.node, candidate.metas))) &&
+         candidate.reads_images();
+}
+
+Types types(const Rewrite& rewrite, const Node& node) {
+  return has_whole_blocks(node, rewrite.metas) ? Types::kFollows : Types::kFloat32;
 }
 
 // Copies whole blocks, one operand after the other in each image.
@@ -83,6 +93,7 @@ constinit const NodeKind nodes::concat = {
     .name = "concat",
     .takes = takes,
     .takes_bytes = true,
+    .types = types,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .joins_channels = true,
     .prepare = prepare,

@@ -30,6 +30,7 @@ Prepared prepare(const Step& step, const Running& running) {
 constinit const NodeKind nodes::regroup = {
     .name = "regroup",
     .takes = takes,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .may_be_view = true,
     .is_same_memory = is_same_memory,
     .prepare = prepare,

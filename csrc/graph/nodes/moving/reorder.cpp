@@ -78,6 +78,7 @@ constinit const NodeKind nodes::contiguous = {
         [](const Node& node, const std::vector<Meta>& metas) {
           return std::vector{metas[Uses::at(node.read(0))]};
         },
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kPlain}); },
     .fills = [](const Step&, const SlotPlan& dst) { return dst.dtype == at::kFloat; },
     .may_be_view = true,

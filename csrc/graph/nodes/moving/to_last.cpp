@@ -40,6 +40,7 @@ std::string why(const Step&) { return "channels-last with other dims"; }
 constinit const NodeKind nodes::to_last = {
     .name = "to_last",
     .takes = takes_to_last,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .fixed = [](const Node&) { return std::optional(FixedFormats{kChannelsLast, kPlain}); },
     .may_be_view = true,
     .views = views_of,
@@ -51,6 +52,7 @@ constinit const NodeKind nodes::to_last = {
 constinit const NodeKind nodes::from_last = {
     .name = "from_last",
     .takes = takes_from_last,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kChannelsLast}); },
     .may_be_view = true,
     .views = views_of,

@@ -79,6 +79,11 @@ void fuse(Rewrite& rewrite) {
   sweep(rewrite.graph);
 }
 
+Types types(const Rewrite&, const Node& node) {
+  const bool activates = node.as<Affine>()->activation.kind != Activated::kNone;
+  return activates ? Types::kFloat32 : Types::kFollows;
+}
+
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   return {metas[Uses::at(node.read(0))]};
 }
@@ -125,6 +130,7 @@ constinit const NodeKind nodes::affine = {
     .find = fold_scalings,
     .fuse = fuse,
     .results = results,
+    .types = types,
     .prefers_blocks = true,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = [](const Step& step) { return step.node->read(0); },

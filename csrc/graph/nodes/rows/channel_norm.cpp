@@ -9,6 +9,7 @@
 
 #include "graph/nodes/rows/layer_norm.h"
 #include "graph/planning/planner.h"
+#include "runtime/memory/workspace.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -195,40 +196,106 @@ void find(Rewrite& rewrite) {
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {metas[Uses::at(node.read(0))]};
+  return {{metas[Uses::at(node.read(0))].dims, node.as<ChannelNorm>()->norm.dtype}};
 }
 
-// Normalizes pixels: in channels-last over all images at once, in blocked formats image by image.
+void narrow(Rewrite&, Node& node) { node.as<ChannelNorm>()->norm.dtype = at::kBFloat16; }
+
+// Pixels of an image, each of `vectors` vectors of `block` channels, `step` numbers apart; in
+// channels-last one vector of all channels.
+struct Pixels {
+  std::int64_t vectors, block, step;
+
+  // Some pixels as float32 in `room`, where they lie without gaps, and back.
+  void load(const at::Tensor& image, std::int64_t at, std::int64_t count, float* room) const {
+    const std::int64_t size = count * block;
+    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += size) {
+      if (image.scalar_type() == at::kBFloat16) {
+        const auto* bits = static_cast<const std::uint16_t*>(image.const_data_ptr());
+        kernels::kernels().widen_bfloats(bits + at, room, size);
+      } else {
+        std::copy_n(image.const_data_ptr<float>() + at, size, room);
+      }
+    }
+  }
+  void store(const float* room, std::int64_t count, const at::Tensor& image,
+             std::int64_t at) const {
+    const std::int64_t size = count * block;
+    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += size) {
+      if (image.scalar_type() == at::kBFloat16) {
+        auto* bits = static_cast<std::uint16_t*>(image.mutable_data_ptr());
+        kernels::kernels().narrow_floats(room, bits + at, size);
+      } else {
+        std::copy_n(room, size, image.mutable_data_ptr<float>() + at);
+      }
+    }
+  }
+};
+
+// What normalizes an image: pixels in channels-last over all images at once, in blocked formats
+// image by image.
+struct Images {
+  kernels::RowNormalization norm;
+  void (*kernel)(const kernels::RowNormalization& rows, std::int64_t begin, std::int64_t end);
+  std::int64_t count = 1, size = 0, pixels;  // size: numbers from one image to the next
+  Pixels of;
+
+  // Normalizes pixels [begin, end) of image i.
+  void run(const at::Tensor& src, const at::Tensor& dst, std::int64_t i, std::int64_t begin,
+           std::int64_t end) const {
+    kernels::RowNormalization some = norm;
+    if (src.scalar_type() == at::kFloat && dst.scalar_type() == at::kFloat) {
+      some.src = src.const_data_ptr<float>() + i * size;
+      some.dst = dst.mutable_data_ptr<float>() + i * size;
+      return kernel(some, begin, end);
+    }
+    const std::int64_t group = kernels::kernels().width;
+    float* room = workspace(group * of.vectors * of.block);
+    some.src = some.dst = room;
+    for (std::int64_t first = begin; first < end; first += group) {
+      const std::int64_t now = std::min(group, end - first), at = i * size + first * of.block;
+      if (of.vectors > 1) some.vector_step = now * of.block;
+      of.load(src, at, now, room);
+      kernel(some, 0, now);
+      of.store(room, now, dst, at);
+    }
+  }
+};
+
+Images images_of(const LayerNorm& norm, const SlotPlan& slot, std::vector<at::Tensor>& kept) {
+  const std::int64_t channels = slot.dims[1], all = c10::multiply_integers(slot.dims) / channels;
+  Images images{.norm = normalization_of(norm, channels, kept),
+                .kernel = kernels::kernels().normalize_rows,
+                .pixels = all,
+                .of = {1, channels, 0}};
+  if (!slot.is_blocked()) return images;
+  const std::int64_t block = slot.format.block;
+  images.count = std::max<std::int64_t>(slot.dims[0], 1);
+  images.pixels = all / images.count;
+  images.of = {slot.format.blocks(channels), block, images.pixels * block};
+  images.norm.row_step = block;
+  images.norm.vector_step = images.of.step;
+  images.size = images.of.vectors * images.of.step;
+  images.kernel = kernels::kernels_for(block).normalize_pixels;
+  return images;
+}
+
 Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
-  const SlotPlan& slot = running.plan.slots[dst];
-  const std::int64_t channels = slot.dims[1], all = c10::multiply_integers(slot.dims) / channels;
   std::vector<at::Tensor> kept;
-  auto norm = normalization_of(step.node->as<ChannelNorm>()->norm, channels, kept);
-  std::int64_t images = 1, image = 0, block = 1;
-  if (slot.is_blocked()) {
-    images = std::max<std::int64_t>(slot.dims[0], 1);
-    block = slot.format.block;
-    norm.row_step = block;
-    norm.vector_step = all / images * block;
-    image = slot.format.blocks(channels) * norm.vector_step;
-  }
-  const kernels::Kernels& table = block > 1 ? kernels::kernels_for(block) : kernels::kernels();
-  const auto kernel = block > 1 ? table.normalize_pixels : table.normalize_rows;
-  const auto run = [&tensors = running.tensors, src, dst, norm, kept, kernel, image,
-                    pixels = all / images, images, group = table.width] {
-    const auto* from = tensors[src].const_data_ptr<float>();
-    auto* to = tensors[dst].mutable_data_ptr<float>();
-    const std::int64_t groups = ceil_div(pixels, group);  // of pixels that the kernel takes at once
-    parallel_units(images * groups, group * norm.channels,
+  const Images images =
+      images_of(step.node->as<ChannelNorm>()->norm, running.plan.slots[dst], kept);
+  const auto run = [&tensors = running.tensors, src, dst, images, kept,
+                    group = kernels::kernels().width] {
+    // Groups of pixels that the kernel takes at once.
+    const std::int64_t groups = ceil_div(images.pixels, group);
+    parallel_units(images.count * groups, group * images.norm.channels,
                    [&](std::int64_t begin, std::int64_t end) {
                      while (begin < end) {
                        const std::int64_t i = begin / groups, first = begin % groups;
                        const std::int64_t last = std::min(groups, first + end - begin);
-                       kernels::RowNormalization of_image = norm;
-                       of_image.src = from + i * image;
-                       of_image.dst = to + i * image;
-                       kernel(of_image, first * group, std::min(last * group, pixels));
+                       images.run(tensors[src], tensors[dst], i, first * group,
+                                  std::min(last * group, images.pixels));
                        begin += last - first;
                      }
                    });
@@ -249,6 +316,8 @@ constinit const NodeKind nodes::channel_norm = {
     .name = "channel_norm",
     .find = find,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
+    .narrow = narrow,
     .prefers_blocks = true,
     .cost = cost,
     .fills = [](const Step&, const SlotPlan&) { return true; },

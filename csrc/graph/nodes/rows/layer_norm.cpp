@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "graph/nodes/rows/float_rows.h"
+
 namespace torch_blocked::graph {
 
 kernels::RowNormalization normalization_of(const LayerNorm& norm, std::int64_t channels,
@@ -54,8 +56,10 @@ void find(Rewrite& rewrite) {
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {metas[Uses::at(node.read(0))]};
+  return {{metas[Uses::at(node.read(0))].dims, node.as<LayerNorm>()->dtype}};
 }
+
+void narrow(Rewrite&, Node& node) { node.as<LayerNorm>()->dtype = at::kBFloat16; }
 
 Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
@@ -63,15 +67,22 @@ Prepared prepare(const Step& step, const Running& running) {
   const std::int64_t channels = dims.back(), rows = c10::multiply_integers(dims) / channels;
   std::vector<at::Tensor> kept;
   const auto norm = normalization_of(*step.node->as<LayerNorm>(), channels, kept);
-  const auto run = [&tensors = running.tensors, src, dst, rows, norm, kept] {
-    kernels::RowNormalization all = norm;
-    all.src = tensors[src].const_data_ptr<float>();
-    all.dst = tensors[dst].mutable_data_ptr<float>();
+  const auto is_narrow = [&](Slot slot) { return running.plan.slots[slot].dtype == at::kBFloat16; };
+  const auto run = [&tensors = running.tensors, src, dst, rows, norm, kept, from = is_narrow(src),
+                    to = is_narrow(dst)] {
+    const FloatRows all{tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr(), from, to,
+                        norm.channels};
     const kernels::Kernels& table = kernels::kernels();
     const std::int64_t group = table.width;  // rows that the kernel takes at a time
-    parallel_units(ceil_div(rows, group), group * all.channels,
+    parallel_units(ceil_div(rows, group), group * norm.channels,
                    [&](std::int64_t begin, std::int64_t end) {
-                     table.normalize_rows(all, begin * group, std::min(end * group, rows));
+                     all.for_each(begin * group, std::min(end * group, rows), group,
+                                  [&](const float* rows_src, float* rows_dst, std::int64_t count) {
+                                    kernels::RowNormalization some = norm;
+                                    some.src = rows_src;
+                                    some.dst = rows_dst;
+                                    table.normalize_rows(some, 0, count);
+                                  });
                    });
   };
   return {run, true};
@@ -83,6 +94,8 @@ constinit const NodeKind nodes::layer_norm = {
     .name = "layer_norm",
     .find = find,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
+    .narrow = narrow,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kPlain, kPlain}); },
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = [](const Step& step) { return step.node->read(0); },

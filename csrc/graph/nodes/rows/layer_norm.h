@@ -13,6 +13,7 @@ namespace torch_blocked::graph {
 struct LayerNorm {
   at::Tensor weight, bias;  // [C], or undefined
   double eps;
+  at::ScalarType dtype = at::kFloat;  // of the result
 };
 
 // The arguments of the norm's kernel, except memory. Parameters are made dense and kept alive by

@@ -44,6 +44,7 @@ Prepared prepare(const Step& step, const Running& running) {
 constinit const NodeKind nodes::pointwise = {
     .name = "pointwise",
     .takes = takes,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .prepare = prepare,
     .implementation = by_aten,
 };

@@ -9,6 +9,7 @@
 #include "graph/nodes/layers.h"
 #include "graph/nodes/quantized/quantized.h"
 #include "graph/passes/arithmetic.h"
+#include "graph/passes/types.h"
 #include "graph/planning/planner.h"
 #include "kernels/kernels.h"
 #include "runtime/memory/workspace.h"
@@ -222,6 +223,19 @@ Node* convolution_before(const Rewrite& rewrite, const Node& node, const Uses& u
 
 }  // namespace
 
+Node conversion(const Rewrite& rewrite, Value src, Value dst, const Origin& origin) {
+  const Meta& meta = rewrite.meta(dst);
+  Computation computation;
+  Node node{.name = "to", .overload = {}, .arguments = {}, .outputs = {dst}, .origin = origin};
+  node.become(nodes::program, {{ValueRef{src}}},
+              PointwiseProgram{.instructions = *computation.compiled(computation.operand(0)),
+                               .vectors = {},
+                               .like = src,
+                               .is_image = is_image(meta.dims),
+                               .dtype = meta.dtype});
+  return node;
+}
+
 void join_programs(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) {
@@ -238,6 +252,8 @@ void join_programs(Rewrite& rewrite) {
 namespace {
 
 // ---- sizes and formats --------------------------------------------------------------------------
+
+void narrow(Rewrite&, Node& node) { node.as<PointwiseProgram>()->dtype = at::kBFloat16; }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   const auto& program = *node.as<PointwiseProgram>();
@@ -455,6 +471,8 @@ constinit const NodeKind nodes::program = {
     .find = find,
     .combine = combine,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
+    .narrow = narrow,
     .fixed = fixed,
     .cost = cost,
     .fills = [](const Step&, const SlotPlan&) { return true; },
