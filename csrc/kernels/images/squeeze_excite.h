@@ -13,8 +13,9 @@ enum class Gate : std::uint8_t { kSigmoid, kHardsigmoid };
 // Pixels of one channel block: dst = epilogue(src * gate(gates)). src, residual and dst are
 // [pixels, block]. There are `channels` gates, without the tail. dst may be src or residual.
 struct GatedPixels {
-  const float *src, *gates, *residual;
-  float* dst;
+  const void *src, *residual;  // float32, or bfloat16 for the kernel named `bfloats`; dst likewise
+  const float* gates;
+  void* dst;
   std::int64_t block, pixels, channels;
   Gate gate;
   Epilogue epilogue;

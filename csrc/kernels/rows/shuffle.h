@@ -11,11 +11,12 @@ struct GatheredLane {
 };
 
 // At every pixel each lane of dst comes from any lane of any source: dst[lane] = srcs[src][offset].
-// Sources begin with a block and have the same stride between pixels. 4-byte elements.
+// Sources begin with a block and have the same stride between pixels. Elements have four bytes, or
+// two for the kernel named `short`; offsets and strides count elements.
 struct LaneGather {
-  const float* const* srcs;
+  const void* const* srcs;
   const GatheredLane* lanes;  // [block]
-  float* dst;
+  void* dst;
   std::int64_t block, pixels, src_stride, dst_stride;
 };
 

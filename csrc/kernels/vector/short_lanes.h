@@ -149,6 +149,7 @@ inline void store_bfloats(const Vec& x, std::uint16_t* dst) {
 #endif
 }
 
+// As float32 with the same bits, and zeros below them.
 inline Vec load_bfloats(const std::uint16_t* src) {
 #if defined(CPU_CAPABILITY_AVX512)
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
@@ -162,6 +163,26 @@ inline Vec load_bfloats(const std::uint16_t* src) {
     values[i] = c10::BFloat16(src[i], c10::BFloat16::from_bits());
   }
   return Vec::loadu(values);
+#endif
+}
+
+// Stores bits, of which load_bfloats() has moved the lower two bytes to the upper ones.
+inline void store_bits(const Vec& x, float* dst) { x.store(dst); }
+inline void store_bits(const Vec& x, std::uint16_t* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm512_cvtepi32_epi16(upper));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(dst),
+      _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1)));
+#else
+  alignas(64) std::int32_t bits[kWidth];
+  at::vec::cast<std::int32_t>(x).store(bits);
+  for (std::int64_t i = 0; i < kWidth; ++i) {
+    dst[i] = static_cast<std::uint16_t>(static_cast<std::uint32_t>(bits[i]) >> 16);
+  }
 #endif
 }
 

@@ -66,7 +66,7 @@ at::Tensor pack_weights(const LayerPlan& plan, const at::Tensor& weight);
 struct GatheredConvolutionPlan {
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;
-  std::function<void(const std::vector<const float*>& srcs, const LayerBuffers& buffers)> run;
+  std::function<void(const std::vector<const void*>& srcs, const LayerBuffers& buffers)> run;
 };
 bool gathers_in_place(const ConvolutionProblem& problem, const std::vector<ChannelOf>& channels);
 GatheredConvolutionPlan plan_direct_gathered(const ConvolutionProblem& problem,

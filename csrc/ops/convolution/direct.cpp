@@ -559,9 +559,11 @@ GatheredConvolutionPlan plan_direct_gathered(const Problem& p,
                 return pack(weight.index_select(1, at::tensor(gathered->order, at::kLong)));
               },
           .run =
-              [work, gathered, image_floats](const std::vector<const float*>& srcs,
+              [work, gathered, image_floats](const std::vector<const void*>& srcs,
                                              const LayerBuffers& buffers) {
-                run_gathered(*work, *gathered, image_floats, srcs, buffers);
+                std::vector<const float*> images;
+                for (const void* src : srcs) images.push_back(static_cast<const float*>(src));
+                run_gathered(*work, *gathered, image_floats, images, buffers);
               }};
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/images/resampling.h"
 #include "kernels/kernels.h"
 #include "ops/registered.h"
+#include "runtime/isa.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked {
@@ -138,14 +139,16 @@ struct Resampling {
   std::array<Axis, 3> axes;           // d, h, w
   std::vector<std::int64_t> offsets;  // of w's taps, in elements
   std::int64_t images;                // of one block each
-  std::int64_t pixel_bytes, lanes;    // a pixel in floats; other types are only copied
+  bool is_bfloat16;                   // weighted sums of bfloat16, computed in float32
+  std::int64_t pixel_bytes, lanes;    // a pixel in numbers, or in floats where it is only copied
   const kernels::Kernels* kernels;
 
   explicit Resampling(const ResamplingProblem& p)
       : images(p.src_dims[0] * (p.format.is_blocked() ? p.format.blocks(p.src_dims[1]) : 1)),
+        is_bfloat16(p.dtype == at::kBFloat16 && !is_nearest(p.interpolation)),
         pixel_bytes(bytes_of_pixel(p)),
-        lanes(pixel_bytes / static_cast<std::int64_t>(sizeof(float))),
-        kernels(p.format.is_blocked() && p.dtype == at::kFloat
+        lanes(pixel_bytes / (is_bfloat16 ? 2 : 4)),
+        kernels(p.format.is_blocked() && (p.dtype == at::kFloat || is_bfloat16)
                     ? &kernels::kernels_for(p.format.block)
                     : &kernels::kernels()) {
     const std::size_t spatial = p.src_dims.size() - 2;
@@ -156,20 +159,25 @@ struct Resampling {
   std::int64_t rows() const { return images * axes[0].dst * axes[1].dst; }
   std::int64_t src_row() const { return axes[2].src * lanes; }
   std::int64_t dst_row() const { return axes[2].dst * lanes; }
-  // Resamples row `row` of src, counted through all images and planes.
-  void resample_row(const float* src, std::int64_t row, float* dst) const {
+  // Resamples row `row` of src, counted through all images and planes. `room` is for a row of src.
+  void resample_row(const void* src, std::int64_t row, std::vector<float>& room, float* dst) const {
+    const float* from = static_cast<const float*>(src) + row * src_row();
+    if (is_bfloat16) {
+      room.resize(static_cast<std::size_t>(src_row()));
+      from = room.data();
+      kernels->widen_bfloats(static_cast<const std::uint16_t*>(src) + row * src_row(), room.data(),
+                             src_row());
+    }
     kernels->resample_row({.offsets = offsets.data(),
                            .weights = axes[2].weight.data(),
                            .taps = axes[2].taps,
                            .pixels = axes[2].dst,
                            .block = lanes},
-                          src + row * src_row(), dst);
+                          from, dst);
   }
-  bool has_whole_words() const {
-    return pixel_bytes == lanes * static_cast<std::int64_t>(sizeof(float));
-  }
+  bool has_whole_words() const { return pixel_bytes == lanes * 4; }
   // Makes rows [begin, end) of dst.
-  void run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const;
+  void run(const void* src, void* dst, std::int64_t begin, std::int64_t end) const;
   void copy_bytes(const std::byte* src, std::byte* dst, std::int64_t begin, std::int64_t end) const;
 };
 
@@ -177,7 +185,7 @@ struct Resampling {
 // at most two planes, each with a place of its own.
 class ResampledRows {
  public:
-  ResampledRows(const Resampling& r, const float* src)
+  ResampledRows(const Resampling& r, const void* src)
       : r_(r), src_(src), memory_(static_cast<std::size_t>(kPlaces * r.dst_row())) {
     held_.fill(-1);
   }
@@ -186,7 +194,7 @@ class ResampledRows {
     const auto place = static_cast<std::size_t>(plane % 2 * kRows + row % kRows);
     float* const to = memory_.data() + static_cast<std::int64_t>(place) * r_.dst_row();
     const std::int64_t at = plane * r_.axes[1].src + row;
-    if (std::exchange(held_[place], at) != at) r_.resample_row(src_, at, to);
+    if (std::exchange(held_[place], at) != at) r_.resample_row(src_, at, room_, to);
     return to;
   }
 
@@ -194,20 +202,25 @@ class ResampledRows {
   static constexpr std::int64_t kRows = 4, kPlaces = 2 * kRows;
 
   const Resampling& r_;
-  const float* src_;
-  std::vector<float> memory_;
+  const void* src_;
+  std::vector<float> memory_, room_;
   std::array<std::int64_t, kPlaces> held_;
 };
 
-void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int64_t end) const {
+void Resampling::run(const void* src, void* dst, std::int64_t begin, std::int64_t end) const {
   const Axis &planes = axes[0], &lines = axes[1];
   const std::int64_t taps = planes.taps * lines.taps;
   ResampledRows resampled(*this, src);
+  std::vector<float> room, made(static_cast<std::size_t>(is_bfloat16 ? dst_row() : 0));
+  const auto narrow = [&](std::int64_t at) {
+    auto* bits = static_cast<std::uint16_t*>(dst) + at * dst_row();
+    if (is_bfloat16) kernels->narrow_floats(made.data(), bits, dst_row());
+  };
   std::int64_t last = -1;  // the row of src in the previous row of dst, with one tap
   for (std::int64_t at = begin; at < end; ++at) {
     const std::int64_t line = at % lines.dst, plane = at / lines.dst % planes.dst,
                        image = at / lines.dst / planes.dst;
-    float* const to = dst + at * dst_row();
+    float* const to = is_bfloat16 ? made.data() : static_cast<float*>(dst) + at * dst_row();
     const auto of_plane = [&](std::int64_t tap) {
       return static_cast<std::size_t>(plane * planes.taps + tap);
     };
@@ -219,11 +232,12 @@ void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int6
     };
     if (taps == 1) {
       const std::int64_t row = src_plane(0) * lines.src + lines.index[of_line(0)];
-      if (std::exchange(last, row) == row) {
+      if (std::exchange(last, row) != row) {
+        resample_row(src, row, room, to);
+      } else if (!is_bfloat16) {
         std::copy_n(to - dst_row(), dst_row(), to);
-      } else {
-        resample_row(src, row, to);
       }
+      narrow(at);
       continue;
     }
     kernels::WeighedRows sum{
@@ -235,6 +249,7 @@ void Resampling::run(const float* src, float* dst, std::int64_t begin, std::int6
       sum.weights[place] = planes.weight[of_plane(d)] * lines.weight[of_line(h)];
     }
     kernels->weigh_rows(sum);
+    narrow(at);
   }
 }
 
@@ -264,8 +279,8 @@ std::function<void(const void* src, void* dst)> plan_resampling(const Resampling
   return [r = std::make_shared<const Resampling>(problem)](const void* src, void* dst) {
     const std::int64_t row_bytes = r->axes[2].dst * r->pixel_bytes;
     parallel_units(r->rows(), row_bytes, [&](std::int64_t begin, std::int64_t end) {
-      if (r->has_whole_words()) {
-        r->run(static_cast<const float*>(src), static_cast<float*>(dst), begin, end);
+      if (r->is_bfloat16 || r->has_whole_words()) {
+        r->run(src, dst, begin, end);
       } else {
         r->copy_bytes(static_cast<const std::byte*>(src), static_cast<std::byte*>(dst), begin, end);
       }
@@ -280,8 +295,10 @@ at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArray
     fail_value(kOp, "interpolation 0 to 3", text(interpolation), "");
   }
   const auto mode = static_cast<Interpolation>(interpolation);
-  const Blocked src = is_nearest(mode) ? blocked_argument(kOp, input, channels)
-                                       : float_argument(kOp, input, channels);
+  const bool any =
+      is_nearest(mode) || (input.scalar_type() == at::kBFloat16 && multiplies_bfloats());
+  const Blocked src =
+      any ? blocked_argument(kOp, input, channels) : float_argument(kOp, input, channels);
   const auto spatial = static_cast<std::size_t>(src.ndims() - 2);
   if (size.size() != spatial || scales.size() != spatial) {
     fail_value(kOp, text("a size and a scale for each of ", spatial, " dims"),

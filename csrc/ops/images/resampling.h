@@ -18,7 +18,7 @@ struct ResamplingProblem {
   Format format;                                // of src and dst: channels-last or blocked
   bool align_corners;                           // of kLinear and kCubic
   std::array<std::optional<double>, 3> scales;  // of the dims; none: it follows from the sizes
-  at::ScalarType dtype = at::kFloat;            // kNearest and kNearestExact take any other
+  at::ScalarType dtype = at::kFloat;            // bfloat16, too; kNearest and kNearestExact: any
 };
 
 constexpr bool is_nearest(Interpolation each) {

@@ -123,12 +123,14 @@ class Runner {
         layers_(layers_of(p)),
         gate_(p.gate),
         epilogue_(p.epilogue),
+        is_bfloat16_(p.dtype == at::kBFloat16),
         table_(rows_.lanes % 8 == 0 ? kernels::kernels_for(rows_.lanes) : kernels::kernels()) {
     group_ = std::clamp<std::int64_t>(kGroupElements / std::max(rows_.image_size(), 1L), 1,
                                       LinearRows::kMostRows);
     const std::int64_t images = std::min(group_, rows_.images);
     std::int64_t widest = rows_.padded_channels();
     for (const Layer& layer : layers_) widest = std::max(widest, layer.rows.outputs);
+    if (is_bfloat16_) element_ = 2;
     sums_.resize(static_cast<std::size_t>(images * rows_.blocks * rows_.parts * rows_.lanes));
     for (auto& vectors : vectors_) vectors.resize(static_cast<std::size_t>(images * widest));
   }
@@ -139,13 +141,19 @@ class Runner {
       find_means(buffers.src, images);
       const float* gates = run_layers(buffers.weights, images);
       scale(buffers, gates, images);
-      buffers.src += images * rows_.image_size();
-      buffers.dst += images * rows_.image_size();
-      if (buffers.residual) buffers.residual += images * rows_.image_size();
+      const std::int64_t elements = images * rows_.image_size();
+      buffers.src = at(buffers.src, elements);
+      buffers.dst = const_cast<void*>(at(buffers.dst, elements));
+      buffers.residual = at(buffers.residual, elements);
     }
   }
 
  private:
+  // The address `elements` numbers behind one; null of null.
+  const void* at(const void* data, std::int64_t elements) const {
+    return data ? static_cast<const char*>(data) + elements * element_ : nullptr;
+  }
+
   // Calls f(begin, end) for ranges of the parts of some images.
   template <typename F>
   void for_parts(std::int64_t images, F&& f) const {
@@ -154,17 +162,17 @@ class Runner {
   }
 
   // vectors_[0] [images, padded channels] = means of src
-  void find_means(const float* src, std::int64_t images) {
+  void find_means(const void* src, std::int64_t images) {
     for_parts(images, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t unit = begin; unit < end; ++unit) {
-        const kernels::PixelSums of_part{.src = src + rows_.offset(unit),
+        const kernels::PixelSums of_part{.src = at(src, rows_.offset(unit)),
                                          .block = rows_.lanes,
                                          .pixels = rows_.size(unit),
                                          .sum = sums_.data() + unit * rows_.lanes};
-        table_.sum_pixels(of_part);
+        (is_bfloat16_ ? table_.sum_pixels_bfloats : table_.sum_pixels)(of_part);
         if (exact::all_finite(of_part.sum, rows_.lanes)) continue;
         std::vector<double> exactly(static_cast<std::size_t>(rows_.lanes));
-        exact::sums(of_part, at::kFloat, exactly.data());
+        exact::sums(of_part, is_bfloat16_ ? at::kBFloat16 : at::kFloat, exactly.data());
         std::ranges::copy(exactly, of_part.sum);
       }
     });
@@ -205,17 +213,18 @@ class Runner {
   void scale(const SqueezeExciteBuffers& buffers, const float* gates, std::int64_t images) const {
     for_parts(images, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t unit = end; unit-- > begin;) {
-        const std::int64_t row = unit / rows_.parts, at = rows_.offset(unit);
+        const std::int64_t row = unit / rows_.parts, first_element = rows_.offset(unit);
         const std::int64_t first = row % rows_.blocks * rows_.lanes;
-        table_.gate_pixels({.src = buffers.src + at,
-                            .gates = gates + row * rows_.lanes,
-                            .residual = buffers.residual ? buffers.residual + at : nullptr,
-                            .dst = buffers.dst + at,
-                            .block = rows_.lanes,
-                            .pixels = rows_.size(unit),
-                            .channels = std::min(rows_.lanes, rows_.channels - first),
-                            .gate = gate_,
-                            .epilogue = epilogue_});
+        const auto gate = is_bfloat16_ ? table_.gate_pixels_bfloats : table_.gate_pixels;
+        gate({.src = at(buffers.src, first_element),
+              .residual = at(buffers.residual, first_element),
+              .gates = gates + row * rows_.lanes,
+              .dst = const_cast<void*>(at(buffers.dst, first_element)),
+              .block = rows_.lanes,
+              .pixels = rows_.size(unit),
+              .channels = std::min(rows_.lanes, rows_.channels - first),
+              .gate = gate_,
+              .epilogue = epilogue_});
       }
     });
   }
@@ -224,6 +233,8 @@ class Runner {
   std::vector<Layer> layers_;
   Gate gate_;
   Epilogue epilogue_;
+  bool is_bfloat16_;
+  std::int64_t element_ = 4;  // bytes
   const kernels::Kernels& table_;
   std::int64_t group_;  // images at a time
   std::vector<float> sums_;

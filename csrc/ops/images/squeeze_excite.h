@@ -1,5 +1,6 @@
 // Squeeze and excitation: multiplies each channel by a gate. Small layers compute the gates from
-// the means of all channels. float32, in a blocked format or channels-last.
+// the means of all channels. float32 or bfloat16, in a blocked format or channels-last; weights are
+// float32.
 //
 //   means [N, C] = mean of src [N, C, *spatial] over the spatial dims
 //   gates [N, C] = layers, one after the other: activation(weight * + bias)
@@ -37,12 +38,13 @@ struct SqueezeExciteProblem {
   std::vector<Layer> layers;  // the first takes C inputs, the last has C outputs
   Gate gate;
   Epilogue epilogue;
+  at::ScalarType dtype = at::kFloat;  // of src and dst
 };
 
 struct SqueezeExciteBuffers {
-  const float *src, *residual;  // residual as dst, or null
-  const float* weights;         // packed
-  float* dst;                   // may be src or residual
+  const void *src, *residual;  // residual as dst, or null
+  const float* weights;        // packed
+  void* dst;                   // may be src or residual
 };
 
 // A problem made ready to run, by one thread at a time.

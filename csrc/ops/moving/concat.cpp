@@ -14,8 +14,8 @@ namespace torch_blocked {
 namespace {
 
 void check_itemsize(const char* op, const at::Tensor& input) {
-  if (input.itemsize() != sizeof(float)) {
-    fail_not_implemented(op, "4-byte elements where channels are not whole blocks",
+  if (input.itemsize() != 4 && input.itemsize() != 2) {
+    fail_not_implemented(op, "elements of 2 or 4 bytes where channels are not whole blocks",
                          text(input.dtype().name()), "use a dense tensor");
   }
 }

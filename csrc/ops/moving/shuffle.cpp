@@ -1,5 +1,5 @@
 // Rearranges channels: gathers any choice of them, and pixel shuffles, which move channels to and
-// from the spatial dims. 4-byte elements.
+// from the spatial dims. Elements of four or two bytes.
 #include "ops/moving/shuffle.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace torch_blocked {
 namespace {
 
 Blocked shuffled_argument(const char* op, const at::Tensor& input, std::int64_t channels) {
-  if (input.itemsize() != sizeof(float)) {
-    fail_not_implemented(op, "4-byte elements", text(input.dtype().name()),
+  if (input.itemsize() != 4 && input.itemsize() != 2) {
+    fail_not_implemented(op, "elements of 2 or 4 bytes", text(input.dtype().name()),
                          "convert it with .float()");
   }
   return blocked_argument(op, input, channels);
@@ -44,20 +44,30 @@ using kernels::GatheredLane;
 using GatheredLanes = std::vector<GatheredLane>;
 constexpr GatheredLane kZero{-1, 0};
 
-const float* data(const Blocked& src) {
-  return static_cast<const float*>(src.physical.const_data_ptr());
-}
+// Elements in memory, of `size` bytes.
+struct Elements {
+  char* data;
+  std::int64_t size;
 
-float* mutable_data(const Blocked& dst) {
-  return static_cast<float*>(dst.physical.mutable_data_ptr());
+  explicit Elements(const Blocked& of)
+      : data(static_cast<char*>(const_cast<void*>(of.physical.const_data_ptr()))),
+        size(static_cast<std::int64_t>(of.physical.itemsize())) {}
+
+  char* at(std::int64_t element) const { return data + element * size; }
+};
+
+// The kernel for elements of `size` bytes in blocks of that size.
+auto gather_kernel(std::int64_t size, std::int64_t block) {
+  const kernels::Kernels& table = kernels::kernels_for(block);
+  return size == 2 ? table.gather_short_lanes : table.gather_lanes;
 }
 
 }  // namespace
 
 ChannelGather::ChannelGather(const std::vector<ChannelOf>& channels,
                              const std::vector<std::int64_t>& src_channels, std::int64_t batch,
-                             std::int64_t pixels, std::int64_t block)
-    : batch_(batch), block_(block), pixels_(pixels) {
+                             std::int64_t pixels, std::int64_t block, std::int64_t element_bytes)
+    : batch_(batch), block_(block), pixels_(pixels), element_(element_bytes) {
   for (const std::int64_t count : src_channels) {
     src_images_.push_back(ceil_div(count, block) * pixels * block);
   }
@@ -68,27 +78,30 @@ ChannelGather::ChannelGather(const std::vector<ChannelOf>& channels,
   }
 }
 
-void ChannelGather::run(const std::vector<const float*>& srcs, float* dst,
+void ChannelGather::run(const std::vector<const void*>& srcs, void* dst,
                         std::int64_t first_block) const {
   // A thread takes pixels with all of their blocks, like the layers before and after. If threads
   // shared blocks, one block would leave a thread without work, and three would give it twice the
   // work.
   constexpr std::int64_t kStrip = 512;
-  const auto kernel = kernels::kernels_for(block_).gather_lanes;
+  const auto kernel = gather_kernel(element_, block_);
+  const auto moved = [size = element_](const void* data, std::int64_t elements) {
+    return static_cast<const char*>(data) + elements * size;
+  };
   const std::int64_t all = std::ssize(lanes_) / block_, blocks = all - first_block;
   const std::int64_t strips = std::max<std::int64_t>(ceil_div(pixels_, kStrip), 1),
                      strip = ceil_div(pixels_, strips);
   parallel_units(
       batch_ * strips * blocks, strip * block_, [&](std::int64_t begin, std::int64_t end) {
-        std::vector<const float*> places(srcs);
+        std::vector<const void*> places(srcs);
         for (std::int64_t unit = begin; unit < end; ++unit) {
           const std::int64_t block = first_block + unit % blocks, image = unit / blocks / strips;
           const std::int64_t pixel = unit / blocks % strips * strip;
           for (std::size_t i = 0; i < srcs.size(); ++i) {
-            places[i] = srcs[i] + image * src_images_[i] + pixel * block_;
+            places[i] = moved(srcs[i], image * src_images_[i] + pixel * block_);
           }
-          kernel({places.data(), lanes_.data() + block * block_,
-                  dst + ((image * all + block) * pixels_ + pixel) * block_, block_,
+          const void* to = moved(dst, ((image * all + block) * pixels_ + pixel) * block_);
+          kernel({places.data(), lanes_.data() + block * block_, const_cast<void*>(to), block_,
                   std::min(strip, pixels_ - pixel), block_, block_});
         }
       });
@@ -101,13 +114,14 @@ at::Tensor gathered(const std::vector<Blocked>& srcs, const std::vector<ChannelO
   const Blocked dst = empty_blocked(dims, first.block(), first.physical.options());
   if (dst.physical.numel() == 0) return dst.physical;
   std::vector<std::int64_t> counts;
-  std::vector<const float*> places;
+  std::vector<const void*> places;
   for (const Blocked& src : srcs) {
     counts.push_back(src.channels);
-    places.push_back(data(src));
+    places.push_back(src.physical.const_data_ptr());
   }
-  ChannelGather(channels, counts, dst.batch(), dst.pixels(), dst.block())
-      .run(places, mutable_data(dst));
+  const Elements to(dst);
+  ChannelGather(channels, counts, dst.batch(), dst.pixels(), dst.block(), to.size)
+      .run(places, to.data);
   return dst.physical;
 }
 
@@ -142,18 +156,16 @@ at::Tensor pixel_shuffle(const at::Tensor& input, std::int64_t channels, std::in
           0, channel_offset(src, c * r * r + ij)};
     }
   }
-  const float* in = data(src);
-  float* out = mutable_data(dst);
-  const auto kernel = kernels::kernels_for(block).gather_lanes;
+  const Elements in(src), out(dst);
+  const auto kernel = gather_kernel(in.size, block);
   const std::int64_t rows = height * r, src_image = src.blocks() * src.pixels() * block;
   const auto run = [&](std::int64_t unit) {  // one row of dst
     const std::int64_t y = unit % rows, dst_block = unit / rows % dst.blocks();
-    const float* src_row = in + unit / rows / dst.blocks() * src_image + y / r * width * block;
-    float* dst_row = out + unit * width * r * block;
+    const void* src_row = in.at(unit / rows / dst.blocks() * src_image + y / r * width * block);
     for (std::int64_t j = 0; j < r; ++j) {
       const std::int64_t table = (dst_block * r + y % r) * r + j;
-      kernel({&src_row, lanes.data() + table * block, dst_row + j * block, block, width, block,
-              r * block});
+      kernel({&src_row, lanes.data() + table * block, out.at((unit * width * r + j) * block), block,
+              width, block, r * block});
     }
   };
   parallel_units(dst.batch() * dst.blocks() * rows, width * r * block,
@@ -181,18 +193,17 @@ at::Tensor pixel_unshuffle(const at::Tensor& input, std::int64_t channels, std::
     lanes[static_cast<std::size_t>(c)] = {
         0, channel_offset(src, c / (r * r)) + (i * width * r + j) * block};
   }
-  const float* in = data(src);
-  float* out = mutable_data(dst);
-  const auto kernel = kernels::kernels_for(block).gather_lanes;
+  const Elements in(src), out(dst);
+  const auto kernel = gather_kernel(in.size, block);
   const std::int64_t src_image = src.blocks() * src.pixels() * block;
   parallel_units(dst.batch() * dst.blocks() * height, width * block,
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t unit = begin; unit < end; ++unit) {
                      const std::int64_t y = unit % height, dst_block = unit / height % dst.blocks();
-                     const float* image = in + unit / height / dst.blocks() * src_image;
-                     const float* src_row = image + y * r * width * r * block;
-                     kernel({&src_row, lanes.data() + dst_block * block, out + unit * width * block,
-                             block, width, r * block, block});
+                     const void* src_row = in.at(unit / height / dst.blocks() * src_image +
+                                                 y * r * width * r * block);
+                     kernel({&src_row, lanes.data() + dst_block * block,
+                             out.at(unit * width * block), block, width, r * block, block});
                    }
                  });
   return dst.physical;

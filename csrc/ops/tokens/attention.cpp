@@ -38,7 +38,7 @@ class Attention {
     rows_ = std::clamp(kScores / by_keys_.width() / tile, kLeastTiles, std::int64_t{8}) * tile;
   }
 
-  void operator()(float* dst) const {
+  void operator()(const at::Tensor& dst) const {
     const at::Tensor packed = empty_pooled({heads_ * head_floats()}, at::kFloat);
     auto* to = packed.mutable_data_ptr<float>();
     on_all_threads([&] {
@@ -65,7 +65,7 @@ class Attention {
     });
   }
 
-  void run_all(const float* packed, float* result) const {
+  void run_all(const float* packed, const at::Tensor& result) const {
     const std::int64_t chunks = ceil_div(queries_, rows_);
     parallel_units(heads_ * chunks, rows_ * by_keys_.floats() / 8,
                    [&](std::int64_t begin, std::int64_t end) {
@@ -76,7 +76,8 @@ class Attention {
                    });
   }
 
-  void run_unit(std::int64_t head, std::int64_t first, const float* packed, float* result) const {
+  void run_unit(std::int64_t head, std::int64_t first, const float* packed,
+                const at::Tensor& result) const {
     const std::int64_t rows = std::min(rows_, queries_ - first);
     const std::int64_t scores_stride = by_keys_.width(), values_stride = by_values_.width();
     float* scores = workspace(rows_ * (scores_stride + values_stride + 1));
@@ -108,15 +109,20 @@ class Attention {
                               .dst = values,
                               .dst_stride = values_stride});
     const std::int64_t stride = together_ * by_values_.columns;
-    float* dst = result + (head / together_ * queries_ + first) * stride +
-                 head % together_ * by_values_.columns;
+    const std::int64_t at =
+        (head / together_ * queries_ + first) * stride + head % together_ * by_values_.columns;
+    const bool narrow = result.scalar_type() == at::kBFloat16;
     kernels_.scale_rows({.src = values,
                          .rows = rows,
                          .count = by_values_.columns,
                          .src_stride = values_stride,
                          .factors = factors,
-                         .dst = dst,
-                         .dst_stride = stride});
+                         .dst = narrow ? values : result.mutable_data_ptr<float>() + at,
+                         .dst_stride = narrow ? values_stride : stride});
+    for (std::int64_t row = 0; narrow && row < rows; ++row) {
+      auto* bits = static_cast<std::uint16_t*>(result.mutable_data_ptr()) + at + row * stride;
+      kernels_.narrow_floats(values + row * values_stride, bits, by_values_.columns);
+    }
   }
 
   const kernels::Kernels& kernels_;
@@ -133,8 +139,9 @@ void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
                double scale, const at::Tensor& bias, const at::Tensor& dst) {
   at::DimVector scores(query.sizes());
   scores.back() = key.size(-2);
-  const Attention attention(query, key, value, scale, bias.defined() ? bias.expand(scores) : bias);
-  attention(dst.mutable_data_ptr<float>());
+  const auto numbers = [](const at::Tensor& x) { return x.to(at::kFloat); };
+  const at::Tensor bias_of_scores = bias.defined() ? numbers(bias).expand(scores) : bias;
+  Attention(numbers(query), numbers(key), numbers(value), scale, bias_of_scores)(dst);
 }
 
 }  // namespace torch_blocked

@@ -1,6 +1,8 @@
 // Multiplies batches of matrices by the tiles of direct convolution.
 #include "ops/tokens/matmul.h"
 
+#include <ATen/ops/empty_like.h>
+
 #include <algorithm>
 
 #include "kernels/rows/reorder.h"
@@ -122,10 +124,17 @@ class Products {
 }  // namespace
 
 void matmul(const at::Tensor& left, const at::Tensor& right, const at::Tensor& dst) {
+  if (dst.scalar_type() != at::kFloat) {
+    const at::Tensor numbers = at::empty_like(dst, dst.options().dtype(at::kFloat));
+    matmul(left, right, numbers);
+    dst.copy_(numbers);
+    return;
+  }
+  const at::Tensor a = left.to(at::kFloat), b = right.to(at::kFloat);
   if (dst.stride(-1) == 1 || dst.size(-1) == 1) {
-    Products(left, right, dst)();
+    Products(a, b, dst)();
   } else {
-    Products(right.transpose(-1, -2), left.transpose(-1, -2), dst.transpose(-1, -2))();
+    Products(b.transpose(-1, -2), a.transpose(-1, -2), dst.transpose(-1, -2))();
   }
 }
 

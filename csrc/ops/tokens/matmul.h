@@ -5,7 +5,8 @@
 
 namespace torch_blocked {
 
-// dst [..., M, N] = left [..., M, K] right [..., K, N], of float32 without empty dims. The leading
+// dst [..., M, N] = left [..., M, K] right [..., K, N], each of float32 or bfloat16, without empty
+// dims. Sums are float32. The leading
 // dims of left and right broadcast to those of dst. left and right have any strides; the rows or
 // the columns of dst are dense.
 void matmul(const at::Tensor& left, const at::Tensor& right, const at::Tensor& dst);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_blocked import _C
 from torch_blocked.ops.contract import implements
 from torch_blocked.ops.images import as_images, from_images, per_image
 from torch_blocked.tensor import BlockedTensor
@@ -36,7 +37,8 @@ def resample(func, input, output_size, *rest):
     spatial = len(output_size)
     interpolation = _INTERPOLATIONS[func._schema.name.removeprefix("aten::")]
     dtype = input._physical.dtype
-    has_kernel = dtype == torch.float32 or (interpolation <= 1 and dtype in _NEAREST)
+    sums = dtype == torch.float32 or (dtype == torch.bfloat16 and _C.multiplies_bfloats())
+    has_kernel = sums or (interpolation <= 1 and dtype in _NEAREST)
     is_known = has_kernel and input.dim() == spatial + 2
     if not is_known or input._physical.numel() == 0 or min(output_size) <= 0:
         return per_image(func, input, output_size, *rest)

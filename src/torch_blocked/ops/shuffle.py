@@ -19,11 +19,7 @@ _tb = torch.ops.torch_blocked
 
 def gather_channels(input: BlockedTensor, index: Sequence[int]) -> BlockedTensor:
     """Channel i of the result is channel index[i] of `input`, or zeros if that is -1."""
-    physical = input._physical
-    if physical.dtype in (torch.bfloat16, torch.float16):  # the kernel has float32, which is exact
-        out = _tb.gather_channels(physical.float(), input._channels, index).to(physical.dtype)
-    else:
-        out = _tb.gather_channels(physical, input._channels, index)
+    out = _tb.gather_channels(input._physical, input._channels, index)
     return BlockedTensor(out, len(index))
 
 
