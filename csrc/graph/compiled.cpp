@@ -53,10 +53,12 @@ bool has_empty(const Graph& graph, const std::vector<Meta>& metas) {
 
 }  // namespace
 
-Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights, Computes computes)
+Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights, Computes computes,
+                   std::vector<std::string> keep)
     : graph_(std::move(graph)),
       weights_(std::move(weights)),
       computes_(computes),
+      keep_(std::move(keep)),
       tuner_(std::move(tuner)) {
   check_devices(graph_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -135,7 +137,7 @@ std::shared_ptr<Compiled::Entry> Compiled::entry_for(const std::vector<Given>& i
 // Without times, bfloat16 counts as faster where the CPU multiplies it.
 std::shared_ptr<Compiled::Entry> Compiled::planned(const std::vector<Given>& inputs,
                                                    bool simplified, Tuner& tuner, Weights& packed) {
-  const Narrowing all;
+  const Narrowing all{.keep = keep_};
   if (!simplified || computes_ == Computes::kAsCaptured) {
     return planned_in(nullptr, inputs, simplified, tuner, packed);
   }
@@ -186,14 +188,15 @@ std::vector<double> step_times(Run& run, const std::vector<Given>& inputs) {
 
 std::shared_ptr<Compiled::Entry> Compiled::fastest(const std::vector<Given>& inputs, Tuner& tuner,
                                                    Weights& packed) {
-  const Narrowing all;
+  const Narrowing all{.keep = keep_};
   Weights trial(&packed);  // what the slower plans pack dies with them
   const auto narrow = planned_in(&all, inputs, true, tuner, trial),
              wide = planned_in(nullptr, inputs, true, tuner, trial);
   Run of_narrow(narrow->graph, narrow->plan, narrow->packed),
       of_wide(wide->graph, wide->plan, wide->packed);
-  const Narrowing both = faster_types({narrow->plan, step_times(of_narrow, inputs)},
-                                      {wide->plan, step_times(of_wide, inputs)}, graph_.values);
+  Narrowing both = faster_types({narrow->plan, step_times(of_narrow, inputs)},
+                                {wide->plan, step_times(of_wide, inputs)}, graph_.values);
+  both.keep = keep_;
   const bool mixes = !both.in_float32.empty() && both.in_float32.size() <= both.cuts.size();
   const auto mixed = mixes ? planned_in(&both, inputs, true, tuner, trial) : narrow;
   Run of_mixed(mixed->graph, mixed->plan, mixed->packed);

@@ -23,8 +23,9 @@ enum class Computes : std::uint8_t {
 class Compiled {
  public:
   // Graphs that share constants share `weights`.
+  // keep: paths of modules that never compute in bfloat16.
   Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights,
-           Computes computes = Computes::kAsCaptured);
+           Computes computes = Computes::kAsCaptured, std::vector<std::string> keep = {});
 
   // What the graph returns for these inputs; a list where it returns several. Any thread may call.
   std::vector<at::Tensor> operator()(const std::vector<Given>& inputs);
@@ -110,6 +111,7 @@ class Compiled {
   Graph graph_;
   std::shared_ptr<Weights> weights_;
   Computes computes_;
+  std::vector<std::string> keep_;
   void renew();
   ForkMutex mutex_{[this] { renew(); }};  // of all that follows
   bool released_ = false;

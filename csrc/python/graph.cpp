@@ -422,11 +422,12 @@ void bind_graph(py::module_& m) {
   py::class_<Compiled>(m, "Compiled")
       .def(py::init([](const py::object& capture, const py::object& tune, std::string tuning_file,
                        const Times& times, std::shared_ptr<graph::Weights> weights,
-                       std::function<void(const std::string&)> told, const std::string& computes) {
+                       std::function<void(const std::string&)> told, const std::string& computes,
+                       std::vector<std::string> keep) {
         graph::Tuner tuner(timing_of(tune), std::move(tuning_file), known_of(times),
                            std::move(told));
         return std::make_unique<Compiled>(graph_of(capture), std::move(tuner), std::move(weights),
-                                          computes_of(computes));
+                                          computes_of(computes), std::move(keep));
       }))
       .def("check_sizes", &Compiled::check_sizes, py::call_guard<py::gil_scoped_release>())
       .def("check_unknown", &Compiled::check_unknown, py::call_guard<py::gil_scoped_release>())

@@ -16,6 +16,7 @@ from torch_blocked.channels_last_1d import (  # noqa: E402
     is_contiguous_channels_last_1d,
     to_channels_last_1d,
 )
+from torch_blocked.compare import Comparison, compare  # noqa: E402
 from torch_blocked.cpp import cmake_prefix  # noqa: E402
 from torch_blocked.descriptor import Descriptor, canonical_tag, physical_shape  # noqa: E402
 from torch_blocked.environment import env  # noqa: E402
@@ -71,6 +72,7 @@ __version__ = environment.package_version()
 
 __all__ = [
     "BlockedTensor",
+    "Comparison",
     "Descriptor",
     "Explanation",
     "Memory",
@@ -80,6 +82,7 @@ __all__ = [
     "channels_last_losses",
     "clear_packed_weights",
     "cmake_prefix",
+    "compare",
     "empty",
     "empty_like",
     "env",

@@ -144,6 +144,36 @@ def checked_paths(op: str, keep: Any) -> tuple[str, ...]:
     return paths
 
 
+def checked_modules(op: str, model: nn.Module, keep: Any) -> list[str]:
+    """`keep` as paths of modules that the model has. Raises TypeError and ValueError."""
+    paths = checked_paths(op, keep)
+    known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    if wrong := [path for path in paths if path not in known]:
+        raise ValueError(
+            f"torch_blocked::{op}: expected keep as paths of modules of the model, got "
+            f"{wrong[0]!r}; take them from named_modules()"
+        )
+    return list(paths)
+
+
+def checked_target(target: Any) -> Any:
+    """`target` of quantize(). Raises TypeError for what is no number and no function, and
+    ValueError for a number that is no relative error."""
+    wanted = "expected target as the largest relative error of results, or as a function"
+    if target is not None and not callable(target):
+        if not isinstance(target, int | float) or isinstance(target, bool):
+            raise TypeError(
+                f"torch_blocked::quantize: {wanted}, got {target!r}; give 0.01, or a function "
+                "that says whether a quantized graph is accurate enough"
+            )
+        if not 0 < target < 1:
+            raise ValueError(
+                f"torch_blocked::quantize: {wanted}, got {target}; it is more than 0 and less "
+                "than 1"
+            )
+    return target
+
+
 def check_no_autocast(op: str) -> None:
     if torch.is_autocast_enabled("cpu"):
         raise RuntimeError(

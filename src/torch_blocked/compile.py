@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_blocked import _C, forks, module_paths, structure
+from torch_blocked.arguments import checked_paths
 from torch_blocked.calls import checked_inputs, refuse_tracing
 from torch_blocked.captured import CaptureError
 from torch_blocked.optimized_module import (
@@ -104,6 +105,7 @@ class OptimizedParts(nn.Module):
         *,
         tune: Tune = True,
         dtype: torch.dtype | None = None,
+        keep: Sequence[str] = (),
     ) -> None:
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
@@ -112,7 +114,7 @@ class OptimizedParts(nn.Module):
             self._run_itself()
         self._parts: list[OptimizedModule] = []
         self._paths: list[str] = []
-        self._settings: dict[str, Any] = {"tune": tune, "dtype": dtype}
+        self._settings: dict[str, Any] = {"tune": tune, "dtype": dtype, "keep": keep}
         make = functools.partial(OptimizedModule, **self._settings)
         self._submodules, self._is_settled = Submodules(model, make), False
         object.__setattr__(self, "_compiled", None)
@@ -243,16 +245,17 @@ def _ask_tensors_for_data(graph: fx.GraphModule) -> bool:
     return bool(taken)
 
 
-def _checked(options: dict[str, Any]) -> tuple[Tune, torch.dtype | None]:
-    unknown = options.keys() - {"tune", "dtype"}
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = options.keys() - {"tune", "dtype", "keep"}
     if unknown:
         raise ValueError(
-            "torch_blocked::compile: expected the options 'tune' and 'dtype', got "
+            "torch_blocked::compile: expected the options 'tune', 'dtype' and 'keep', got "
             f"{', '.join(map(repr, sorted(unknown)))}; leave others out"
         )
-    check_dtype(options.get("dtype"))
-    check_tune(options.get("tune", True))
-    return options.get("tune", True), options.get("dtype")
+    settings = {"tune": True, "dtype": None, "keep": ()} | options
+    check_dtype(settings["dtype"])
+    check_tune(settings["tune"])
+    return settings | {"keep": checked_paths("compile", settings["keep"])}
 
 
 def backend(
@@ -263,9 +266,9 @@ def backend(
     parts: list[OptimizedModule] | None = None,
 ) -> object:
     """The compiler that torch.compile calls. A graph that needs gradients, or that cannot be
-    captured, runs as Dynamo wrote it. options: `tune` and `dtype`, as for optimize(). parts:
-    collects the optimized modules. Raises ValueError for other options."""
-    tune, dtype = _checked(options or {})
+    captured, runs as Dynamo wrote it. options: `tune`, `dtype` and `keep`, as for optimize().
+    parts: collects the optimized modules. Raises ValueError for other options."""
+    settings = _checked(options or {})
     place = _Place.here()
     bound = {
         i
@@ -284,8 +287,7 @@ def backend(
         inputs = tuple(each for i, each in enumerate(args) if i not in bound)
         optimized = OptimizedModule(
             _WithParameters(graph, parameters, len(args), place).eval(),
-            tune=tune,
-            dtype=dtype,
+            **settings,
         )
         try:
             optimized._prepare(inputs, {})

@@ -84,6 +84,7 @@ def _planned(
         None,
         tune=data["tune"],
         dtype=data["dtype"],
+        keep=data["keep"],
         times=data["times"] if same else None,
     )
     for signature, captured in forms:

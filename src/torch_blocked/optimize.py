@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
-from torch_blocked.arguments import check_flag, check_model, check_no_autocast, checked_example
+from torch_blocked.arguments import (
+    check_flag,
+    check_model,
+    check_no_autocast,
+    checked_example,
+    checked_modules,
+    checked_paths,
+)
 from torch_blocked.calls import dense, named, run_if_lazy
 from torch_blocked.captured import CaptureError, Ran
 from torch_blocked.compile import OptimizedParts
@@ -43,6 +50,7 @@ def optimize(
     dynamic: bool = True,
     tune: Tune = True,
     dtype: torch.dtype | None = None,
+    keep: Iterable[str] = (),
     verify: bool = True,
 ) -> nn.Module:
     """Makes a module that computes what `model` does, faster.
@@ -56,7 +64,8 @@ def optimize(
     model's own ops, which run if they are faster. "full" times all kernels that fit, in each
     format; it takes up to four times as long and seldom makes a model faster. False chooses by
     estimates.
-    dtype: torch.bfloat16 computes in bfloat16; results stay float32.
+    dtype: torch.bfloat16 computes in bfloat16 where that is faster; results stay float32.
+    keep: paths of modules that stay in float32 all the same. compare() finds them.
     verify: compare the results with the model's, on the example and at other sizes. If they differ,
     the model itself runs, and a warning names the first step that differs.
 
@@ -72,6 +81,9 @@ def optimize(
             "call eval()"
         )
     check_dtype(dtype)
+    # The paths in an exported graph are those of the model that it was made from.
+    exported = _is_exported(model)
+    keep = checked_paths("optimize", keep) if exported else checked_modules("optimize", model, keep)
     check_tune(tune)
     check_flag("optimize", "dynamic", dynamic)
     check_flag("optimize", "verify", verify)
@@ -80,7 +92,7 @@ def optimize(
     run_if_lazy(model, args, kwargs)
     _warn_of_hooks(model)
     with torch.random.fork_rng(devices=[]):
-        optimized = _optimized(model, args, kwargs, dynamic, tune, dtype, verify)
+        optimized = _optimized(model, args, kwargs, dynamic, tune, dtype, keep, verify)
     _C.return_idle_memory()
     return optimized
 
@@ -92,10 +104,11 @@ def _optimized(
     dynamic: bool,
     tune: Tune,
     dtype: torch.dtype | None,
+    keep: Sequence[str],
     verify: bool,
 ) -> nn.Module:
-    parts = functools.partial(OptimizedParts, tune=tune, dtype=dtype)
-    optimized = OptimizedModule(model, parts, dynamic=dynamic, tune=tune, dtype=dtype)
+    parts = functools.partial(OptimizedParts, tune=tune, dtype=dtype, keep=keep)
+    optimized = OptimizedModule(model, parts, dynamic=dynamic, tune=tune, dtype=dtype, keep=keep)
     try:
         optimized._prepare(args, kwargs)
     except CaptureError as error:

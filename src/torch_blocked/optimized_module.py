@@ -8,7 +8,7 @@ import io
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal, NoReturn
 
@@ -87,6 +87,7 @@ class OptimizedModule(nn.Module):
         dynamic: bool = True,
         tune: Tune = True,
         dtype: torch.dtype | None = None,
+        keep: Sequence[str] = (),
         times: dict[str, tuple[str, float]] | None = None,
         path: str | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class OptimizedModule(nn.Module):
         super().__init__()
         object.__setattr__(self, "_model", model)  # no submodule: its parameters stay its own
         self._in_parts, self._path = in_parts, path
-        self._dynamic, self._tune, self._dtype = dynamic, tune, dtype
+        self._dynamic, self._tune, self._dtype, self._keep = dynamic, tune, dtype, list(keep)
         self._times = times or {}
         self._weights = _C.Weights()
         self._forms: list[_Form] = []
@@ -287,7 +288,7 @@ class OptimizedModule(nn.Module):
         return None
 
     def _key_of(self, call: Call) -> str:
-        settings: tuple[Any, ...] = self._dtype, self._tune, self._dynamic
+        settings: tuple[Any, ...] = self._dtype, self._tune, self._dynamic, *self._keep
         if torch.are_deterministic_algorithms_enabled():  # it is not timed against the model
             settings += ("deterministic",)
         return remembered.key_of_call(self._model, (call.signature, call.inputs.metas), settings)
@@ -327,7 +328,14 @@ class OptimizedModule(nn.Module):
         computes = self._computes if self.in_bfloat16() else "captured"
         try:
             compiled = _C.Compiled(
-                captured, self._tune, path, times, self._weights, progress.tuning, computes
+                captured,
+                self._tune,
+                path,
+                times,
+                self._weights,
+                progress.tuning,
+                computes,
+                self._keep,
             )
             compiled.check_sizes()
         except Exception as error:
@@ -515,6 +523,7 @@ class OptimizedModule(nn.Module):
                 "example_spec": structure.dumps(spec),
                 "tune": self._tune,
                 "dtype": self._dtype if self.in_bfloat16() else None,
+                "keep": self._keep,
                 "choice": self.choice,
                 "cpu": cpu_name(),
                 "measured_with": measured_with(),

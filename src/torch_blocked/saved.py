@@ -25,7 +25,7 @@ from torch_blocked.calls import hashable
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, Node
 from torch_blocked.remembered import steps_of
 
-KIND, VERSION = "torch_blocked.optimize", 4
+KIND, VERSION = "torch_blocked.optimize", 5
 
 # Says whether a value has the right type and bounds.
 _Rule = Callable[[Any], bool]
@@ -193,6 +193,7 @@ _FILE: dict[str, _Rule] = {
     "example_spec": _text,
     "tune": _one_of(True, False, "full"),
     "dtype": _one_of(None, torch.float32, torch.bfloat16),
+    "keep": _list(_text),
     "choice": _one_of("blocked", "dense"),
     "cpu": _text,
     "measured_with": _text,

@@ -227,5 +227,7 @@ def test_options_are_those_of_optimize():
     result = run(dtype=torch.bfloat16)
     assert result.dtype == torch.float32
     assert 1e-4 < (result - model(x)).abs().max() < 0.1 or not _C.multiplies_bfloats()
-    with pytest.raises(Exception, match="expected the options 'tune' and 'dtype', got 'mode'"):
+    with pytest.raises(
+        Exception, match="expected the options 'tune', 'dtype' and 'keep', got 'mode'"
+    ):
         run(mode=1)

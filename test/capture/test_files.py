@@ -335,10 +335,10 @@ def test_one_kind_of_error(content, data, what, tmp_path):
     path = tmp_path / "model.pt"
     bytes_ = broken(content)[what]
     if bytes_ is None:
-        torch.save(data | {"version": 3}, path)
+        torch.save(data | {"version": 4}, path)
     else:
         path.write_bytes(bytes_)
-    match = "version 3, not 4" if what == "older" else "expected a file written by save"
+    match = "version 4, not 5" if what == "older" else "expected a file written by save"
     for file in (path, io.BytesIO(path.read_bytes())):
         with pytest.raises(ValueError, match=f"^torch_blocked::load: .*{match}"):
             tb.load(file)

@@ -36,7 +36,7 @@ def types_of(fast, *args):
 
 
 def assert_near(model, fast, *args, times=4):
-    """As near to float64 as the model in bfloat16 is, by ATen, times a factor; the same bits twice."""
+    """As near to float64 as ATen in bfloat16, times a factor; the same bits twice."""
     with torch.no_grad():
         result, again = fast(*args), fast(*args)
         exact = model.double()(*(each.double() for each in args))
@@ -116,8 +116,10 @@ def test_nothing_converts_between_products():
         lambda s, x: s.last(F.gelu(s.norm(s.first(x)))),
         first=nn.Linear(8, 16), norm=norm, last=nn.Linear(16, 4),
     )  # fmt: skip
-    images = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Hardswish(), nn.Conv2d(16, 16, 3, groups=16),
-                           nn.AvgPool2d(2), nn.Upsample(scale_factor=2), nn.Conv2d(16, 4, 1))  # fmt: skip
+    images = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Hardswish(), nn.Conv2d(16, 16, 3, groups=16), nn.AvgPool2d(2),
+        nn.Upsample(scale_factor=2), nn.Conv2d(16, 4, 1),
+    )  # fmt: skip
     for model, x in ((tokens, torch.randn(2, 5, 8)), (images, torch.randn(1, 3, 20, 20))):
         fast = optimized(model, x)
         conversions = [step for step in fast.steps() if step.op == "to"]
@@ -149,7 +151,9 @@ def test_rows_of_both_types(channels, images):
     x = torch.randn(images, 3, 7, 5)
     fast = optimized(model, torch.randn(1, 3, 7, 5))
     assert_near(model, fast, x)
-    assert_near(model, fast, x.to_blocked().to_dense().contiguous(memory_format=torch.channels_last))
+    assert_near(
+        model, fast, x.to_blocked().to_dense().contiguous(memory_format=torch.channels_last)
+    )
 
 
 @pytest.mark.usefixtures("in_bfloat16")
@@ -165,6 +169,175 @@ def test_programs_after_layers(channels):
     fast = optimized(model, x)
     assert_near(model, fast, x)
     assert not NARROW or Counter(types_of(fast).values())["bfloat16"] >= 3, fast.plan()
+
+
+class Block(nn.Module):
+    """One of the parts that are fused between two convolutions."""
+
+    def __init__(self, part, channels, *more):
+        super().__init__()
+        self.first, self.part = nn.Conv2d(3, channels, 3, padding=1), part
+        self.more = nn.ModuleList(more)
+        with torch.no_grad():
+            self.outputs = part(self.more, self.first(torch.randn(1, 3, 6, 8))).shape[1]
+        self.last = nn.Conv2d(self.outputs, 5, 1)
+
+    def forward(self, x):
+        return self.last(self.part(self.more, self.first(x)))
+
+
+def squeeze_excite(channels):
+    def part(m, x):
+        gate = torch.sigmoid(m[1](F.silu(m[0](x.mean((2, 3), keepdim=True)))))
+        return F.relu(x * gate + x)
+
+    return Block(part, channels, nn.Conv2d(channels, 7, 1), nn.Conv2d(7, channels, 1))
+
+
+def hard_gate(channels):
+    def part(m, x):
+        return x * F.hardsigmoid(m[0](F.adaptive_avg_pool2d(x, 1)))
+
+    return Block(part, channels, nn.Conv2d(channels, channels, 1))
+
+
+def norm_and_activation(channels):
+    norm = nn.BatchNorm2d(channels)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    nn.init.normal_(norm.running_mean)
+    return Block(lambda m, x: m[1](x) * F.silu(m[0](x)), channels, norm, nn.Conv2d(channels, 1, 1))
+
+
+def odd_concat(channels):
+    def part(m, x):
+        return torch.cat([m[0](x), x, m[1](x), x.relu()], 1)
+
+    return Block(part, channels, nn.Conv2d(channels, 5, 1), nn.Conv2d(channels, 11, 1))
+
+
+def shuffled(channels):
+    def part(m, x):
+        x = torch.cat([m[0](x), x], 1)
+        n, c, h, w = x.shape
+        return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)[:, : c - 1]
+
+    return Block(part, channels, nn.Conv2d(channels, channels, 1))
+
+
+def pixels_shuffled(channels):
+    def part(m, x):
+        return F.pixel_unshuffle(F.pixel_shuffle(m[0](x), 2).tanh(), 2)
+
+    return Block(part, channels, nn.Conv2d(channels, 4 * channels, 1))
+
+
+def resampled(mode):
+    def make(channels):
+        def part(m, x):
+            return F.interpolate(x, scale_factor=(2, 1.5), mode=mode, align_corners=True)
+
+        return Block(part, channels)
+
+    return make
+
+
+def attention(channels):
+    channels += channels % 2  # an odd number of inputs has no kernel
+
+    def part(m, x):
+        n, c, h, w = x.shape
+        q, k, v = m[0](x.flatten(2).transpose(1, 2)).view(n, h * w, 3, 2, c).permute(2, 3, 0, 1, 4)
+        y = F.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+        return m[1](y.transpose(1, 2).flatten(2)).transpose(1, 2).view(n, c, h, w) + x
+
+    more = nn.Linear(channels, 6 * channels), nn.Linear(2 * channels, channels)
+    return Block(part, channels, *more)
+
+
+def products(channels):
+    def part(m, x):
+        y = x.flatten(2)
+        return (m[0](x).flatten(2) @ y.transpose(1, 2) @ y / 48).view_as(x)
+
+    return Block(part, channels, nn.Conv2d(channels, channels, 1))
+
+
+BLOCKS = {
+    "squeeze_excite": squeeze_excite,
+    "hard gate": hard_gate,
+    "norm and activation": norm_and_activation,
+    "odd concat": odd_concat,
+    "shuffled": shuffled,
+    "pixels shuffled": pixels_shuffled,
+    "bilinear": resampled("bilinear"),
+    "bicubic": resampled("bicubic"),
+    "attention": attention,
+    "products": products,
+}
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks(name, channels):
+    """What float32 fuses is fused, and reads and writes bfloat16: only ends are converted."""
+    torch.manual_seed(channels)
+    model = BLOCKS[name](channels).eval()
+    fast = optimized(model, torch.randn(2, 3, 6, 8))
+    wide = tb.optimize(model, torch.randn(2, 3, 6, 8), tune=False, verify=False)
+    # ATen's pixel_unshuffle of nothing keeps the sizes.
+    for images in (1, 3) if name == "pixels shuffled" else (0, 1, 3):
+        assert_near(model, fast, torch.randn(images, 3, 6, 8))
+    if not NARROW:
+        return
+    here, there = ([step.op for step in each.steps()] for each in (fast, wide))
+    # A convolution in float32 reads the channels of a shuffle where they lie.
+    moves = ("to", "reorder", "contiguous", "aten::cat + view + transpose + reshape + slice")
+    assert Counter(each for each in here if each not in moves) == Counter(
+        each for each in there if each not in moves
+    )
+    assert here.count("to") == 2, fast.plan()
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_moves_of_eager_tensors(channels, dtype):
+    """Ops that only move numbers of two bytes keep all bits, without a dense copy."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = bits[torch.randperm(2**16)][: 3 * 4 * channels * 30].view(dtype)
+    x = x.repeat(3 * 4 * channels * 30 // x.numel() + 1)[: 3 * 4 * channels * 30]
+    x = x.view(3, 4 * channels, 5, 6)
+    y = x[:, :channels].to_blocked()
+    index = torch.randperm(channels)
+    with tb.strict():
+        for function, src in (
+            (lambda t: t[:, index], y),
+            (lambda t: t.flip(1), y),
+            (lambda t: torch.cat([t, t[:, :1], t], 1), y),
+            (lambda t: F.pixel_shuffle(t, 2), x.to_blocked()),
+            (
+                lambda t: F.pixel_unshuffle(t, 2),
+                x.transpose(2, 3)[:, :, :, :4].contiguous().to_blocked(),
+            ),
+        ):
+            if dtype == torch.float16 and function(src) is None:
+                continue
+            result, expected = function(src).to_dense(), function(src.to_dense())
+            assert torch.equal(result.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("mode", ("bilinear", "bicubic"))
+def test_eager_resampling(mode, channels):
+    x = torch.randn(2, channels, 7, 9).bfloat16()
+    arguments = {"size": (11, 5), "mode": mode, "align_corners": False}
+    with tb.strict():
+        result = F.interpolate(x.to_blocked(), **arguments)
+    exact = F.interpolate(x.double(), **arguments)
+    assert result.dtype == torch.bfloat16 and torch.ops.torch_blocked.tail_is_zero(
+        result._physical, channels
+    )
+    assert ((result.to_dense().double() - exact).abs() <= exact.abs() * 2**-8 + 1e-3).all()
 
 
 def test_stretches_against_all_choices():
@@ -214,6 +387,41 @@ def test_a_cpu_without_bfloat16_computes_in_float32():
     assert gains == (NARROW and _C.isa() in ("avx512", "amx"))
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_modules_to_keep(tmp_path):
+    """They stay in float32 with all inside; so does the saved plan."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Tanh())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), inner, nn.Conv2d(8, 8, 3)).eval()
+    x = torch.randn(1, 3, 9, 9)
+
+    def plan_of(fast):
+        steps = [step for step in fast.steps() if "conv" in step.op]
+        return [step.output.endswith("bfloat16") for step in steps]
+
+    for keep, narrow in (
+        ((), [1, 1, 1]),
+        (["1"], [1, 0, 1]),
+        (["0", "2"], [0, 1, 0]),
+        ([""], [0] * 3),
+    ):
+        fast = optimized(model, x, keep=keep)
+        assert plan_of(fast) == [bool(each) and NARROW for each in narrow]
+        fast.save(tmp_path / "model")
+        loaded = tb.load(tmp_path / "model")
+        assert plan_of(loaded) == plan_of(fast)
+        with torch.no_grad():
+            assert torch.equal(loaded(x), fast(x))
+    compiled = torch.compile(
+        model, backend="torch_blocked", options={"dtype": torch.bfloat16, "keep": [""]}
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    for keep, error in (("1", TypeError), ([1], TypeError), (["3"], ValueError)):
+        with pytest.raises(error, match="expected keep as paths of modules"):
+            tb.optimize(model, x, keep=keep)
 
 
 class Cancelling(nn.Module):

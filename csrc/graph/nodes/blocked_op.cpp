@@ -443,6 +443,7 @@ struct Row {
 };
 
 bool is_float32(at::ScalarType dtype) { return dtype == at::kFloat; }
+bool moves(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16; }
 
 constexpr std::array kRows{
     Row{"aten::group_norm", "", group_norm_fits, run_group_norm, norms_take, true,
@@ -451,8 +452,8 @@ constexpr std::array kRows{
         ready_instance_norm},
     Row{"aten::layer_norm", "", layer_norm_fits, run_layer_norm, norms_take, false},
     Row{kResponseNorm, "", nullptr, run_response_norm, is_float32, false},
-    Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, is_float32, true},
-    Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, is_float32, true},
+    Row{"aten::pixel_shuffle", "", shuffle_fits, run_pixel_shuffle, moves, true},
+    Row{"aten::pixel_unshuffle", "", shuffle_fits, run_pixel_unshuffle, moves, true},
     Row{"aten::grid_sampler", "", grid_sampler_fits, run_grid_sampler, is_float32, false},
     Row{"aten::pad", "", pad_fits, run_pad, nullptr, true},
     Row{"aten::constant_pad_nd", "", constant_pad_fits, run_constant_pad, nullptr, true},

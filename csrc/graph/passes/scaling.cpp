@@ -6,6 +6,8 @@
 
 #include <array>
 #include <ranges>
+#include <set>
+#include <span>
 
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
@@ -219,6 +221,7 @@ class Makers {
   bool find(Value src, std::int64_t dim, std::int64_t first = 0) {
     Node* maker = uses_.maker[Uses::at(src)];
     if (!maker || !uses_.only_reader(src)) return false;
+    passed_.push_back(src);
     const Dims& dims = rewrite_.meta(src).dims;
     const std::int64_t last = std::ssize(dims) - 1;
     if (maker->as<Convolution>()) return add(maker, first, dims, dim, 1);
@@ -242,6 +245,8 @@ class Makers {
   }
 
   const std::vector<Part>& parts() const { return parts_; }
+  // The values between the scaling and these layers.
+  std::span<const Value> between() const { return std::span(passed_).subspan(1); }
 
  private:
   bool add(Node* layer, std::int64_t first, const Dims& dims, std::int64_t dim,
@@ -265,11 +270,13 @@ class Makers {
   const Rewrite& rewrite_;
   const Uses& uses_;
   std::vector<Part> parts_;
+  std::vector<Value> passed_;
 };
 
-// Folds a scaling into the weights of the layers that make its input; false if it cannot.
+// Folds a scaling into the weights of the layers that make its input; false if it cannot. Adds the
+// values between them, which are scaled from now on, to `changed`.
 bool fold_into_makers(const Rewrite& rewrite, const Scaling& scaling, const Uses& uses,
-                      Weights& weights) {
+                      Weights& weights, std::set<Value>& changed) {
   Makers makers(rewrite, uses);
   const Meta& meta = rewrite.meta(scaling.src);
   if (meta.dims.size() < 2 || !makers.find(scaling.src, scaling.dim)) return false;
@@ -285,6 +292,7 @@ bool fold_into_makers(const Rewrite& rewrite, const Scaling& scaling, const Uses
     }
     part.layer->name += " + " + scaling.word;
   }
+  changed.insert(makers.between().begin(), makers.between().end());
   return true;
 }
 
@@ -337,6 +345,7 @@ class Folding {
     for (Node& node : nodes) fold(node, &Folding::into_affine);
     round_affines(rewrite_.graph);
     sweep(rewrite_.graph);
+    rename_changed();
   }
 
  private:
@@ -349,7 +358,9 @@ class Folding {
   }
 
   void into_makers(Node& node, const Scaling& scaling, bool) {
-    if (fold_into_makers(rewrite_, scaling, uses_, rewrite_.weights)) join(node, scaling.src);
+    if (fold_into_makers(rewrite_, scaling, uses_, rewrite_.weights, changed_)) {
+      join(node, scaling.src);
+    }
   }
 
   void into_reader(Node& node, const Scaling& scaling, bool) {
@@ -377,8 +388,22 @@ class Folding {
     node.outputs.clear();
   }
 
+  // A value that is not what the model computed gets a number that no value of the model has:
+  // whoever compares them must not meet it.
+  void rename_changed() {
+    for (Node& node : rewrite_.graph.nodes) {
+      for (Value& value : node.outputs) {
+        if (!changed_.contains(value)) continue;
+        const Value fresh = add_value(rewrite_, rewrite_.meta(value));
+        replace(rewrite_.graph, value, fresh);
+        value = fresh;
+      }
+    }
+  }
+
   Rewrite& rewrite_;
   Uses uses_;
+  std::set<Value> changed_;
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 //
 // A node that has a kernel in bfloat16 and is a product (convolution, linear) computes in it. What
 // surrounds products follows them, so that conversions are few. Everything else stays in float32:
-// ops without such a kernel, positions, statistics, and sums with a value that is float32. These are
-// the rules of torch.autocast, with one difference: constants do not decide a type.
+// ops without such a kernel, positions, statistics, and sums with a value that is float32. These
+// are the rules of torch.autocast, with one difference: constants do not decide a type.
 #include "graph/passes/types.h"
 
 #include <algorithm>
@@ -18,11 +18,11 @@ namespace {
 // ATen's ops whose results are elements of what they read, in another place.
 bool only_moves(const Node& node) {
   return is_reshape(node) || moves_elements(node) ||
-         is_any(node, {"aten::cat",     "aten::stack",        "aten::expand", "aten::slice",
-                       "aten::select",  "aten::narrow",       "aten::split",  "aten::chunk",
-                       "aten::unbind",  "aten::index_select", "aten::flip",   "aten::roll",
-                       "aten::repeat",  "aten::clone",        "aten::movedim", "aten::swapaxes",
-                       "aten::adjoint", "aten::split_with_sizes"});
+         is_any(node,
+                {"aten::cat", "aten::stack", "aten::expand", "aten::slice", "aten::select",
+                 "aten::narrow", "aten::split", "aten::chunk", "aten::unbind", "aten::index_select",
+                 "aten::flip", "aten::roll", "aten::repeat", "aten::clone", "aten::movedim",
+                 "aten::swapaxes", "aten::adjoint", "aten::split_with_sizes"});
 }
 
 Types types_of(const Rewrite& rewrite, const Node& node) {
@@ -51,9 +51,15 @@ class Typing {
   }
 
  private:
+  bool is_kept(std::string_view module) const {
+    return std::ranges::any_of(narrowing_.keep, [&](const std::string& path) {
+      return path.empty() || module == path || module.starts_with(path + ".");
+    });
+  }
+
   // Counts stretches, so it is called for each node in order.
   bool is_in_float32(const Node& node) {
-    const bool wide = narrowing_.in_float32.contains(stretch_);
+    const bool wide = narrowing_.in_float32.contains(stretch_) || is_kept(node.origin.module);
     if (std::ranges::any_of(node.outputs,
                             [&](Value value) { return narrowing_.cuts.contains(value); })) {
       ++stretch_;
@@ -78,8 +84,8 @@ class Typing {
   // Some kinds read parameters behind the operands, in float32 always.
   static std::span<const Argument> tied(const Node& node) {
     return std::span(node.arguments)
-        .first(std::min(node.arguments.size(), node.is(nodes::boxed) ? std::size_t{1}
-                                                                     : node.kind->tied_end));
+        .first(std::min(node.arguments.size(),
+                        node.is(nodes::boxed) ? std::size_t{1} : node.kind->tied_end));
   }
 
   void decide(const Node& node, Types types) {
@@ -88,7 +94,7 @@ class Typing {
     const bool each = types == Types::kEachItsOwn;
     for_operands(node, [&](Value value) {
       // What broadcasts is small, and does not decide.
-      if (each && rewrite_.meta(value).dims != rewrite_.meta(node.output()).dims) return;
+      if (each && elements(value) != elements(node.output())) return;
       (narrow_.contains(value) ? narrow : wide) += elements(value);
     });
     // A sum of both types stays in float32. A concat takes the type of most of it.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include "graph/graph.h"
 
@@ -14,6 +16,7 @@ struct Rewrite;  // rules.h
 struct Narrowing {
   std::set<Value> cuts = {};
   std::set<std::size_t> in_float32 = {};  // stretches that stay in float32
+  std::vector<std::string> keep = {};     // modules that do, by their paths, with all inside
 };
 
 // Decides for each float32 value whether it becomes bfloat16, and adds conversions. Runs after all

@@ -123,7 +123,7 @@ class MemoryPlanner {
     if (!differ) return;
     if (!whole) {
       operands.erase(tail + 1, operands.end());
-      if (dst.dtype == at::kFloat && is_over_by(operands.back(), i)) place_behind(to, operands);
+      if (dst.dtype != at::kByte && is_over_by(operands.back(), i)) place_behind(to, operands);
     } else if (place_all(to, operands)) {
       result_.slots[to].is_given = true;
       result_.copies[i] = false;

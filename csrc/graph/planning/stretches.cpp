@@ -1,5 +1,5 @@
-// Cuts two plans of one graph, in bfloat16 and in float32, at the values that both make, and takes the
-// faster type for each stretch between. A change of type costs a conversion.
+// Cuts two plans of one graph, in bfloat16 and in float32, at the values that both make, and takes
+// the faster type for each stretch between. A change of type costs a conversion.
 #include "graph/planning/stretches.h"
 
 #include <algorithm>
@@ -79,8 +79,8 @@ std::vector<Stretch> stretches_of(const TimedPlan& in_bfloat16, const TimedPlan&
 }  // namespace
 
 std::set<std::size_t> faster_in_float32(const std::vector<Stretch>& stretches) {
-  // By the type of the last stretch so far, bfloat16 [0] or float32 [1]: the least time, and for each
-  // stretch the type of the one before.
+  // By the type of the last stretch so far, bfloat16 [0] or float32 [1]: the least time, and for
+  // each stretch the type of the one before.
   std::array<double, 2> least{0, 0};
   std::vector<std::array<std::size_t, 2>> before;
   for (const Stretch& stretch : stretches) {

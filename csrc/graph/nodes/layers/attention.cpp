@@ -22,7 +22,8 @@ namespace {
 // What a node holds. The node reads query, key, value and, if there is one, the bias of the scores.
 struct Attention {
   double scale;
-  bool key_is_transposed;  // [..., D, S]
+  bool key_is_transposed;             // [..., D, S]
+  at::ScalarType dtype = at::kFloat;  // of the result
 };
 
 // ---- from ops to nodes --------------------------------------------------------------------------
@@ -359,8 +360,11 @@ void find(Rewrite& rewrite) {
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
   const Dims& query = metas[Uses::at(node.read(0))].dims;
-  return {{dims_in_memory(query, metas[Uses::at(node.read(2))].dims.back()), at::kFloat}};
+  return {{dims_in_memory(query, metas[Uses::at(node.read(2))].dims.back()),
+           node.as<Attention>()->dtype}};
 }
+
+void narrow(Rewrite&, Node& node) { node.as<Attention>()->dtype = at::kBFloat16; }
 
 // ---- running ------------------------------------------------------------------------------------
 
@@ -396,6 +400,8 @@ constinit const NodeKind nodes::attention = {
     .name = "attention",
     .find = find,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
+    .narrow = narrow,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kPlain}); },
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,

@@ -233,6 +233,7 @@ const Node* gather_for(const Planner& planner, const Node& node, const Choice& c
   const auto* gather = maker ? maker->as<Gather>() : nullptr;
   if (!gather || !traits_of(choice).gathers_channels) return nullptr;
   if (planner.home(src) != choice.problem.src_format) return nullptr;
+  if (choice.problem.dtype != at::kFloat) return nullptr;
   return gathers_in_place(choice.problem, gather->channels) ? maker : nullptr;
 }
 

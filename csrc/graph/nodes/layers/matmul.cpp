@@ -16,6 +16,7 @@ namespace {
 // product [..., M, N] with its dims in this order.
 struct Matmul {
   Dims order;
+  at::ScalarType dtype = at::kFloat;  // of the result
 };
 
 bool fits(const Rewrite& rewrite, const Node& node) {
@@ -64,8 +65,10 @@ std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
       matmul_dims(metas[Uses::at(node.read(0))].dims, metas[Uses::at(node.read(1))].dims);
   Dims ordered;
   for (const std::int64_t dim : node.as<Matmul>()->order) ordered.push_back(dims[Uses::at(dim)]);
-  return {{ordered, at::kFloat}};
+  return {{ordered, node.as<Matmul>()->dtype}};
 }
+
+void narrow(Rewrite&, Node& node) { node.as<Matmul>()->dtype = at::kBFloat16; }
 
 Prepared prepare(const Step& step, const Running& running) {
   const Dims& order = step.node->as<Matmul>()->order;
@@ -92,6 +95,8 @@ constinit const NodeKind nodes::matmul = {
     .find = find,
     .fuse = fuse,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
+    .narrow = narrow,
     .fixed = [](const Node&) { return std::optional(FixedFormats{kStrided, kPlain}); },
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .prepare = prepare,

@@ -17,6 +17,7 @@
 #include "graph/planning/planner.h"
 #include "ops/images/resampling.h"
 #include "runtime/estimated_threads.h"
+#include "runtime/isa.h"
 #include "torch_blocked/threads.h"
 
 namespace torch_blocked::graph {
@@ -86,9 +87,10 @@ std::optional<ResamplingProblem> resampling_problem(const Node& node,
   if (!row || !row->interpolation || format == kPlain) return std::nullopt;
   const Meta &src = metas[Uses::at(node.read(0))], &dst = metas[Uses::at(node.output())];
   const auto r = resampling_of(node, dst.dims);
-  if (!r || (dst.dtype != at::kFloat && !is_nearest(*row->interpolation)) ||
-      c10::multiply_integers(dst.dims) == 0)
+  const bool sums = dst.dtype == at::kFloat || (dst.dtype == at::kBFloat16 && multiplies_bfloats());
+  if (!r || !(sums || is_nearest(*row->interpolation)) || c10::multiply_integers(dst.dims) == 0) {
     return std::nullopt;
+  }
   return ResamplingProblem{.interpolation = *row->interpolation,
                            .src_dims = src.dims,
                            .dst_dims = dst.dims,
@@ -275,13 +277,6 @@ bool takes(const Candidate& candidate) {
   return std::ssize(candidate.result().dims) == spatial + 2;
 }
 
-// Resampling in bfloat16 has a kernel where it only picks pixels.
-Types types(const Rewrite&, const Node& node) {
-  const Resampler* row = resampler(node);
-  const bool picks = row && row->interpolation && is_nearest(*row->interpolation);
-  return picks || !row || !row->interpolation ? Types::kFollows : Types::kFloat32;
-}
-
 // In nchw ATen computes one output after the other: 15 to 44 ns each with a window, 1 to 5 ns
 // without (Sapphire Rapids, one thread). Other formats take a tenth of that or less.
 double cost(Planner& planner, const Node& node, Format format) {
@@ -404,7 +399,7 @@ constinit const NodeKind nodes::pooling = {
     .find = find_means,
     .takes = takes,
     .takes_bytes = true,
-    .types = types,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .cost = cost,
     .plan = plan,
     .fills = fills,

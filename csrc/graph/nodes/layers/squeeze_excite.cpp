@@ -212,7 +212,8 @@ SqueezeExciteProblem problem_of(const SqueezeExcite& node, const SlotPlan& dst) 
                                .format = dst.format,
                                .layers = {},
                                .gate = node.gate,
-                               .epilogue = node.epilogue};
+                               .epilogue = node.epilogue,
+                               .dtype = dst.dtype};
   for (const Layer& layer : node.layers) {
     problem.layers.push_back({layer.weight.sizes()[1], layer.weight.sizes()[0], layer.activation});
   }
@@ -237,10 +238,10 @@ Prepared prepare(const Step& step, const Running& running) {
     return plan.pack(layers);
   });
   return {[&tensors = running.tensors, run = std::move(plan.run), packed, src, residual, dst] {
-            run({.src = tensors[src].const_data_ptr<float>(),
-                 .residual = residual ? tensors[*residual].const_data_ptr<float>() : nullptr,
+            run({.src = tensors[src].const_data_ptr(),
+                 .residual = residual ? tensors[*residual].const_data_ptr() : nullptr,
                  .weights = packed.const_data_ptr<float>(),
-                 .dst = tensors[dst].mutable_data_ptr<float>()});
+                 .dst = tensors[dst].mutable_data_ptr()});
           },
           true};
 }
@@ -256,6 +257,7 @@ constinit const NodeKind nodes::squeeze_excite = {
     .name = "squeeze_excite",
     .combine = combine,
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .prefers_blocks = true,
     .cost = cost,
     .fills = [](const Step&, const SlotPlan&) { return true; },

@@ -13,26 +13,16 @@
 namespace torch_blocked::graph {
 namespace {
 
-// Lanes are moved four bytes at a time, so bytes and bfloat16 must be whole blocks.
-bool has_whole_blocks(const Node& node, const std::vector<Meta>& metas) {
-  bool whole = true;
-  for_values(node.arguments, [&](Value value) {
-    whole &= metas[Uses::at(value)].dims[1] % native_blocks()[0] == 0;
-  });
-  return whole;
-}
-
+// Lanes are moved four or two bytes at a time, so bytes must be whole blocks.
 bool takes(const Candidate& candidate) {
   const at::ScalarType dtype = candidate.result().dtype;
   if (!is_concat(candidate.node, 1, candidate.result().dims.size())) return false;
-  const bool is_narrow = dtype == at::kByte || dtype == at::kBFloat16;
-  return (dtype == at::kFloat ||
-          (is_narrow && has_whole_blocks(candidate.node, candidate.metas))) &&
-         candidate.reads_images();
-}
-
-Types types(const Rewrite& rewrite, const Node& node) {
-  return has_whole_blocks(node, rewrite.metas) ? Types::kFollows : Types::kFloat32;
+  bool whole = true;
+  for_values(candidate.node.arguments, [&](Value value) {
+    whole &= candidate.meta(value).dims[1] % native_blocks()[0] == 0;
+  });
+  const bool moves_lanes = dtype == at::kFloat || dtype == at::kBFloat16;
+  return (moves_lanes || (dtype == at::kByte && whole)) && candidate.reads_images();
 }
 
 // Copies whole blocks, one operand after the other in each image.
@@ -62,11 +52,12 @@ Prepared prepare_lanes(const Running& running, const std::vector<Slot>& srcs, Sl
   const SlotPlan& dst = running.plan.slots[to];
   const std::vector<std::int64_t> counts = channel_counts(running.plan, srcs);
   const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
-  ChannelGather join(joined_channels(counts), counts, dst.dims[0], pixels, dst.format.block);
+  ChannelGather join(joined_channels(counts), counts, dst.dims[0], pixels, dst.format.block,
+                     static_cast<std::int64_t>(c10::elementSize(dst.dtype)));
   return {[&tensors = running.tensors, join = std::move(join), srcs, to,
            blocks = leading_blocks(counts, dst.format.block)] {
-            const std::vector<const float*> places = data_of(tensors, srcs);
-            auto* out = tensors[to].mutable_data_ptr<float>();
+            const std::vector<const void*> places = data_of(tensors, srcs);
+            void* out = tensors[to].mutable_data_ptr();
             join.run(places, out, places[0] == out ? blocks : 0);
           },
           true};
@@ -77,8 +68,8 @@ Prepared prepare(const Step& step, const Running& running) {
   const Slot dst = step.writes[0];
   const SlotPlan& slot = running.plan.slots[dst];
   if (slot.is_blocked()) {
-    return slot.dtype == at::kFloat ? prepare_lanes(running, srcs, dst)
-                                    : prepare_blocks(running, srcs, dst);
+    return slot.dtype == at::kByte ? prepare_blocks(running, srcs, dst)
+                                   : prepare_lanes(running, srcs, dst);
   }
   return {[&tensors = running.tensors, srcs, dst] {
     std::vector<at::Tensor> operands;
@@ -93,7 +84,7 @@ constinit const NodeKind nodes::concat = {
     .name = "concat",
     .takes = takes,
     .takes_bytes = true,
-    .types = types,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .joins_channels = true,
     .prepare = prepare,

@@ -201,7 +201,8 @@ class Finder {
     if (value == kNone || graph_.constants.contains(value)) return std::nullopt;
     if (known_[at(value)]) return known_[at(value)];
     const auto& [dims, dtype] = metas_[at(value)];
-    if (dims.size() < 3 || dims.size() > 5 || dtype != at::kFloat) return std::nullopt;
+    const bool moves = dtype == at::kFloat || dtype == at::kBFloat16;
+    if (dims.size() < 3 || dims.size() > 5 || !moves) return std::nullopt;
     Dims shape(dims.size(), 1);
     shape[1] = dims[1];
     const at::Tensor numbers = at::arange(dims[1], at::kLong).add(value * kSource).view(shape);
@@ -345,9 +346,10 @@ Prepared prepare(const Step& step, const Running& running) {
   const SlotPlan& dst = running.plan.slots[to];
   if (dst.is_blocked()) {
     const std::int64_t pixels = c10::multiply_integers(at::IntArrayRef(dst.dims).slice(2));
-    ChannelGather run(gather.channels, counts, dst.dims[0], pixels, dst.format.block);
+    ChannelGather run(gather.channels, counts, dst.dims[0], pixels, dst.format.block,
+                      static_cast<std::int64_t>(c10::elementSize(dst.dtype)));
     return {[&tensors = running.tensors, run = std::move(run), srcs, to] {
-              run.run(data_of(tensors, srcs), tensors[to].mutable_data_ptr<float>());
+              run.run(data_of(tensors, srcs), tensors[to].mutable_data_ptr());
             },
             true};
   }
@@ -378,10 +380,10 @@ std::vector<std::int64_t> channel_counts(const Plan& plan, const std::vector<Slo
   return counts;
 }
 
-std::vector<const float*> data_of(const std::vector<at::Tensor>& tensors,
-                                  const std::vector<Slot>& slots) {
-  std::vector<const float*> pointers;
-  for (const Slot slot : slots) pointers.push_back(tensors[slot].const_data_ptr<float>());
+std::vector<const void*> data_of(const std::vector<at::Tensor>& tensors,
+                                 const std::vector<Slot>& slots) {
+  std::vector<const void*> pointers;
+  for (const Slot slot : slots) pointers.push_back(tensors[slot].const_data_ptr());
   return pointers;
 }
 
@@ -389,6 +391,7 @@ constinit const NodeKind nodes::gather = {
     .name = "gather",
     .combine = [](Rewrite& rewrite) { Finder(rewrite).run(); },
     .results = results,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .cost = cost,
     .waits = true,  // convolutions may read the sources instead
     .fills = [](const Step&, const SlotPlan& dst) { return dst.is_blocked(); },

@@ -15,7 +15,7 @@ struct Gather {
 // The slots of a gather's sources, how many channels each has, and the data of each.
 std::vector<Slot> sources(const Step& step, const Node& gather);
 std::vector<std::int64_t> channel_counts(const Plan& plan, const std::vector<Slot>& slots);
-std::vector<const float*> data_of(const std::vector<at::Tensor>& tensors,
-                                  const std::vector<Slot>& slots);
+std::vector<const void*> data_of(const std::vector<at::Tensor>& tensors,
+                                 const std::vector<Slot>& slots);
 
 }  // namespace torch_blocked::graph

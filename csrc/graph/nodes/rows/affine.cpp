@@ -70,18 +70,13 @@ void fuse(Rewrite& rewrite) {
     auto* affine = node.as<Affine>();
     Node* reader = affine ? uses.only_reader(node.output()) : nullptr;
     const auto activation = reader ? find_activation(*reader) : std::nullopt;
-    if (!activation || rewrite.meta(node.output()).dtype != at::kFloat) continue;
+    if (!activation) continue;
     affine->activation = *activation;
     node.name = joined_name(node.name, *reader);
     node.outputs = reader->outputs;
     reader->outputs.clear();
   }
   sweep(rewrite.graph);
-}
-
-Types types(const Rewrite&, const Node& node) {
-  const bool activates = node.as<Affine>()->activation.kind != Activated::kNone;
-  return activates ? Types::kFloat32 : Types::kFollows;
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -116,7 +111,11 @@ Prepared prepare(const Step& step, const Running& running) {
       for (std::int64_t i = begin; i < end; ++i) {
         affine(rows_of, i, i + 1);
         if (epilogue.empty()) continue;
-        table.finish(epilogue, nullptr, static_cast<float*>(dst) + i * row, row);  // in cache
+        if (is_float32) {  // in cache
+          table.finish(epilogue, nullptr, static_cast<float*>(dst) + i * row, row);
+        } else {
+          table.finish_bfloats(epilogue, nullptr, static_cast<std::uint16_t*>(dst) + i * row, row);
+        }
       }
     });
   };
@@ -130,7 +129,7 @@ constinit const NodeKind nodes::affine = {
     .find = fold_scalings,
     .fuse = fuse,
     .results = results,
-    .types = types,
+    .types = [](const Rewrite&, const Node&) { return Types::kFollows; },
     .prefers_blocks = true,
     .fills = [](const Step&, const SlotPlan&) { return true; },
     .stored_over = [](const Step& step) { return step.node->read(0); },

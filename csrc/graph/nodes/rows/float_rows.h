@@ -14,8 +14,8 @@ struct FloatRows {
   bool src_is_bfloat16, dst_is_bfloat16;
   std::int64_t columns;
 
-  // Calls run(src, dst, count) on [begin, end), some `at_once` rows at a time. There src and dst may
-  // be the same.
+  // Calls run(src, dst, count) on [begin, end), some `at_once` rows at a time. There src and dst
+  // may be the same.
   template <typename F>
   void for_each(std::int64_t begin, std::int64_t end, std::int64_t at_once, F&& run) const {
     const auto* floats = static_cast<const float*>(src);
