@@ -31,6 +31,22 @@ def in_float64(
 
     step: the largest relative change by rounding; each number is changed by a random part of it.
     shift: all numbers of a result are also shifted together, by a part of the largest."""
+    try:
+        return interpreted(captured, inputs, lambda *_: None, step=step, shift=shift)
+    except Exception:  # an op with number types of its own, say
+        return None
+
+
+def interpreted(
+    captured: Capture,
+    inputs: Sequence[Tensor],
+    seen: Callable[[int, Any], None],
+    *,
+    step: float = 0,
+    shift: bool = False,
+) -> list[Any]:
+    """The same. seen: called with each input and result of an op, and its number, when it is there;
+    it is dropped after its last reader. Raises what an op raises that does not run in float64."""
     random = torch.Generator().manual_seed(0)
 
     def rounded(value: Any) -> Any:
@@ -44,16 +60,17 @@ def in_float64(
         largest = value.abs().nan_to_num_(0, 0, 0).max()
         return moved + step * largest * _signed(random) if shift else moved
 
-    try:
-        values = {value: rounded(each) for value, each in zip(captured.inputs, inputs, strict=True)}
-        values |= {value: _wide(each) for value, each in captured.constants.items()}
-        for node, last in zip(captured.nodes, _last_reads(captured), strict=True):
-            _run(node, values, rounded)
-            for value in last:
-                values.pop(value, None)
-        return [values[each[1]] if _is_value(each) else each for each in captured.outputs]
-    except Exception:  # an op with number types of its own, say
-        return None
+    values = {value: rounded(each) for value, each in zip(captured.inputs, inputs, strict=True)}
+    for value, each in values.items():
+        seen(value, each)
+    values |= {value: _wide(each) for value, each in captured.constants.items()}
+    for node, last in zip(captured.nodes, _last_reads(captured), strict=True):
+        _run(node, values, rounded)
+        for value in node.outputs:
+            seen(value, values[value])
+        for value in last:
+            values.pop(value, None)
+    return [values[each[1]] if _is_value(each) else each for each in captured.outputs]
 
 
 def _signed(random: torch.Generator) -> float:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked import _C
-from torch_blocked.arguments import check_model, checked_example
+from torch_blocked.arguments import check_flag, check_model, checked_example
+from torch_blocked.compare import compared
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.environment import env
 from torch_blocked.explain_eager import eager
@@ -84,6 +85,7 @@ def explain(
     *,
     example_kwargs: dict[str, Any] | None = None,
     tune: Tune = True,
+    errors: bool = False,
 ) -> Explanation:
     """Explains each layer of a model: whether it is blocked, by which implementation, what other
     implementations would cost, and if it is not blocked, why.
@@ -94,8 +96,12 @@ def explain(
     example_inputs, example_kwargs: as for optimize().
     tune: as for optimize(). Unless it is False, implementations that did not run are measured too;
     if it is False, only their refusals are reported.
-    Raises what optimize() raises."""
+    errors: run the optimized model's ops in float64 too. Layers then have the errors that compare()
+    would tell of the optimized model and of what it was made from.
+    Raises what optimize() raises and, for errors, what compare() raises for a model that cannot be
+    compared."""
     check_model("explain", model)
+    check_flag("explain", "errors", errors)
     is_optimized = isinstance(model, OptimizedModule | OptimizedParts)
     if is_optimized and example_inputs == () and not example_kwargs:
         args, kwargs = getattr(model, "_example", ((), {}))
@@ -109,7 +115,7 @@ def explain(
             optimized = optimize(model, args, example_kwargs=kwargs, tune=tune)
             original = model
         bar.update()
-        run = planned(optimized, args, kwargs)
+        run = planned(optimized, args, kwargs, errors)
         bar.update()
         none = Run([], "no model is kept")
         by_ops = none if original is None else eager(original, args, kwargs)
@@ -120,26 +126,34 @@ def explain(
     return Explanation(name, run, by_ops, measured)
 
 
-def planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+def planned(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], errors: bool = False
+) -> Run:
     """The steps of an optimized model for these arguments."""
     if isinstance(model, OptimizedParts):
-        return _of_parts(model, args, kwargs)
+        return _of_parts(model, args, kwargs, errors)
     assert isinstance(model, OptimizedModule)
     form, call = model._form_for(args, kwargs)
     if isinstance(form, _Instead):
         parts = model._parts_for(form)
         if parts is None:
             return Run([], f"the model itself runs, because {form.reason}")
-        return planned(parts, args, kwargs)
+        return planned(parts, args, kwargs, errors)
     run = Run(_layers(form.compiled, call.inputs))
     run.count_reorders()
+    for row in compared(model, form, call, form.captured).rows if errors else ():
+        layer = run.layers[row.step]
+        layer.error = max(layer.error or 0.0, row.error)
+        layer.added = max(layer.added or 0.0, row.added)
     if model.choice != "blocked":
         what = "the model's own ops run" if model.choice == "dense" else "the model itself runs"
         run.note = f"{what}, because they were {model.reason}; this is the plan that does not"
     return run
 
 
-def _of_parts(model: OptimizedParts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+def _of_parts(
+    model: OptimizedParts, args: tuple[Any, ...], kwargs: dict[str, Any], errors: bool
+) -> Run:
     with torch.no_grad():
         model(*args, **kwargs)
     if not model._compiles:
@@ -147,7 +161,7 @@ def _of_parts(model: OptimizedParts, args: tuple[Any, ...], kwargs: dict[str, An
     run = Run([], f"runs in {len(model._parts)} parts, because {model._reason}")
     for part in model._parts:
         first = len(run.layers)
-        for layer in planned(part, *part._example).layers:
+        for layer in planned(part, *part._example, errors).layers:
             layer.reads = [at + first if at >= 0 else at for at in layer.reads]
             run.layers.append(layer)
     return run

@@ -54,6 +54,8 @@ class Layer:
     reorders: int = 0  # before and after it, from and into other formats
     reorder_ms: float = 0.0
     inner_reorders: int = 0  # of its operands, within its own time
+    error: float | None = None  # as of compare(), if explain() was asked for errors
+    added: float | None = None
 
     @property
     def next_best(self) -> str:
@@ -112,6 +114,7 @@ class Run:
         return sum(each.ms for each in self.layers)
 
     def table(self) -> str:
+        errors = any(each.error is not None for each in self.layers)
         rows = [
             (
                 each.module or "(model)",
@@ -121,13 +124,26 @@ class Run:
                 "-" if each.kind == "reorder" else "yes" if each.blocked else "no",
                 each.implementation,
                 f"{each.ms:.3f}",
+                *([_error(each.error), _error(each.added)] if errors else []),
                 each.next_best,
                 each.sentence,
             )
             for each in self.layers
         ]
-        header = ("module", "op", "dims", "format", "blocked", "by", "ms", "next best", "why")
-        table = columns(header, rows, "llllllrll")
+        more = ("error", "added") if errors else ()
+        header = (
+            "module",
+            "op",
+            "dims",
+            "format",
+            "blocked",
+            "by",
+            "ms",
+            *more,
+            "next best",
+            "why",
+        )
+        table = columns(header, rows, "llllllr" + "r" * len(more) + "ll")
         blocked = sum(each.blocked for each in self.layers if each.kind == "layer")
         inner = sum(each.inner_reorders for each in self.layers)
         moved = sum(each.ms for each in self.reorders)
@@ -164,6 +180,10 @@ def _where(format_out: str) -> str:
 def _costs(each: Alternative) -> bool:
     """Whether it would take longer, by a finite time: infinity means that no kernel does it."""
     return 0 < each.microseconds < float("inf")
+
+
+def _error(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1e}"
 
 
 def _between(before: str, after: str) -> str:
