@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers.int8_layers import ACTIVATIONS, OPS, Conv, Padded, check, fake
 from helpers.optimized import blocked
+from helpers.problems import CHANNELS
 from torch import nn
 
 import torch_blocked as tb
@@ -316,6 +317,39 @@ def test_sums_of_bytes_and_numbers():
     torch.testing.assert_close(fast(x, y), Sum()(x, y))
     model = Function(lambda x: x + y).eval()
     assert_bytes(model, x)
+
+
+class Norm(nn.Module):
+    """A norm between bytes: of tokens, or of the channels of an image."""
+
+    def __init__(self, channels, of_images):
+        super().__init__()
+        self.norm, self.of_images = nn.LayerNorm(channels), of_images
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+        self.first, self.last = Conv(3, channels, padding=1), Conv(channels, 9, 1)
+
+    def forward(self, x):
+        if self.of_images:
+            return self.last(self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return fake(self.norm(fake(x, 0.05, 117)), 0.03, 101)
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("of_images", (False, True))
+def test_norms_between_bytes(channels, of_images):
+    model = Norm(channels, of_images).eval()
+    for images in (1, 3, 0):
+        x = torch.randn(images, 3, 7, 5) if of_images else torch.randn(images, 11, channels)
+        fast = blocked(model, x if images else torch.randn(1, *x.shape[1:]), verify=False)
+        with torch.no_grad():
+            result, expected = fast(x), model(x)
+        # A byte may be the next one where a number lies between two.
+        assert result.shape == expected.shape and torch.equal(result, fast(x))
+        if images:
+            assert ((result - expected).abs() > 1e-4).double().mean() <= 0.05
+            ops = [step.op for step in fast.steps()]
+            assert sum("quantize" in op for op in ops) == 2, fast.plan()  # the ends
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

@@ -229,6 +229,19 @@ Prepared prepare(const Step& step, const Running& running,
 
 }  // namespace
 
+void join_bytes(const Uses& uses, Node& node, Bytes& bytes) {
+  const Node* maker = uses.maker[Uses::at(node.read(0))];
+  if (const Quantization* q = quantization_of(maker, nodes::dequantize)) {
+    bytes.src = *q;
+    node.arguments[0] = maker->arguments[0];
+  }
+  Node* reader = uses.only_reader(node.output());
+  if (const Quantization* q = quantization_of(reader, nodes::quantize)) {
+    bytes.dst = *q;
+    node.outputs = std::exchange(reader->outputs, {});
+  }
+}
+
 bool makes_numbers(const Node& node) {
   const Op* op = op_of(node);
   return node.name == kPerChannel || (op && !op->quantizes);

@@ -17,6 +17,14 @@ inline const Quantization* quantization_of(const Node* node, const NodeKind& kin
   return node && node->is(kind) ? &node->as<Quantized>()->quantization : nullptr;
 }
 
+// The bytes that a node reads and makes in place of numbers; none: numbers.
+struct Bytes {
+  std::optional<Quantization> src, dst;
+};
+// Makes a node that reads one value read the bytes of a dequantization, and make the bytes of a
+// quantization that alone reads its result. Clears the outputs of that one.
+void join_bytes(const Uses& uses, Node& node, Bytes& bytes);
+
 // int8 constants that a node turns into numbers, and their scales, one per entry of dim `axis`.
 struct QuantizedConstant {
   at::Tensor values, scales;  // scales: float32, one entry if there is no axis

@@ -7,9 +7,9 @@
 #include <array>
 #include <set>
 
+#include "graph/nodes/rows/float_rows.h"
 #include "graph/nodes/rows/layer_norm.h"
 #include "graph/planning/planner.h"
-#include "runtime/memory/workspace.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -196,7 +196,15 @@ void find(Rewrite& rewrite) {
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {{metas[Uses::at(node.read(0))].dims, node.as<ChannelNorm>()->norm.dtype}};
+  return {node.as<ChannelNorm>()->norm.result(metas[Uses::at(node.read(0))])};
+}
+
+void combine(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    if (auto* norm = node.as<ChannelNorm>()) join_bytes(uses, node, norm->norm.bytes);
+  }
+  sweep(rewrite.graph);
 }
 
 void narrow(Rewrite&, Node& node) { node.as<ChannelNorm>()->norm.dtype = at::kBFloat16; }
@@ -204,30 +212,20 @@ void narrow(Rewrite&, Node& node) { node.as<ChannelNorm>()->norm.dtype = at::kBF
 // Pixels of an image, each of `vectors` vectors of `block` channels, `step` numbers apart; in
 // channels-last one vector of all channels.
 struct Pixels {
-  std::int64_t vectors, block, step;
+  std::int64_t vectors, block, step, channels;
+  NumbersOf from, to;
 
   // Some pixels as float32 in `room`, where they lie without gaps, and back.
-  void load(const at::Tensor& image, std::int64_t at, std::int64_t count, float* room) const {
-    const std::int64_t size = count * block;
-    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += size) {
-      if (image.scalar_type() == at::kBFloat16) {
-        const auto* bits = static_cast<const std::uint16_t*>(image.const_data_ptr());
-        kernels::kernels().widen_bfloats(bits + at, room, size);
-      } else {
-        std::copy_n(image.const_data_ptr<float>() + at, size, room);
-      }
+  void load(const void* image, std::int64_t at, std::int64_t count, float* room) const {
+    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += count * block) {
+      from.load(image, at, count * block, room);
     }
   }
-  void store(const float* room, std::int64_t count, const at::Tensor& image,
-             std::int64_t at) const {
-    const std::int64_t size = count * block;
-    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += size) {
-      if (image.scalar_type() == at::kBFloat16) {
-        auto* bits = static_cast<std::uint16_t*>(image.mutable_data_ptr());
-        kernels::kernels().narrow_floats(room, bits + at, size);
-      } else {
-        std::copy_n(room, size, image.mutable_data_ptr<float>() + at);
-      }
+  void store(const float* room, std::int64_t count, void* image, std::int64_t at) const {
+    for (std::int64_t i = 0; i < vectors; ++i, at += step, room += count * block) {
+      to.store(room, count * block, image, at);
+      if (!to.bytes || i + 1 < vectors) continue;  // the zero of bytes is another number than 0
+      clear_lanes(static_cast<std::uint8_t*>(image) + at, count, block, channels - i * block);
     }
   }
 };
@@ -244,7 +242,7 @@ struct Images {
   void run(const at::Tensor& src, const at::Tensor& dst, std::int64_t i, std::int64_t begin,
            std::int64_t end) const {
     kernels::RowNormalization some = norm;
-    if (src.scalar_type() == at::kFloat && dst.scalar_type() == at::kFloat) {
+    if (of.from.are_floats() && of.to.are_floats()) {
       some.src = src.const_data_ptr<float>() + i * size;
       some.dst = dst.mutable_data_ptr<float>() + i * size;
       return kernel(some, begin, end);
@@ -255,24 +253,27 @@ struct Images {
     for (std::int64_t first = begin; first < end; first += group) {
       const std::int64_t now = std::min(group, end - first), at = i * size + first * of.block;
       if (of.vectors > 1) some.vector_step = now * of.block;
-      of.load(src, at, now, room);
+      of.load(src.const_data_ptr(), at, now, room);
       kernel(some, 0, now);
-      of.store(room, now, dst, at);
+      of.store(room, now, dst.mutable_data_ptr(), at);
     }
   }
 };
 
-Images images_of(const LayerNorm& norm, const SlotPlan& slot, std::vector<at::Tensor>& kept) {
+Images images_of(const LayerNorm& norm, const SlotPlan& src, const SlotPlan& slot,
+                 std::vector<at::Tensor>& kept) {
   const std::int64_t channels = slot.dims[1], all = c10::multiply_integers(slot.dims) / channels;
   Images images{.norm = normalization_of(norm, channels, kept),
                 .kernel = kernels::kernels().normalize_rows,
                 .pixels = all,
-                .of = {1, channels, 0}};
+                .of = {1, channels, 0, channels, {src, norm.bytes.src}, {slot, norm.bytes.dst}}};
   if (!slot.is_blocked()) return images;
   const std::int64_t block = slot.format.block;
   images.count = std::max<std::int64_t>(slot.dims[0], 1);
   images.pixels = all / images.count;
-  images.of = {slot.format.blocks(channels), block, images.pixels * block};
+  images.of.vectors = slot.format.blocks(channels);
+  images.of.block = block;
+  images.of.step = images.pixels * block;
   images.norm.row_step = block;
   images.norm.vector_step = images.of.step;
   images.size = images.of.vectors * images.of.step;
@@ -284,7 +285,8 @@ Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   std::vector<at::Tensor> kept;
   const Images images =
-      images_of(step.node->as<ChannelNorm>()->norm, running.plan.slots[dst], kept);
+      images_of(step.node->as<ChannelNorm>()->norm, running.plan.slots[src],
+                running.plan.slots[dst], kept);
   const auto run = [&tensors = running.tensors, src, dst, images, kept,
                     group = kernels::kernels().width] {
     // Groups of pixels that the kernel takes at once.
@@ -315,6 +317,7 @@ double cost(Planner&, const Node&, Format format) {
 constinit const NodeKind nodes::channel_norm = {
     .name = "channel_norm",
     .find = find,
+    .combine = combine,
     .results = results,
     .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
     .narrow = narrow,

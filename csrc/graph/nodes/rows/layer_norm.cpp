@@ -56,7 +56,15 @@ void find(Rewrite& rewrite) {
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
-  return {{metas[Uses::at(node.read(0))].dims, node.as<LayerNorm>()->dtype}};
+  return {node.as<LayerNorm>()->result(metas[Uses::at(node.read(0))])};
+}
+
+void combine(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    if (auto* norm = node.as<LayerNorm>()) join_bytes(uses, node, norm->bytes);
+  }
+  sweep(rewrite.graph);
 }
 
 void narrow(Rewrite&, Node& node) { node.as<LayerNorm>()->dtype = at::kBFloat16; }
@@ -67,9 +75,9 @@ Prepared prepare(const Step& step, const Running& running) {
   const std::int64_t channels = dims.back(), rows = c10::multiply_integers(dims) / channels;
   std::vector<at::Tensor> kept;
   const auto norm = normalization_of(*step.node->as<LayerNorm>(), channels, kept);
-  const auto is_narrow = [&](Slot slot) { return running.plan.slots[slot].dtype == at::kBFloat16; };
-  const auto run = [&tensors = running.tensors, src, dst, rows, norm, kept, from = is_narrow(src),
-                    to = is_narrow(dst)] {
+  const Bytes& bytes = step.node->as<LayerNorm>()->bytes;
+  const NumbersOf from(running.plan.slots[src], bytes.src), to(running.plan.slots[dst], bytes.dst);
+  const auto run = [&tensors = running.tensors, src, dst, rows, norm, kept, from, to] {
     const FloatRows all{tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr(), from, to,
                         norm.channels};
     const kernels::Kernels& table = kernels::kernels();
@@ -93,6 +101,7 @@ Prepared prepare(const Step& step, const Running& running) {
 constinit const NodeKind nodes::layer_norm = {
     .name = "layer_norm",
     .find = find,
+    .combine = combine,
     .results = results,
     .types = [](const Rewrite&, const Node&) { return Types::kEachItsOwn; },
     .narrow = narrow,

@@ -3,6 +3,7 @@
 
 #include "graph/nodes/boxed.h"
 #include "graph/nodes/layers.h"
+#include "graph/nodes/quantized/quantized.h"
 #include "graph/running/run.h"
 #include "kernels/kernels.h"
 #include "kernels/rows/normalization.h"
@@ -13,7 +14,10 @@ namespace torch_blocked::graph {
 struct LayerNorm {
   at::Tensor weight, bias;  // [C], or undefined
   double eps;
-  at::ScalarType dtype = at::kFloat;  // of the result
+  at::ScalarType dtype = at::kFloat;  // of the result, where that is not bytes
+  Bytes bytes = {};
+
+  Meta result(const Meta& src) const { return {src.dims, bytes.dst ? at::kByte : dtype}; }
 };
 
 // The arguments of the norm's kernel, except memory. Parameters are made dense and kept alive by

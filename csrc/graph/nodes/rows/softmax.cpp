@@ -38,9 +38,8 @@ Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   const Dims& dims = running.plan.slots[dst].dims;
   const std::int64_t columns = dims.back(), rows = c10::multiply_integers(dims) / columns;
-  const auto is_narrow = [&](Slot slot) { return running.plan.slots[slot].dtype == at::kBFloat16; };
-  const auto run = [&tensors = running.tensors, src, dst, columns, rows, from = is_narrow(src),
-                    to = is_narrow(dst)] {
+  const NumbersOf from(running.plan.slots[src], {}), to(running.plan.slots[dst], {});
+  const auto run = [&tensors = running.tensors, src, dst, columns, rows, from, to] {
     const FloatRows all{tensors[src].const_data_ptr(), tensors[dst].mutable_data_ptr(), from, to,
                         columns};
     parallel_units(rows, columns, [&](std::int64_t begin, std::int64_t end) {
