@@ -62,7 +62,7 @@ Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights, C
       tuner_(std::move(tuner)) {
   check_devices(graph_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  fold_constants(graph_, makes_numbers);
+  fold_constants(graph_, widens_bytes);
   settle_masks(graph_);
 }
 

@@ -135,8 +135,9 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights,
               const Narrowing* narrowing = nullptr);
 
 // simplify.cpp: runs ops that read only constants, once for all sizes, except those to `keep`.
+using Keeps = std::function<bool(const Graph& graph, const Node& node)>;
 void fold_constants(
-    Graph& graph, bool (*keep)(const Node& node) = [](const Node&) { return false; });
+    Graph& graph, const Keeps& keep = [](const Graph&, const Node&) { return false; });
 
 // guards.cpp: whether the graph is what the model computes for inputs of these metas.
 bool covers(const Graph& graph, const std::vector<Meta>& inputs);

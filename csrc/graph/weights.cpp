@@ -75,11 +75,14 @@ at::Tensor Weight::values() const {
     of_rows = of_rows.narrow(dim, 0, std::min<std::int64_t>(1, size));
   }
   of_rows = of_rows.to(at::kDouble).contiguous();
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kBFloat16, at::kHalf, source.scalar_type(), "torch_blocked::Weight::values", [&] {
+  AT_DISPATCH_FLOATING_TYPES_AND3(
+      at::kBFloat16, at::kHalf, at::kChar, source.scalar_type(), "torch_blocked::Weight::values",
+      [&] {
         const auto* from = dense.const_data_ptr<scalar_t>();
         if (dtype() == at::kBFloat16) {
           multiply_rows(from, of_rows, row, result.mutable_data_ptr<c10::BFloat16>());
+        } else if (dtype() == at::kFloat) {
+          multiply_rows(from, of_rows, row, result.mutable_data_ptr<float>());
         } else {
           multiply_rows(from, of_rows, row, result.mutable_data_ptr<scalar_t>());
         }

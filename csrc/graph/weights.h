@@ -27,6 +27,7 @@ struct Weight {
   at::IntArrayRef sizes() const { return source.sizes(); }
   std::vector<at::Tensor> parts() const { return {source, factors}; }
   at::ScalarType dtype() const { return narrowed.value_or(source.scalar_type()); }
+  Weight with(at::Tensor other_factors) const { return {source, other_factors, narrowed}; }
   // source * factors in dtype(), rounded once; the source itself if that is the same.
   at::Tensor values() const;
 };

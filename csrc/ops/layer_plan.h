@@ -30,6 +30,9 @@ struct LayerPlan {
   // dense.
   std::string weights_format;
   std::function<at::Tensor(const at::Tensor& weight)> pack;
+  // Packs signed bytes [outputs, inputs] and their scales [outputs], float32, instead; null: pack()
+  // takes weights as numbers.
+  std::function<at::Tensor(const at::Tensor& bytes, const at::Tensor& scales)> pack_bytes = {};
   // The size of what pack() makes; 0 if only packing tells.
   std::int64_t packed_bytes = 0;
   std::function<void(const LayerBuffers& buffers)> run;

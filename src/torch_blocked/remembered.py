@@ -87,7 +87,8 @@ def _weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_meta
+    is_wrapper = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return tensor.layout == torch.strided and not tensor.is_meta and not is_wrapper
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from helpers.int8_layers import ACTIVATIONS, OPS, Conv, Padded, check, fake
 from helpers.optimized import blocked
-from helpers.problems import CHANNELS
 from torch import nn
 
 import torch_blocked as tb

@@ -100,7 +100,10 @@ class ProductOps {
       if (!node.outputs.empty() && of_floats(node) && rewritten(node)) {
         made_.back().outputs = node.outputs;
       } else {
-        if (node.name.find("dequantize") != std::string::npos) bytes_.push_back(node.output());
+        const bool dequantizes = node.name.find("dequantize") != std::string::npos;
+        if (dequantizes || widens_bytes(rewrite_.graph, node)) {
+          bytes_[node.output()] = dequantizes ? nullptr : constant(node.read(0));
+        }
         made_.push_back(std::move(node));
       }
     }
@@ -166,7 +169,7 @@ class ProductOps {
   bool linear(const Node& node) {
     const Value src = node.read(0), weight = node.read(1), bias = node.read(2);
     if (src == kNone || weight == kNone || constant(weight)) return false;
-    if (std::ranges::count(bytes_, weight) > 0) return false;
+    if (bytes_.contains(weight)) return false;
     if (dims(src).size() < 2 || dims(weight).size() != 2) return false;
     if (bias == kNone && !is_none(node.arguments[2])) return false;
     const Value result = product(src, permuted(weight, {1, 0}));
@@ -237,6 +240,21 @@ class ProductOps {
       return make("aten::linear", "", {{ValueRef{left}}, {ValueRef{transposed}}, {c10::IValue()}},
                   meta);
     }
+    if (const auto bytes = bytes_.find(right);
+        bytes != bytes_.end() && bytes->second && !constant(left)) {
+      meta.dims.back() = dims(right)[1];
+      const Value transposed = add_constant(rewrite_, bytes->second->t());
+      const Meta numbers{{dims(right)[1], dims(right)[0]}, at::kFloat};
+      const Value weight = make("aten::to", "dtype",
+                                {{ValueRef{transposed}},
+                                 {c10::IValue(static_cast<std::int64_t>(at::kFloat))},
+                                 {c10::IValue(false)},
+                                 {c10::IValue(false)},
+                                 {c10::IValue()}},
+                                numbers);
+      return make("aten::linear", "", {{ValueRef{left}}, {ValueRef{weight}}, {c10::IValue()}},
+                  meta);
+    }
     if (const at::Tensor* weight = constant(left);
         weight && weight->dim() == 2 && dims(right).size() == 3 && !constant(right)) {
       meta.dims = {dims(right)[0], dims(left)[0], dims(right)[2]};
@@ -297,8 +315,9 @@ class ProductOps {
 
   Rewrite& rewrite_;
   std::vector<Node> made_;
-  std::vector<Value> bytes_;  // numbers that a node makes of bytes
-  Origin origin_;             // of the node that is rewritten
+  // Numbers that a node makes of bytes: of these constants, or by their scales (null).
+  std::map<Value, const at::Tensor*> bytes_;
+  Origin origin_;  // of the node that is rewritten
 };
 
 }  // namespace

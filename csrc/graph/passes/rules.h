@@ -14,6 +14,8 @@ using Activated = Activation::Kind;
 // nodes/quantized/quantized.cpp: whether a node turns bytes into numbers; layers of bytes read the
 // bytes themselves.
 bool makes_numbers(const Node& node);
+// The same for constants, also by a conversion to float32.
+bool widens_bytes(const Graph& graph, const Node& node);
 
 // Who makes and who reads each value.
 struct Uses {

@@ -147,7 +147,7 @@ Folded fold_after(const Convolution& convolution, const Affine& affine) {
     bias = bias.add(convolution.bias.to(at::kDouble).mul(affine.scale));
   }
   const at::Tensor factors = joined_factors(convolution.weight, scale.reshape(shape));
-  return {{convolution.weight.source, factors}, bias.to(convolution.weight.dtype())};
+  return {convolution.weight.with(factors), bias.to(convolution.weight.dtype())};
 }
 
 // The same for rows [N, I], whose channels are the last dim.
@@ -155,7 +155,7 @@ Folded fold_after(const Linear& linear, const Affine& affine) {
   at::Tensor bias = affine.shift;
   if (linear.bias.defined()) bias = bias.add(linear.bias.to(at::kDouble).mul(affine.scale));
   const at::Tensor factors = joined_factors(linear.weight, affine.scale.unsqueeze(1));
-  return {{linear.weight.source, factors}, bias.to(linear.weight.dtype())};
+  return {linear.weight.with(factors), bias.to(linear.weight.dtype())};
 }
 
 // W (scale x + shift) + b = (W scale) x + (W shift + b), by input channel. Every weight contributes
@@ -166,8 +166,7 @@ Folded fold_before(const Weight& weight, const at::Tensor& bias, const Affine& a
   const at::Tensor factors = joined_factors(weight, affine.shift.view(shape));
   at::Tensor shift = weight.source.to(at::kDouble).mul_(factors).flatten(1).sum(1);
   if (bias.defined()) shift = shift.add(bias.to(at::kDouble));
-  return {{weight.source, joined_factors(weight, affine.scale.view(shape))},
-          shift.to(weight.dtype())};
+  return {weight.with(joined_factors(weight, affine.scale.view(shape))), shift.to(weight.dtype())};
 }
 
 // Folds a scaling into the weights of a convolution or linear layer, once for all plans.

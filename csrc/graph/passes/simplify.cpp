@@ -292,7 +292,7 @@ bool join_epilogue(const Graph& graph, const Node& reader, Value value,
   return true;
 }
 
-void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
+void fold_constants(Graph& graph, const Keeps& keep) {
   std::set<Value> folded;
   for (Node& node : graph.nodes) {
     // The results of empty() and its variants are not filled, so they are no constants.
@@ -300,7 +300,7 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
     // For these ops oneDNN trusts sizes that infer() checks only later.
     constant &= !is_any(node, {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"});
     for_values(node.arguments, [&](Value value) { constant &= graph.constants.contains(value); });
-    if (!constant || keep(node)) continue;
+    if (!constant || keep(graph, node)) continue;
     const auto results =
         call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
     const bool tensors =
@@ -322,6 +322,23 @@ void fold_constants(Graph& graph, bool (*keep)(const Node& node)) {
   for (const Value value : folded) graph.constants.erase(value);  // only folded nodes read it
 }
 
+namespace {
+
+// Keeps what makes weights of linear layers, and nothing else, of bytes.
+Keeps for_linear_layers(Graph& graph) {
+  const Uses uses(graph);
+  std::set<Value> weights;
+  for (const Node& node : graph.nodes) {
+    if (node.name != "aten::linear" || node.read(1) == kNone) continue;
+    if (uses.only_reader(node.read(1))) weights.insert(node.read(1));
+  }
+  return [weights = std::move(weights)](const Graph& all, const Node& node) {
+    return weights.contains(node.output()) && widens_bytes(all, node);
+  };
+}
+
+}  // namespace
+
 void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights, const Narrowing* narrowing) {
   Rewrite rewrite{graph, metas, weights, narrowing != nullptr};
   drop_identities(rewrite);
@@ -333,8 +350,10 @@ void simplify(Graph& graph, std::vector<Meta> metas, Weights& weights, const Nar
   recognize_functions(rewrite);
   for (const NodeKind* kind : kKinds) {
     kind->find(rewrite);
-    // Dequantized weights that no layer of bytes has taken become numbers for other layers.
-    if (kind == &nodes::quantized_convolution) fold_constants(graph);
+    // Dequantized weights that no layer of bytes has taken become numbers for other layers, those
+    // of linear layers once these have looked at the bytes.
+    if (kind == &nodes::quantized_convolution) fold_constants(graph, for_linear_layers(graph));
+    if (kind == &nodes::linear) fold_constants(graph);
   }
   drop_contiguous(rewrite);
   settle_views(rewrite);

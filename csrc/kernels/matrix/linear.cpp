@@ -26,10 +26,10 @@ constexpr std::int64_t kStreams = 4;
 // src [kRows, inputs], weights [inputs, kVectors vectors] -> total [kRows, kVectors vectors], for
 // inputs [begin, end) of each of kParts parts, which lie `part` inputs apart. Weights of bfloat16
 // are [inputs / 2, kVectors vectors, 2].
-template <typename Products, int kParts, int kRows, int kVectors,
-          typename Number = Products::Number>
-void add(const LinearRows& p, const Number* src, const Number* weights, std::int64_t part,
-         std::int64_t begin, std::int64_t end, float* total) {
+template <typename Products, int kParts, int kRows, int kVectors>
+void add(const LinearRows& p, const typename Products::Number* src,
+         const typename Products::Stored* weights, std::int64_t part, std::int64_t begin,
+         std::int64_t end, float* total) {
   constexpr std::int64_t kVector = kWidth * Products::kChannels;
   Vec sums[kRows * kVectors];
 #pragma GCC unroll 16
@@ -69,6 +69,7 @@ void finish(const LinearRows& p, const float* total, std::int64_t first) {
       const std::int64_t output = first + j * kWidth, count = std::min(kWidth, p.outputs - output);
       if (count <= 0) break;
       Vec sum = Vec::loadu(total + (row * kVectors + j) * kWidth);
+      if (p.scales) sum = sum * Vec::loadu(p.scales + output);
       if (bias) sum = sum + load(bias + output, count);
       store(activate(p.activation, sum), dst + output, count);
     }
@@ -76,13 +77,13 @@ void finish(const LinearRows& p, const float* total, std::int64_t first) {
 }
 
 // The same for all rows.
-template <typename Products, int kParts, int kVectors, typename Number = Products::Number>
-void add_rows(const LinearRows& p, const Number* weights, std::int64_t part, std::int64_t begin,
-              std::int64_t end, float* total) {
+template <typename Products, int kParts, int kVectors>
+void add_rows(const LinearRows& p, const typename Products::Stored* weights, std::int64_t part,
+              std::int64_t begin, std::int64_t end, float* total) {
   static constexpr std::array kAdd{
       add<Products, kParts, 1, kVectors>, add<Products, kParts, 2, kVectors>,
       add<Products, kParts, 3, kVectors>, add<Products, kParts, 4, kVectors>};
-  const auto* src = static_cast<const Number*>(p.src);
+  const auto* src = static_cast<const typename Products::Number*>(p.src);
   for (std::int64_t row = 0; row < p.rows; row += kGroupRows) {
     kAdd[std::min(kGroupRows, p.rows - row) - 1](p, src + row * p.inputs, weights, part, begin, end,
                                                  total + row * kVectors * kWidth);
@@ -95,7 +96,8 @@ void blocks(const LinearRows& p, std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kBlock = kVectors * kWidth, kUnit = kStreams * Products::kChannels;
   const std::int64_t part = p.inputs / kUnit * Products::kChannels;  // inputs of a stream
   for (std::int64_t i = begin; i < end; ++i) {
-    const Number* weights = static_cast<const Number*>(p.weights) + i * p.weights_stride;
+    const auto* weights =
+        static_cast<const typename Products::Stored*>(p.weights) + i * p.weights_stride;
     alignas(64) std::array<float, LinearRows::kMostRows * kBlock> total{};
     for (std::int64_t input = 0; input < part; input += kChain / kStreams) {
       add_rows<Products, kStreams, kVectors>(
@@ -117,6 +119,10 @@ void run(const LinearRows& p, std::int64_t begin, std::int64_t end) {
 
 void linear_rows(const LinearRows& p, std::int64_t begin, std::int64_t end) {
   run<Floats>(p, begin, end);
+}
+
+void linear_byte_rows(const LinearRows& p, std::int64_t begin, std::int64_t end) {
+  run<FloatsByBytes>(p, begin, end);
 }
 
 void linear_bfloat_rows(const LinearRows& p, std::int64_t begin, std::int64_t end) {

@@ -8,8 +8,10 @@
 
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 
+// Number: of src and dst. Stored: of weights in memory.
 struct Floats {
   using Number = float;
+  using Stored = float;
   using Weights = Vec;
   using Sum = Vec;
   static constexpr int kChannels = 1;
@@ -20,8 +22,15 @@ struct Floats {
   }
 };
 
+// float32 times signed bytes, which lie in a quarter of the memory.
+struct FloatsByBytes : Floats {
+  using Stored = std::int8_t;
+  static Weights weights(const Stored* from) { return load_signed_bytes(from); }
+};
+
 struct Bfloats {
   using Number = std::uint16_t;
+  using Stored = std::uint16_t;
   using Weights = Index;
   using Sum = Vec;
   static constexpr int kChannels = 2;

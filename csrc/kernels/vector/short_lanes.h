@@ -166,6 +166,21 @@ inline Vec load_bfloats(const std::uint16_t* src) {
 #endif
 }
 
+// Signed bytes as numbers.
+inline Vec load_signed_bytes(const std::int8_t* src) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  float values[kWidth];
+  for (std::int64_t i = 0; i < kWidth; ++i) values[i] = src[i];
+  return Vec::loadu(values);
+#endif
+}
+
 // Stores bits, of which load_bfloats() has moved the lower two bytes to the upper ones.
 inline void store_bits(const Vec& x, float* dst) { x.store(dst); }
 inline void store_bits(const Vec& x, std::uint16_t* dst) {

@@ -18,6 +18,7 @@ struct LinearProblem {
   bool has_bias;
   kernels::Epilogue epilogue;  // with a residual, only `after` is used
   at::ScalarType dtype = at::kFloat;
+  bool has_bytes = false;  // its weights are signed bytes times a scale for each output
 
   const kernels::Activation& activation() const {
     return epilogue.residual ? epilogue.after : epilogue.before;

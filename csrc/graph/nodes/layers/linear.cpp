@@ -1,12 +1,24 @@
 // Linear layers on plain tensors, with the activation and the sum that follow them.
+#include "kernels/matrix/linear.h"
+
+#include <ATen/ops/ones.h>
+
 #include "format/errors.h"
 #include "graph/nodes/layers/contest.h"
 #include "graph/nodes/layers/layer_step.h"
+#include "graph/nodes/quantized/quantized.h"
 #include "graph/planning/planner.h"
 #include "graph/report.h"
 
 namespace torch_blocked::graph {
 namespace {
+
+// Whether a weight is signed bytes with at most one factor for each output.
+bool has_bytes(const Weight& weight) {
+  const bool per_output =
+      !weight.factors.defined() || (weight.factors.dim() == 2 && weight.factors.size(1) == 1);
+  return weight.source.scalar_type() == at::kChar && per_output;
+}
 
 LinearProblem problem_of(const Dims& dims, const Linear& linear) {
   return {.rows = c10::multiply_integers(dims) / std::max<std::int64_t>(dims.back(), 1),
@@ -14,27 +26,46 @@ LinearProblem problem_of(const Dims& dims, const Linear& linear) {
           .outputs = linear.weight.sizes()[0],
           .has_bias = linear.bias.defined(),
           .epilogue = linear.epilogue,
-          .dtype = linear.weight.dtype()};
+          .dtype = linear.weight.dtype(),
+          .has_bytes = has_bytes(linear.weight)};
 }
 
-void find_one(const Rewrite& rewrite, Node& node) {
+// Signed bytes that a node makes numbers of, as a weight; nothing if it does something else.
+std::optional<Weight> bytes_of(const Graph& graph, const Node* maker) {
+  if (const auto constant = quantized_constant(graph, maker)) {
+    const bool fits = constant->values.dim() == 2 && constant->axis <= 0;
+    if (!fits) return std::nullopt;
+    const at::Tensor scales = constant->scales.to(at::kDouble).view({-1, 1});
+    return Weight{constant->values, scales.expand({constant->values.size(0), 1}), at::kFloat};
+  }
+  if (!maker || maker->name != "aten::to") return std::nullopt;
+  const at::Tensor* bytes = constant_of(graph, maker->arguments[0]);
+  const bool fits = bytes && bytes->scalar_type() == at::kChar && bytes->dim() == 2;
+  return fits ? std::optional(Weight{*bytes, {}, at::kFloat}) : std::nullopt;
+}
+
+void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
   const Graph& graph = rewrite.graph;
   if (node.name != "aten::linear" || node.held.has_value()) return;  // a layer of bytes has one
-  const at::Tensor* weight = constant_of(graph, node.arguments[1]);
+  const at::Tensor* constant = constant_of(graph, node.arguments[1]);
+  const auto weight = constant                ? std::optional(Weight{*constant})
+                      : node.read(1) == kNone ? std::nullopt
+                                              : bytes_of(graph, uses.maker[Uses::at(node.read(1))]);
   const at::Tensor* bias = constant_of(graph, node.arguments[2]);
   const Value src = node.arguments[0].value();
-  if (!weight || weight->dim() != 2 || src == kNone || graph.constants.contains(src)) return;
+  if (!weight || weight->source.dim() != 2 || src == kNone || graph.constants.contains(src)) return;
   if (!bias && !is_none(node.arguments[2])) return;
   const Meta& meta = rewrite.meta(src);
-  if (meta.dims.size() < 2 || meta.dims.back() != weight->size(1)) return;
-  if (weight->scalar_type() != meta.dtype || !bias_fits(bias, meta.dtype, weight->size(0))) return;
-  Linear linear{{*weight}, bias ? *bias : at::Tensor()};
+  if (meta.dims.size() < 2 || meta.dims.back() != weight->sizes()[1]) return;
+  if (weight->dtype() != meta.dtype || !bias_fits(bias, meta.dtype, weight->sizes()[0])) return;
+  Linear linear{*weight, bias ? *bias : at::Tensor()};
   if (!takes_linear(problem_of(meta.dims, linear))) return;
   node.become(nodes::linear, {{ValueRef{src}}}, std::move(linear));
 }
 
 void find(Rewrite& rewrite) {
-  for (Node& node : rewrite.graph.nodes) find_one(rewrite, node);
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) find_one(rewrite, uses, node);
 }
 
 // Kernels in float32 add a residual before the only activation. Those in bfloat16 add nothing.
@@ -52,8 +83,13 @@ void fuse(Rewrite& rewrite) { join_from_end(rewrite, fuse_reader); }
 
 Types types(const Rewrite& rewrite, const Node& node) {
   Linear narrow = *node.as<Linear>();
+  // Bytes are fewer to read than bfloat16.
+  const Dims& dims = rewrite.meta(node.read(0)).dims;
+  if (has_bytes(narrow.weight) && problem_of(dims, narrow).rows <= kernels::LinearRows::kMostRows) {
+    return Types::kFloat32;
+  }
   narrow.weight.narrowed = at::kBFloat16;
-  const bool takes = takes_linear(problem_of(rewrite.meta(node.read(0)).dims, narrow));
+  const bool takes = takes_linear(problem_of(dims, narrow));
   return takes ? Types::kProduct : Types::kFloat32;
 }
 
@@ -82,7 +118,7 @@ bool is_timed(const Tuner& tuner, const LinearProblem& p) {
 Contest contest_of(const Tuner& tuner, const LinearProblem& p,
                    const std::vector<const char*>& names, std::optional<LayerProbe>& probe) {
   const std::string words = text("linear ", p.rows, " x ", p.inputs, " -> ", p.outputs);
-  const char* dtype = p.dtype == at::kFloat ? "" : " bfloat16";
+  const char* dtype = p.has_bytes ? " bytes" : p.dtype == at::kFloat ? "" : " bfloat16";
   std::vector<const char*> likely = names;
   const auto others = std::ranges::stable_partition(likely, [&](const char* name) {
     return tuner.times_all() || linear_may_be_fastest(p, name);
@@ -124,12 +160,21 @@ void plan(Planner& planner, const Node& node, Step& step) {
 
 const Choice& choice_of(const Step& step) { return *std::any_cast<Choice>(&step.choice); }
 
+at::Tensor packed_weights(const LayerPlan& plan, const Weight& weight) {
+  if (!plan.pack_bytes) return pack_weights(plan, weight.values().contiguous());
+  const std::int64_t outputs = weight.sizes()[0];
+  const at::Tensor scales = weight.factors.defined()
+                                ? weight.factors.to(at::kFloat).flatten().expand({outputs})
+                                : at::ones({outputs}, at::kFloat);
+  return plan.pack_bytes(weight.source, scales);
+}
+
 Prepared prepare(const Step& step, const Running& running) {
   const Linear& linear = *step.node->as<Linear>();
   LayerPlan plan = plan_linear(choice_of(step).problem, choice_of(step).implementation);
   const LayerTensors tensors =
       tensors_of(step, running, linear.weight, linear.bias, plan.weights_format,
-                 [&] { return pack_weights(plan, linear.weight.values().contiguous()); });
+                 [&] { return packed_weights(plan, linear.weight); });
   const bool loops_only = plan.loops_only;
   return {[run = std::move(plan.run), tensors] { run(tensors.buffers()); }, loops_only};
 }
@@ -178,7 +223,8 @@ Convolution as_convolution(const Linear& linear, std::size_t rank) {
     strides.resize(rank, 1);
     return x.as_strided(sizes, strides);
   };
-  return {.weight = {with_taps(linear.weight.source), with_taps(linear.weight.factors)},
+  return {.weight = {with_taps(linear.weight.source), with_taps(linear.weight.factors),
+                     linear.weight.narrowed},
           .bias = linear.bias,
           .stride = ones,
           .padding = none,

@@ -247,6 +247,13 @@ bool makes_numbers(const Node& node) {
   return node.name == kPerChannel || (op && !op->quantizes);
 }
 
+bool widens_bytes(const Graph& graph, const Node& node) {
+  if (makes_numbers(node)) return true;
+  const at::Tensor* bytes =
+      node.name == "aten::to" ? constant_of(graph, node.arguments[0]) : nullptr;
+  return bytes && bytes->scalar_type() == at::kChar && bytes->dim() == 2;
+}
+
 std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const Node* maker) {
   if (!maker) return std::nullopt;
   const Op* op = op_of(*maker);

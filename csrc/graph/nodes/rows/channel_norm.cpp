@@ -284,9 +284,8 @@ Images images_of(const LayerNorm& norm, const SlotPlan& src, const SlotPlan& slo
 Prepared prepare(const Step& step, const Running& running) {
   const Slot src = step.reads.at(step.node->read(0)), dst = step.writes[0];
   std::vector<at::Tensor> kept;
-  const Images images =
-      images_of(step.node->as<ChannelNorm>()->norm, running.plan.slots[src],
-                running.plan.slots[dst], kept);
+  const Images images = images_of(step.node->as<ChannelNorm>()->norm, running.plan.slots[src],
+                                  running.plan.slots[dst], kept);
   const auto run = [&tensors = running.tensors, src, dst, images, kept,
                     group = kernels::kernels().width] {
     // Groups of pixels that the kernel takes at once.

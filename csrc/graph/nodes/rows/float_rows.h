@@ -1,4 +1,5 @@
-// Rows of float32, bfloat16 or bytes for kernels that take float32: others are converted in the cache.
+// Rows of float32, bfloat16 or bytes for kernels that take float32: others are converted in the
+// cache.
 #pragma once
 
 #include "graph/nodes/quantized/quantized.h"
@@ -48,8 +49,8 @@ struct FloatRows {
   NumbersOf from, to;
   std::int64_t columns;
 
-  // Calls run(src, dst, count) on [begin, end), some `at_once` rows at a time. There src and dst may
-  // be the same.
+  // Calls run(src, dst, count) on [begin, end), some `at_once` rows at a time. There src and dst
+  // may be the same.
   template <typename F>
   void for_each(std::int64_t begin, std::int64_t end, std::int64_t at_once, F&& run) const {
     const auto* floats = static_cast<const float*>(src);
