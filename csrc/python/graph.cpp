@@ -316,6 +316,7 @@ void bind_graph(py::module_& m) {
   set_interrupts({check_python_signals, is_python_interrupt});
   m.def("known_results", known_results);
   m.def("multiplies_bfloats", multiplies_bfloats);
+  m.def("gains_by_bfloats", gains_by_bfloats);
   m.def("faster_in_float32", faster_in_float32);
   m.def("is_loadable", &graph::is_loadable, "whether any file may name the op");
   m.def(

@@ -325,7 +325,8 @@ class OptimizedModule(nn.Module):
         times = dict(self._times)
         for form in self._forms:
             times |= form.compiled.times()
-        computes = self._computes if self.in_bfloat16() else "captured"
+        asks = self._dtype == torch.bfloat16 and not self._float32
+        computes = self._computes if asks else "captured"
         try:
             compiled = _C.Compiled(
                 captured,
@@ -354,7 +355,8 @@ class OptimizedModule(nn.Module):
 
     def in_bfloat16(self) -> bool:
         """Whether plans may compute in bfloat16."""
-        return self._dtype == torch.bfloat16 and not self._float32
+        gains = self._computes != "fastest" or _C.gains_by_bfloats()
+        return self._dtype == torch.bfloat16 and not self._float32 and gains
 
     def _stay_in_float32(self, reason: str) -> None:
         """Plans anew in float32, because results in bfloat16 were not right."""
@@ -522,7 +524,7 @@ class OptimizedModule(nn.Module):
                 "example": leaves,
                 "example_spec": structure.dumps(spec),
                 "tune": self._tune,
-                "dtype": self._dtype if self.in_bfloat16() else None,
+                "dtype": None if self._float32 else self._dtype,
                 "keep": self._keep,
                 "choice": self.choice,
                 "cpu": cpu_name(),

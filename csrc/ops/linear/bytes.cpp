@@ -80,15 +80,14 @@ std::optional<LayerPlan> plan_few_rows_of_bytes(const LinearProblem& p) {
       kernels::kernels().linear_byte_rows(of_tensors, begin, end);
     });
   };
-  return LayerPlan{.weights_format = text("linear of bytes by ", packed.block),
-                   .pack = nullptr,
-                   .pack_bytes = [packed](const at::Tensor& bytes,
-                                          const at::Tensor& scales) {
-                     return packed.pack(bytes, scales);
-                   },
-                   .packed_bytes = packed.all_bytes(),
-                   .run = run,
-                   .loops_only = true};
+  return LayerPlan{
+      .weights_format = text("linear of bytes by ", packed.block),
+      .pack = nullptr,
+      .pack_bytes = [packed](const at::Tensor& bytes,
+                             const at::Tensor& scales) { return packed.pack(bytes, scales); },
+      .packed_bytes = packed.all_bytes(),
+      .run = run,
+      .loops_only = true};
 }
 
 // As few_rows, at a quarter of the bytes.
