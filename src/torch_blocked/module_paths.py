@@ -239,6 +239,11 @@ def of_node(
     return _PREFIX.sub("", path) + again + count
 
 
+def of_module(stack: dict[str, tuple[str, Any]] | None) -> str:
+    """of_node() without the number of the call: the same for all calls of a module."""
+    return of_node(stack).partition("@")[0]
+
+
 def line_of_node(trace: str | None) -> str:
     """The user's line in the "stack_trace" of such a node, in the form of user_line()."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', trace or "")

@@ -13,6 +13,7 @@ from torch_blocked import module_paths, progress
 from torch_blocked.text_table import columns
 
 _SHOWN = 10  # layers in the table
+_NAMED = 3  # paths in a row of the table of tries
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,30 @@ class LayerLoss:
 
 
 @dataclass(frozen=True)
+class QuantizationTry:
+    """What quantize() has tried for a target: the accuracy with these layers in floating point."""
+
+    kept: tuple[str, ...]  # paths of their modules
+    error: float  # relative error of the results
+    on_bytes: float  # share of all layers' multiply-adds
+    holds: bool  # whether the target holds
+    seconds: float
+
+    def row(self, fewer: tuple[str, ...]) -> tuple[str, ...]:
+        """fewer: what the row above keeps."""
+        more = [each or "(the model)" for each in self.kept if each not in fewer]
+        rest = f" and {len(more) - _NAMED} more" if len(more) > _NAMED else ""
+        return (
+            str(len(self.kept)),
+            f"{self.error:.3g}",
+            f"{self.on_bytes:.1%}",
+            "yes" if self.holds else "no",
+            f"{self.seconds:.1f}",
+            ", ".join(more[:_NAMED]) + rest,
+        )
+
+
+@dataclass(frozen=True)
 class QuantizationAccuracy:
     """A quantized model beside its float model, on `cases` inputs. Its text is a table."""
 
@@ -33,6 +58,7 @@ class QuantizationAccuracy:
     error: float  # relative error of the results, measured as for layers
     agreement: float | None  # share of rows with the same largest entry; None if there are no rows
     layers: list[LayerLoss]  # sorted by `own`, largest first
+    tries: tuple[QuantizationTry, ...] = ()  # for a target, sorted by the number of layers kept
 
     def __str__(self) -> str:
         percent = "" if self.agreement is None else f", first class equal: {self.agreement:.1%}"
@@ -44,7 +70,13 @@ class QuantizationAccuracy:
         more = len(self.layers) - len(rows)
         rest = f"\n{more} layers lose less" if more else ""
         head = f"relative error of results: {self.error:.4f}{percent} ({self.cases} inputs)"
-        return f"{head}\n{table}{rest}"
+        return f"{head}\n{table}{rest}{self._tries()}"
+
+    def _tries(self) -> str:
+        header = ("kept", "error", "on bytes", "holds", "seconds", "in floating point, too")
+        above = [(), *(each.kept for each in self.tries)]
+        rows = [each.row(fewer) for each, fewer in zip(self.tries, above, strict=False)]
+        return f"\n\n{columns(header, rows, 'rrrlrl')}" if rows else ""
 
 
 class Recorded(fx.Interpreter):
@@ -88,6 +120,19 @@ class _Sums:
         return (self.apart / self.all) ** 0.5 if self.all else 0.0
 
 
+def results_error(
+    expected: Sequence[Sequence[Tensor]],
+    quantized: fx.GraphModule,
+    cases: Sequence[tuple[Any, ...]],
+) -> float:
+    """expected: the float graph's results for each case."""
+    sums = _Sums()
+    for case, results in zip(cases, expected, strict=True):
+        for each, other in zip(tensors(quantized(*case)), results, strict=True):
+            sums.add(each, other)
+    return sums.error()
+
+
 def compare(
     in_float: fx.GraphModule,
     quantized: fx.GraphModule,
@@ -103,9 +148,9 @@ def compare(
     with torch.no_grad(), progress.Bar("torch_blocked: comparing", len(cases)) as bar:
         for case in cases:
             float_run = Recorded(in_float, every)
-            expected = _tensors(float_run.run(*case))
+            expected = tensors(float_run.run(*case))
             byte_run = Recorded(quantized, names)
-            result = _tensors(byte_run.run(*case))
+            result = tensors(byte_run.run(*case))
             alone = OnInputsOf(quantized, names, float_run.made)
             alone.run(*case)
             for name in names:
@@ -133,6 +178,7 @@ def compare(
     )
 
 
-def _tensors(results: Any) -> list[Tensor]:
+def tensors(results: Any) -> list[Tensor]:
+    """Those of floating point among the results of a model."""
     leaves = torch.utils._pytree.tree_leaves(results)
     return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]

@@ -5,15 +5,14 @@ Only making such a model needs torchao; running it does not."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import SymInt, Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -21,15 +20,22 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from torch_blocked import bias_correction, module_paths, progress
-from torch_blocked.arguments import check_model, checked_calibration, checked_paths
+from torch_blocked import module_paths
+from torch_blocked.arguments import (
+    check_model,
+    checked_calibration,
+    checked_modules,
+    checked_paths,
+    checked_target,
+)
+from torch_blocked.calibration import Calibration
 from torch_blocked.calls import run_if_lazy
 from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule
-from torch_blocked.quantization_accuracy import QuantizationAccuracy, compare
+from torch_blocked.quantization_accuracy import QuantizationAccuracy, QuantizationTry, compare
+from torch_blocked.quantization_target import TargetSearch
 from torch_blocked.sized_export import sized_export
 from torch_blocked.state import check_devices
-from torch_blocked.weight_rounding import round_weights
 
 _aten = torch.ops.aten
 
@@ -118,32 +124,63 @@ class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
         self.keep = checked_paths("TorchBlockedQuantizer", keep)
 
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        in_float = self._read_in_float(model.graph)
         for node in model.graph.nodes:
             if node.target in _LAYERS and not self._is_kept(node):
-                _annotate_layer(node)
+                _annotate_layer(node, in_float)
         for node in model.graph.nodes:
             if _ANNOTATION in node.meta or self._is_kept(node):
                 continue
             if node.target in _MOVES:
                 _annotate_move(node)
             elif node.target in _FUNCTIONS | _OF_TWO:
-                _annotate_function(node)
+                _annotate_function(node, in_float)
         return model
+
+    def _read_in_float(self, graph: fx.Graph) -> set[fx.Node]:
+        """Nodes that take no bytes: those that stay in floating point, those that only such nodes
+        read, and sizes."""
+        found = set[fx.Node]()
+        for node in reversed(graph.nodes):
+            passes_on = node.target in _MOVES | _FUNCTIONS | _OF_TWO and node.users
+            if (
+                self._is_kept(node)
+                or isinstance(node.meta.get("val"), SymInt)
+                or (passes_on and found.issuperset(node.users))
+            ):
+                found.add(node)
+        return found
 
     def validate(self, model: fx.GraphModule) -> None:
         """Does nothing: annotations of annotate() are always valid."""
 
     def _is_kept(self, node: fx.Node) -> bool:
-        path = module_paths.of_node(node.meta.get("nn_module_stack"))
+        path = module_paths.of_module(node.meta.get("nn_module_stack"))
         return any(path == each or path.startswith(each + ".") for each in self.keep)
+
+
+class _QuantizerButFor(TorchBlockedQuantizer):
+    """Leaves these nodes in floating point, too."""
+
+    def __init__(self, keep: Iterable[str], nodes: Collection[str]) -> None:
+        super().__init__(keep)
+        self.nodes = nodes
+
+    def _is_kept(self, node: fx.Node) -> bool:
+        return node.name in self.nodes or super()._is_kept(node)
+
+
+def _is_layer(node: fx.Node) -> bool:
+    return node.target in _LAYERS
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _annotate_layer(layer: fx.Node) -> None:
-    """Annotates the layer, and the last op that its kernel includes, whose result becomes bytes."""
+def _annotate_layer(layer: fx.Node, in_float: Collection[fx.Node]) -> None:
+    """Annotates the layer, and the last op that its kernel includes. Its result becomes bytes if
+    any reader takes them."""
     end, chain = layer, [layer]
     residual: fx.Node | None = None
     while (user := _only_user(end)) is not None:
@@ -171,7 +208,7 @@ def _annotate_layer(layer: fx.Node) -> None:
     for node in chain:
         if residual is not None and node.target in _SUMS:
             node.meta[_ANNOTATION].input_qspec_map = {residual: _ACTIVATION}
-    if not all(user.op == "output" for user in end.users):
+    if not all(user.op == "output" or user in in_float for user in end.users):
         end.meta[_ANNOTATION].output_qspec = _ACTIVATION
 
 
@@ -210,12 +247,14 @@ def _makes_bytes(node: fx.Node) -> bool:
     return _ANNOTATION in node.meta and node.meta[_ANNOTATION].output_qspec is not None
 
 
-def _annotate_function(node: fx.Node) -> None:
+def _annotate_function(node: fx.Node, in_float: Collection[fx.Node]) -> None:
     """Annotates a function, if its input is bytes and its readers can take bytes."""
     inputs = [each for each in _operands(node) if _makes_bytes(each)]
     of_bytes = inputs and (len(inputs) == len(_operands(node)) or node.target in _OF_TWO)
-    readers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
-    if not of_bytes or not any(user.target in readers for user in node.users):
+    takers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
+    if not of_bytes or not any(
+        user.target in takers and user not in in_float for user in node.users
+    ):
         return
     then = _only_user(node) if node.target in _SUMS else None
     end = then if then is not None and then.target in _ACTIVATIONS else node
@@ -235,6 +274,7 @@ def quantize(
     *,
     keep: Iterable[str] = (),
     report: Callable[[QuantizationAccuracy], object] | None = None,
+    target: float | Callable[[fx.GraphModule], bool] | None = None,
 ) -> fx.GraphModule:
     """Converts the model to a graph with int8 layers, for optimize() and other readers of such
     graphs.
@@ -246,10 +286,50 @@ def quantize(
         optimized form raise ValueError (sized_export.py).
     keep: paths of modules that stay in floating point.
     report: called with the accuracy loss of the model and of each layer on some of the calibration
-    inputs (QuantizationAccuracy); print shows it as a table.
+        inputs (QuantizationAccuracy); print shows it as a table.
+    target: the accuracy that the result must have. The layers that harm it most for their work stay
+        in floating point, as few as it takes. A number is the largest relative error of the
+        results, between 0 and 1, measured as in the report, which then also lists the tries. A
+        function is called with quantized graphs, each as it would be returned; it says whether the
+        graph is accurate enough.
+    `meta["kept"]` of the result: paths of the modules that stay in floating point, of `keep` first.
     Raises TypeError for another kind of model or calibration. Raises ValueError without
-    calibration, for inputs whose sizes no single graph serves, for a path that no module has, and
-    for a model in training mode. For a model that torch.export cannot trace, raises its error."""
+    calibration, for inputs whose sizes no single graph serves, for a path that no module has, for a
+    model in training mode, and for a target that the model does not reach in floating point. For a
+    model that torch.export cannot trace, raises its error."""
+    _check_model(model)
+    keep = checked_modules("quantize", model, keep)
+    target = checked_target(target)
+    cases = checked_calibration(calibration)
+    run_if_lazy(model, cases[0], {})
+    with torch.no_grad():
+        exported = sized_export(model, cases)
+        _write_padding_in_numbers(exported.module)
+        calibrated = Calibration(exported.module, cases, _is_layer)
+
+    def converted(names: Collection[str] = ()) -> fx.GraphModule:
+        return calibrated.converted(_QuantizerButFor(keep, names))
+
+    def finish(graph: fx.GraphModule, more: Sequence[str] = ()) -> tuple[str, ...]:
+        exported.put_check_into(graph)
+        graph.meta["kept"] = kept = (*keep, *more)
+        return kept
+
+    compared, tries = cases[-_COMPARED:], list[QuantizationTry]()
+    if target is None:
+        result = converted()
+        finish(result)
+    else:
+        search = TargetSearch(calibrated, converted, finish, target, compared)
+        result, tries = search.found(), search.tries
+    if report:
+        accuracy = compare(calibrated.in_float, result, compared, _is_layer)
+        sorted_tries = sorted(tries, key=lambda each: len(each.kept))
+        report(replace(accuracy, tries=tuple(sorted_tries)))
+    return result
+
+
+def _check_model(model: Any) -> None:
     check_model("quantize", model)
     if isinstance(model, OptimizedModule | OptimizedParts):
         raise TypeError(
@@ -262,36 +342,6 @@ def quantize(
             "call eval()"
         )
     check_devices("quantize", model)
-    if isinstance(keep, str):
-        raise TypeError(
-            f"torch_blocked::quantize: expected keep as paths of modules, got {keep!r}; put it "
-            "into a list"
-        )
-    keep = list(keep)
-    paths = {path for path, _ in model.named_modules(remove_duplicate=False)}
-    if wrong := [path for path in keep if path not in paths]:
-        raise ValueError(
-            "torch_blocked::quantize: expected keep as paths of modules of the model, got "
-            f"{wrong[0]!r}; take them from named_modules()"
-        )
-    cases = checked_calibration(calibration)
-    run_if_lazy(model, cases[0], {})
-    with torch.no_grad():
-        exported = sized_export(model, cases)
-        _write_padding_in_numbers(exported.module)
-        prepared = prepare_pt2e(exported.module, TorchBlockedQuantizer(keep))
-        with progress.Bar("torch_blocked: calibrating", len(cases)) as bar:
-            for case in cases:
-                prepared(*case)
-                bar.update()
-        in_float = _without_observers(prepared)
-        converted: fx.GraphModule = convert_pt2e(prepared)
-        round_weights(in_float, converted, cases, lambda n: n.target in _LAYERS)
-        bias_correction.correct(in_float, converted, cases, lambda n: n.target in _LAYERS)
-    if report:
-        report(compare(in_float, converted, cases[-_COMPARED:], lambda n: n.target in _LAYERS))
-    exported.put_check_into(converted)
-    return converted
 
 
 def _write_padding_in_numbers(module: fx.GraphModule) -> None:
@@ -334,13 +384,3 @@ def _arguments(node: fx.Node) -> list[Any]:
         numbers = list(given[name])
         given[name] = numbers * spatial if len(numbers) == 1 else numbers
     return [given[each.name] for each in schema.arguments]
-
-
-def _without_observers(prepared: fx.GraphModule) -> fx.GraphModule:
-    """The float model with batch norms folded into layers; it shares the prepared weights."""
-    graph = copy.deepcopy(prepared.graph)
-    for node in list(graph.nodes):
-        if node.op == "call_module":
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    return fx.GraphModule(prepared, graph)

@@ -7,7 +7,7 @@ sections 3.1 to 3.3; here with the second moments of convolutions' inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,46 +33,73 @@ def round_weights(
     quantized: fx.GraphModule,
     cases: Sequence[tuple[Any, ...]],
     is_layer: Callable[[fx.Node], bool],
+    known: dict[Hashable, Tensor],
 ) -> None:
     """Rounds the int8 weights of the quantized graph's layers again, with the same scales, for
-    inputs that are the float graph's values. Nodes have the same names in both graphs."""
+    inputs that are the float graph's values. Nodes have the same names in both graphs.
+
+    known: weights of earlier calls for these graphs and cases, by readers(); gets the new ones."""
     every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
     real: dict[str, Any] = {
         node.name: _constant(in_float, node.args[1])
         for node in in_float.graph.nodes
         if is_layer(node)
     }
-    layers: list[Any] = [
+    all_layers: list[Any] = [
         node
         for node in quantized.graph.nodes
-        if is_layer(node) and _stored(node) and real.get(node.name) is not None
+        if is_layer(node) and weight_bytes(node) and real.get(node.name) is not None
     ]
+    keys = readers(all_layers)
+    layers = [node for node in all_layers if keys[node.name] not in known]
     inputs = {node.args[0].name for node in layers}
     moments: dict[str, list[Tensor]] = {}  # by weight, which several layers may share
-    with torch.no_grad(), progress.Bar("torch_blocked: rounding", len(cases)) as bar:
-        for case in cases:
+    if layers:
+        for case in progress.each("torch_blocked: rounding", cases):
             float_run = Recorded(in_float, every)
             float_run.run(*case)
             alone = OnInputsOf(quantized, inputs, float_run.made)
             alone.run(*case)
             for node in layers:
                 x = alone.made[node.args[0].name]
-                _add_moments(moments.setdefault(_stored(node).target, []), node, x)
-            bar.update()
-        for node in layers:
-            stored = _stored(node)
-            if parts := moments.pop(stored.target, None):
-                weights = _constant(quantized, stored)
-                weights.copy_(_rounded(quantized, node, real[node.name], parts))
+                _add_moments(moments.setdefault(weight_bytes(node).target, []), node, x)
+    for node in all_layers:
+        stored = weight_bytes(node)
+        if parts := moments.pop(stored.target, None):
+            known[keys[node.name]] = _rounded(quantized, node, real[node.name], parts)
+        _constant(quantized, stored).copy_(known[keys[node.name]])
 
 
-def _stored(layer: Any) -> Any:
+def readers(layers: Sequence[Any]) -> dict[str, Hashable]:
+    """By the name of each layer: the layers that share its weights, and what rounds their inputs.
+    If both are equal in two graphs, so are the best bytes for the weights."""
+    shared: dict[Any, list[Hashable]] = {}
+    for layer in layers:
+        shared.setdefault(_weights_of(layer), []).append((layer.name, *input_rounding(layer)))
+    return {layer.name: tuple(shared[_weights_of(layer)]) for layer in layers}
+
+
+def _weights_of(layer: Any) -> str:
+    stored = weight_bytes(layer)
+    return str(stored.target) if stored else layer.name
+
+
+def input_rounding(layer: Any) -> tuple[Hashable, ...]:
+    """Scales and zero points that the input of a layer is rounded to."""
+    found, node = list[Hashable](), layer.args[0]
+    while node.op == "call_function" and "quantize_per_tensor" in str(node.target):
+        found += node.args[1:]
+        node = node.args[0]
+    return tuple(found)
+
+
+def weight_bytes(layer: Any) -> Any:
     """The node of a layer's int8 weights; None if it has none."""
     numbers = layer.args[1]
     is_quantized = (
         isinstance(numbers, fx.Node)
         and "dequantize_per_channel" in str(numbers.target)
-        and numbers.args[3] == int(_is_transposed(layer))
+        and numbers.args[3] == int(is_transposed(layer))
     )
     return numbers.args[0] if is_quantized and numbers.args[0].op == "get_attr" else None
 
@@ -84,7 +111,7 @@ def _constant(module: fx.GraphModule, node: Any) -> Any:
     return getattr(module.get_submodule(owner), last).detach()
 
 
-def _is_transposed(layer: Any) -> bool:
+def is_transposed(layer: Any) -> bool:
     return "conv_transpose" in str(layer.target)
 
 
@@ -106,7 +133,7 @@ class _Geometry:
 
     @classmethod
     def of(cls, layer: Any, kernel: torch.Size) -> _Geometry:
-        places = _TRANSPOSED if _is_transposed(layer) else _ORDINARY
+        places = _TRANSPOSED if is_transposed(layer) else _ORDINARY
         given = dict(enumerate(layer.args))
 
         def of_each(name: str, default: int) -> list[int]:
@@ -121,7 +148,7 @@ class _Geometry:
         if isinstance(padding, str):
             spans = [span * (padding == "same") for span in spans]
             ends = [(span // 2, span - span // 2) for span in spans]
-        elif _is_transposed(layer):
+        elif is_transposed(layer):
             more = zip(spans, of_each("padding", 0), of_each("output_padding", 0), strict=True)
             ends = [(span - p, span - p + last) for span, p, last in more]
             return cls(ones, ends, dilation, groups, stride)
@@ -147,7 +174,7 @@ def _taps(x: Tensor, layer: Any, kernel: torch.Size) -> Iterator[Tensor]:
     reach = [d * (k - 1) + 1 for d, k in zip(of.dilation, kernel, strict=True)]
     outputs = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, of.stride, strict=True)]
     taps = torch.cartesian_prod(*(torch.arange(k) for k in kernel)).reshape(-1, len(kernel))
-    for tap in taps.flip(0) if _is_transposed(layer) else taps:
+    for tap in taps.flip(0) if is_transposed(layer) else taps:
         places = [
             slice(int(t) * d, int(t) * d + s * (n - 1) + 1, s)
             for t, d, s, n in zip(tap, of.dilation, of.stride, outputs, strict=True)
@@ -190,7 +217,7 @@ def _rounded(module: fx.GraphModule, layer: Any, real: Tensor, moments: list[Ten
     """The weights as multiples of their scales, [OC, inputs, *kernel]."""
     _, scales, _, _, least, most, _ = layer.args[1].args
     groups = moments[0].shape[0]
-    axis = int(_is_transposed(layer))
+    axis = int(is_transposed(layer))
     scale = _constant(module, scales).to(torch.float64).view(-1, *[1] * (real.dim() - 1 - axis))
     # [groups, outputs, inputs, *kernel]; transposed weights have inputs before outputs.
     each = (real.to(torch.float64) / scale).unflatten(0, (groups, -1))

@@ -10,7 +10,7 @@ from helpers.problems import threads
 from torch import nn
 
 import torch_blocked
-from torch_blocked import quantizer
+from torch_blocked import weight_rounding
 from torch_blocked.weight_rounding import _rounded_part, _seen
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -120,7 +120,7 @@ def test_results_are_closer(monkeypatch):
     model, calibration, others = layers(), smooth(32), smooth(40)
     rounded = torch_blocked.quantize(model, calibration)
     again = torch_blocked.quantize(model, calibration)
-    monkeypatch.setattr(quantizer, "round_weights", lambda *_: None)
+    monkeypatch.setattr(weight_rounding, "round_weights", lambda *_: None)
     nearest = torch_blocked.quantize(model, calibration)
     off, off_nearest = (
         relative(model, with_weights_of(model, each), others) for each in (rounded, nearest)
