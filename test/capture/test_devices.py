@@ -114,7 +114,7 @@ def test_constants_of_a_graph_elsewhere_are_refused(place):
         input_metas=[([1, 3, 8, 8], torch.float32)],
     )
     with pytest.raises(TypeError, match=rf"expected constants .* one of \[3, 1, 1\] on {place}"):
-        _C.Compiled(capture, False, "", {}, _C.Weights(), None)
+        _C.Compiled(capture, False, "", {}, _C.Weights(), None, "captured", [])
 
 
 def test_a_file_with_constants_elsewhere_is_refused(tmp_path):

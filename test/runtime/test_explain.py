@@ -72,6 +72,7 @@ def test_measured_alternatives_of_linear_layers_and_poolings():
     amx = {} if _C.isa() == "amx" else {"amx": "is for CPUs with AMX"}
     assert refused == amx | {
         "few_rows": "is for few rows",
+        "few_rows_of_bytes": "is for weights of bytes",
         "strassen": "takes whole vectors of inputs and outputs",
         "few_rows_bfloat16": "is for bfloat16",
         "dots_bfloat16": "is for bfloat16",
