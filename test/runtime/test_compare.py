@@ -102,7 +102,6 @@ def test_bfloat16(network):
 
 
 @pytest.mark.usefixtures("in_bfloat16")
-@pytest.mark.skipif(NARROW == "float32", reason="needs kernels of bfloat16")
 def test_the_layer_that_loses_most_is_first():
     """Large means leave few digits to what the norm keeps."""
     model = nn.Sequential(
@@ -111,7 +110,8 @@ def test_the_layer_that_loses_most_is_first():
     model[2].bias.data += 300
     x = torch.randn(16, 32)
     found = tb.compare(blocked(model, x, dtype=torch.bfloat16, verify=False), model, x)
-    assert found.rows[0].module == "3" and found.rows[0].added > 0.1
+    if NARROW == "bfloat16":
+        assert found.rows[0].module == "3" and found.rows[0].added > 0.1
     assert all(row.added < 0.05 for row in found.rows[1:])
     in_float32 = tb.compare(blocked(model, x), model, x)
     assert all(row.error < 1e-3 for row in in_float32.rows)
