@@ -17,7 +17,7 @@ namespace {
 
 // ATen's ops whose results are elements of what they read, in another place.
 bool only_moves(const Node& node) {
-  return is_reshape(node) || moves_elements(node) ||
+  return moves_elements(node) ||
          is_any(node,
                 {"aten::cat", "aten::stack", "aten::expand", "aten::slice", "aten::select",
                  "aten::narrow", "aten::split", "aten::chunk", "aten::unbind", "aten::index_select",
