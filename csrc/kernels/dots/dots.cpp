@@ -19,7 +19,7 @@ namespace {
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr std::array<int, 5> kTilePixels{0, 14, 14, 0, 6};
 #elif defined(CPU_CAPABILITY_AVX2)
-constexpr std::array<int, 5> kTilePixels{0, 10, 5, 0, 2};
+constexpr std::array<int, 5> kTilePixels{0, 12, 6, 0, 2};
 #else
 constexpr std::array<int, 5> kTilePixels{0, 2, 2, 0, 2};
 #endif

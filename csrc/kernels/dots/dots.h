@@ -66,7 +66,7 @@ struct DotTiles {
 
 // A depthwise convolution of one block of channels, all of whose windows lie in src.
 struct DotDepthwise {
-  const std::uint8_t* src;  // the first tap of the first output; rows of pixels of a block each
+  const std::uint8_t* src;  // the first tap of the first output; rows of pixels or pairs of a block
   std::int64_t src_row;     // bytes from row to row
   std::array<std::int64_t, 2> kernel, stride;  // h, w
   // [kernel h, quads of kernel w, lanes] of four signed bytes, or pairs of two words. Beyond the
@@ -77,6 +77,14 @@ struct DotDepthwise {
   void* dst;                            // as in DotTiles
   std::int64_t rows, columns, dst_row;  // elements from row to row
   bool is_float32;
+};
+
+// A row of pixels of a block, each with the next one as two words in each lane.
+struct DotPairs {
+  const std::uint8_t* src;                    // null: the row lies in the padding
+  std::uint8_t* dst;                          // [columns, lanes] of 32 bits
+  std::int64_t columns, before, src_columns;  // in all; before the first pixel of src; in src
+  std::uint8_t zero;                          // what the others are
 };
 
 // The sizes for which the kernels are made: pixels at a time with 1, 2 and 4 vectors of `width`

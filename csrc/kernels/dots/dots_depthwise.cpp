@@ -1,6 +1,7 @@
 // Depthwise convolution of bytes. The pixels under a row of the kernel, four at a time for each
 // lane (or two as words), meet the weights of that row. Such a vector of pixels serves all output
-// rows that see it.
+// rows that see it. Words may be paired before: making pairs takes half of the time otherwise.
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -9,8 +10,10 @@
 namespace torch_blocked::kernels::CPU_CAPABILITY {
 namespace {
 
+constexpr std::int64_t kBits = 4, kVector = kBits * kWidth;
+
 struct Quads {
-  static constexpr std::int64_t kPixels = 4;
+  static constexpr std::int64_t kPixels = 4, kStep = kWidth;  // bytes from pixel to pixel
   TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) { return pixel_quads(src); }
   TORCH_BLOCKED_INLINE static Index dot(const Index& sum, const Index& x, const Index& w) {
     return dot_bytes(sum, x, w);
@@ -18,14 +21,20 @@ struct Quads {
 };
 
 struct Pairs {
-  static constexpr std::int64_t kPixels = 2;
-  TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) { return pixel_pairs(src); }
+  static constexpr std::int64_t kPixels = 2, kStep = kWidth;
+  TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) {
+    return pixel_pair(src, src + kWidth);
+  }
   TORCH_BLOCKED_INLINE static Index dot(const Index& sum, const Index& x, const Index& w) {
     return dot_words(sum, x, w);
   }
 };
 
-constexpr std::int64_t kBits = 4, kVector = kBits * kWidth;
+// Pairs that pair_pixels() has made, one for each pixel.
+struct Paired : Pairs {
+  static constexpr std::int64_t kStep = kVector;
+  TORCH_BLOCKED_INLINE static Index pixels(const std::uint8_t* src) { return Index::loadu(src); }
+};
 
 inline void store(const DotDepthwise& d, const Index& sum, std::int64_t at) {
   const Vec value = scaled(*d.channels, sum);
@@ -56,7 +65,7 @@ TORCH_BLOCKED_INLINE inline void add_columns(const DotDepthwise& d, const std::u
   for (int r = 0; r < (kRows - 1) * kStride + kKernel; ++r) {
     TORCH_BLOCKED_UNROLL
     for (int q = 0; q < kParts; ++q) {
-      const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * kWidth);
+      const Index pixels = Dot::pixels(src + r * d.src_row + q * Dot::kPixels * Dot::kStep);
       TORCH_BLOCKED_UNROLL
       for (int i = 0; i < kColumns * kRows; ++i) {
         const int column = i / kRows, o = i % kRows, tap = r - o * kStride;
@@ -84,15 +93,16 @@ void rows(const DotDepthwise& d, std::int64_t row) {
   const Index start = Index::loadu(c.start.data());
   const std::uint8_t* src = d.src + row * kStride * d.src_row;
   const std::int64_t to = row * d.dst_row;
-  std::int64_t x = 0;
-  for (; !d.end && c.is_small && x + 4 <= d.columns; x += 4) {
+  const bool quads = !d.end && c.is_small && d.columns >= 4;
+  for (std::int64_t next = 0; quads && next < d.columns; next += 4) {
+    const std::int64_t x = std::min(next, d.columns - 4);  // the last quad may make columns again
     Index values[4][kRows];
     TORCH_BLOCKED_UNROLL
     for (int first = 0; first < 4; first += kTogether) {
       TORCH_BLOCKED_UNROLL
       for (int n = 0; n < kTogether * kRows; ++n) values[first + n / kRows][n % kRows] = start;
       add_columns<Dot, kKernel, kStride, kRows, kTogether, kWeights>(
-          d, src + (x + first) * kStride * kWidth, w, values + first);
+          d, src + (x + first) * kStride * Dot::kStep, w, values + first);
       TORCH_BLOCKED_UNROLL
       for (int n = 0; n < kTogether * kRows; ++n) {
         Index& value = values[first + n / kRows][n % kRows];
@@ -106,12 +116,12 @@ void rows(const DotDepthwise& d, std::int64_t row) {
                  static_cast<std::uint8_t*>(d.dst) + to + o * d.dst_row + x * kWidth);
     }
   }
-  for (; x < d.columns; ++x) {
+  for (std::int64_t x = quads ? d.columns : 0; x < d.columns; ++x) {
     Index sums[1][kRows];
     TORCH_BLOCKED_UNROLL
     for (int o = 0; o < kRows; ++o) sums[0][o] = start;
-    add_columns<Dot, kKernel, kStride, kRows, 1, kWeights>(d, src + x * kStride * kWidth, {w[0]},
-                                                           sums);
+    add_columns<Dot, kKernel, kStride, kRows, 1, kWeights>(d, src + x * kStride * Dot::kStep,
+                                                           {w[0]}, sums);
     TORCH_BLOCKED_UNROLL
     for (int o = 0; o < kRows; ++o) store(d, sums[0][o], to + o * d.dst_row + x * kWidth);
   }
@@ -141,9 +151,10 @@ void any_rows(const DotDepthwise& d) {
       const std::uint8_t* weights = d.weights;
       for (std::int64_t kh = 0; kh < d.kernel[0]; ++kh) {
         const std::uint8_t* src =
-            d.src + (row * d.stride[0] + kh) * d.src_row + x * d.stride[1] * kWidth;
+            d.src + (row * d.stride[0] + kh) * d.src_row + x * d.stride[1] * Dot::kStep;
         for (std::int64_t q = 0; q < parts; ++q, weights += kVector) {
-          sum = Dot::dot(sum, Dot::pixels(src + q * Dot::kPixels * kWidth), Index::loadu(weights));
+          sum = Dot::dot(sum, Dot::pixels(src + q * Dot::kPixels * Dot::kStep),
+                         Index::loadu(weights));
         }
       }
       store(d, sum, row * d.dst_row + x * kWidth);
@@ -171,5 +182,30 @@ void depthwise(const DotDepthwise& d) {
 void dot_byte_depthwise(const DotDepthwise& d) { depthwise<Quads>(d); }
 
 void dot_word_depthwise(const DotDepthwise& d) { depthwise<Pairs>(d); }
+
+void dot_paired_depthwise(const DotDepthwise& d) { depthwise<Paired>(d); }
+
+void pair_pixels(const DotPairs& pairs) {
+  const DotPairs p = pairs;  // GCC would load it again after each store of bytes
+  alignas(64) std::uint8_t zero[kWidth];
+  std::fill_n(zero, kWidth, p.zero);
+  const std::int64_t first = std::clamp<std::int64_t>(p.before, 0, p.columns),
+                     last = std::clamp<std::int64_t>(p.before + p.src_columns, first, p.columns);
+  const auto pixel = [&](std::int64_t column) TORCH_BLOCKED_INLINE {
+    const bool inside = p.src && column >= first && column < last;
+    return inside ? p.src + (column - p.before) * kWidth : zero;
+  };
+  const auto pair = [&](std::int64_t i) TORCH_BLOCKED_INLINE {
+    pixel_pair(pixel(i), pixel(i + 1)).store(p.dst + i * kVector);
+  };
+  const std::int64_t inner = p.src ? last - 1 : 0;  // pairs from `first` on lie in src
+  std::int64_t i = 0;
+  for (; i < std::min(first, p.columns); ++i) pair(i);
+  const std::uint8_t* src = p.src + (first - p.before) * kWidth;
+  for (; i < inner; ++i, src += kWidth) {
+    pixel_pair(src, src + kWidth).store(p.dst + i * kVector);
+  }
+  for (; i < p.columns; ++i) pair(i);
+}
 
 }  // namespace torch_blocked::kernels::CPU_CAPABILITY

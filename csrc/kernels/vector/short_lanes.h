@@ -69,12 +69,18 @@ inline Index dot_bytes(const Index& sum, const Index& unsigned_bytes, const Inde
 #endif
 }
 
-// sum + the products of two signed words in each lane, which must not overflow.
+// sum + the products of two signed words in each lane, which must not overflow. The empty assembly
+// keeps the order of the sums: GCC would make all products of a depthwise window first, and store
+// and load each of them, which took 2.4 times as long.
 inline Index dot_words(const Index& sum, const Index& x, const Index& y) {
 #if defined(CPU_CAPABILITY_AVX512)
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
+  __m512i result = _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
+  asm("" : "+v"(result));
+  return result;
 #elif defined(CPU_CAPABILITY_AVX2)
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+  __m256i result = _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
+  asm("" : "+x"(result));
+  return result;
 #else
   std::int32_t sums[kWidth];
   std::int16_t a[2 * kWidth], b[2 * kWidth];
@@ -272,19 +278,20 @@ inline Index pixel_quads(const std::uint8_t* src) {
 #endif
 }
 
-// Two adjacent pixels of kWidth bytes, as two words for each lane.
-inline Index pixel_pairs(const std::uint8_t* src) {
+// Two pixels of kWidth bytes, as two words for each lane.
+inline Index pixel_pair(const std::uint8_t* a, const std::uint8_t* b) {
 #if defined(CPU_CAPABILITY_AVX512)
-  const auto* pixels = reinterpret_cast<const __m128i*>(src);
-  const __m128i first = _mm_loadu_si128(pixels), second = _mm_loadu_si128(pixels + 1);
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a)),
+                second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
   return _mm512_cvtepu8_epi16(
       _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second)));
 #elif defined(CPU_CAPABILITY_AVX2)
-  const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
-  return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(pair, _mm_srli_si128(pair, 8)));
+  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(a)),
+                second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b));
+  return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(first, second));
 #else
   std::int16_t words[2 * kWidth];
-  for (std::int64_t i = 0; i < 2 * kWidth; ++i) words[i] = src[i % 2 * kWidth + i / 2];
+  for (std::int64_t i = 0; i < 2 * kWidth; ++i) words[i] = (i % 2 == 0 ? a : b)[i / 2];
   return Index::loadu(words);
 #endif
 }

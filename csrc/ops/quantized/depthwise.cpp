@@ -27,6 +27,8 @@ struct Depthwise {
   std::optional<kernels::DotEnd> end;
 
   std::int64_t pixels() const { return words ? 2 : 4; }
+  // Bytes of a pixel in a band, where words are paired with those of the next pixel.
+  std::int64_t pixel_bytes() const { return words ? 4 * width : width; }
   std::int64_t parts() const { return ceil_div(s.kernel[2], pixels()); }
   std::int64_t reach(std::size_t i, std::int64_t outputs) const {
     return (outputs - 1) * s.stride[i] + s.kernel[i];
@@ -90,9 +92,9 @@ struct Block {
   std::int64_t dst_row, rows;  // elements from row to row
 };
 
-void run_block(const Depthwise& d, const QuantizedWeights& weights, const Block& b) {
-  const auto kernel =
-      d.words ? kernels::kernels().dot_word_depthwise : kernels::kernels().dot_byte_depthwise;
+using Kernel = void (*)(const kernels::DotDepthwise&);
+
+void run_block(const Depthwise& d, const QuantizedWeights& weights, const Block& b, Kernel kernel) {
   const auto* channels =
       static_cast<const kernels::DotChannels*>(weights.channels.const_data_ptr());
   kernel({.src = b.src,
@@ -110,8 +112,10 @@ void run_block(const Depthwise& d, const QuantizedWeights& weights, const Block&
 }
 
 void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t* src, void* dst) {
+  const kernels::Kernels& table = kernels::kernels();
+  const auto kernel = d.words ? table.dot_paired_depthwise : table.dot_byte_depthwise;
   const ByteRows band = d.band();
-  const std::int64_t row_bytes = band.row_bytes() * d.s.stride[1];
+  const std::int64_t src_row = band.columns * d.pixel_bytes(), row_bytes = src_row * d.s.stride[1];
   const std::int64_t most =
       std::clamp<std::int64_t>(kDepthwiseBandBytes / row_bytes, 4, d.s.out[1] + 4);
   const std::int64_t bands = ceil_div(d.s.out[1], most), rows = ceil_div(d.s.out[1], bands);
@@ -120,8 +124,12 @@ void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t
   parallel_units(
       d.n * d.blocks * bands, rows * dst_row * 4, [&](std::int64_t begin, std::int64_t last) {
         // One vector beyond the last row, because its last quad may reach beyond it.
-        const std::int64_t bytes = d.reach(1, rows) * band.row_bytes() + 64;
+        const std::int64_t bytes = d.reach(1, rows) * src_row + 64;
         auto* copy = reinterpret_cast<std::uint8_t*>(workspace(ceil_div(bytes, 4)));
+        const auto fill = [&](const std::uint8_t* from, std::uint8_t* to) {
+          if (!d.words) return band.fill(from, to);
+          table.pair_pixels({from, to, band.columns, band.before, band.src_columns, band.zero});
+        };
         for (std::int64_t unit = begin; unit < last; ++unit) {
           const std::int64_t plane = unit / bands, row = unit % bands * rows;
           const std::int64_t count = std::min(rows, d.s.out[1] - row);
@@ -129,23 +137,26 @@ void run(const Depthwise& d, const QuantizedWeights& weights, const std::uint8_t
           for (std::int64_t r = 0; r < d.reach(1, count); ++r) {
             const std::int64_t y = row * d.s.stride[1] - d.s.padding[1] + r;
             const bool inside = y >= 0 && y < d.s.in[1];
-            band.fill(inside ? src + plane * src_plane + y * d.s.in[2] * d.width : nullptr,
-                      copy + r * band.row_bytes());
+            fill(inside ? src + plane * src_plane + y * d.s.in[2] * d.width : nullptr,
+                 copy + r * src_row);
           }
           const std::int64_t at = plane * dst_plane + row * dst_row;
           run_block(d, weights,
                     {.src = copy,
-                     .src_row = band.row_bytes(),
+                     .src_row = src_row,
                      .block = plane % d.blocks,
                      .dst = static_cast<char*>(dst) + at * (d.problem.dst ? 1 : 4),
                      .dst_row = dst_row,
-                     .rows = count});
+                     .rows = count},
+                    kernel);
         }
       });
 }
 
 void run_rows(const Depthwise& d, const QuantizedWeights& weights, const BlockedRows& src,
               const BlockedRows& dst, Range rows) {
+  const kernels::Kernels& table = kernels::kernels();
+  const auto kernel = d.words ? table.dot_word_depthwise : table.dot_byte_depthwise;
   for (std::int64_t block = 0; block < d.blocks; ++block) {
     run_block(d, weights,
               {.src = src.at(block, rows.begin * d.s.stride[1] - d.s.padding[1]),
@@ -153,7 +164,8 @@ void run_rows(const Depthwise& d, const QuantizedWeights& weights, const Blocked
                .block = block,
                .dst = dst.at(block, rows.begin),
                .dst_row = dst.row,
-               .rows = rows.end - rows.begin});
+               .rows = rows.end - rows.begin},
+              kernel);
   }
 }
 
