@@ -149,11 +149,11 @@ inline void for_pixels(const PoolingWindows& w, std::int64_t first, std::int64_t
   }
 }
 
-// dst [kPixels, lanes] = scale * the sums of windows along w. Pixels are one stride apart; the
-// first one has these taps.
-template <std::int64_t kPixels>
-inline void means(const PoolingWindows& w, const float* line, const Taps& taps, float scale,
-                  float* dst) {
+// Calls end(sum, lane, count, i) for the sums of kPixels windows along w, vector by vector. Pixels
+// are one stride apart; the first one has these taps.
+template <std::int64_t kPixels, typename End>
+TORCH_BLOCKED_INLINE inline void sum_windows(const PoolingWindows& w, const float* line,
+                                             const Taps& taps, End&& end_sum) {
   const std::int64_t apart = w.stride[2] * w.lanes, step = taps.step * w.lanes;
   for_lanes(w.lanes, [&](std::int64_t lane, std::int64_t count) {
     Vec sums[kPixels];
@@ -163,52 +163,34 @@ inline void means(const PoolingWindows& w, const float* line, const Taps& taps, 
       unrolled<kPixels>([&]<int i>()
                             TORCH_BLOCKED_INLINE { sums[i] += load(src + i * apart, count); });
     }
-    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE {
-      store(sums[i] * Vec(scale), dst + lane + i * w.lanes, count);
-    });
+    unrolled<kPixels>([&]<int i>() TORCH_BLOCKED_INLINE { end_sum(sums[i], lane, count, i); });
   });
 }
 
+// Bytes lie in blocks, whose lanes are whole vectors.
+inline Vec load_numbers(const std::uint8_t* src, std::int64_t) { return load_bytes(src); }
+inline Vec load_numbers(const float* src, std::int64_t count) { return load(src, count); }
+
 // dst [count] = the sums of `rows`.
-inline void sum_rows(const std::vector<const float*>& rows, std::int64_t count, float* dst) {
+template <typename Number>
+inline void sum_rows(const std::vector<const Number*>& rows, std::int64_t count, float* dst) {
   constexpr int kVectors = 4;
   std::int64_t i = 0;
   for (; i + kVectors * kWidth <= count; i += kVectors * kWidth) {
     Vec sums[kVectors]{Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
-    for (const float* row : rows) {
-      unrolled<kVectors>([&]<int j>()
-                             TORCH_BLOCKED_INLINE { sums[j] += Vec::loadu(row + i + j * kWidth); });
+    for (const Number* row : rows) {
+      unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE {
+        sums[j] += load_numbers(row + i + j * kWidth, kWidth);
+      });
     }
     unrolled<kVectors>([&]<int j>() TORCH_BLOCKED_INLINE { sums[j].store(dst + i + j * kWidth); });
   }
   for (; i < count; i += kWidth) {
     const std::int64_t lanes = std::min(kWidth, count - i);
     Vec sum(0.f);
-    for (const float* row : rows) sum = sum + load(row + i, lanes);
+    for (const Number* row : rows) sum = sum + load_numbers(row + i, lanes);
     store(sum, dst + i, lanes);
   }
-}
-
-// The sums of kWidth lanes over the taps of a window. It uses four sums that do not wait for each
-// other.
-inline Vec sum_of_bytes(const PoolingWindows& w, const Rows<std::uint8_t>& rows, const Taps& taps,
-                        std::int64_t lane) {
-  const std::int64_t apart = taps.step * w.lanes;
-  Vec sums[4]{Vec(0.f), Vec(0.f), Vec(0.f), Vec(0.f)};
-  for (std::int64_t z = rows.d.begin; z < rows.d.end; z += rows.d.step) {
-    for (std::int64_t y = rows.h.begin; y < rows.h.end; y += rows.h.step) {
-      const std::uint8_t* src =
-          rows.image + ((z * w.in[1] + y) * w.in[2] + taps.begin) * w.lanes + lane;
-      std::int64_t x = taps.begin;
-      for (; x + 3 * taps.step < taps.end; x += 4 * taps.step, src += 4 * apart) {
-        for (std::int64_t i = 0; i < 4; ++i) sums[i] = sums[i] + load_bytes(src + i * apart);
-      }
-      for (std::int64_t i = 0; x < taps.end; x += taps.step, src += apart, ++i) {
-        sums[i] = sums[i] + load_bytes(src);
-      }
-    }
-  }
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 // Columns of src, each reduced along d and h, for some outputs of a row at a time.
@@ -387,7 +369,10 @@ void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
       const float* from = columns.data() - left * w.lanes;
       for_pixels<4>(w, first, last, [&]<std::int64_t kPixels>(std::int64_t pixel) {
         const Taps taps(w, 2, pixel);
-        means<kPixels>(w, from, taps, 1 / divisors.of(taps, pixel), dst);
+        const Vec scale(1 / divisors.of(taps, pixel));
+        sum_windows<kPixels>(w, from, taps, [&](const Vec& sum, auto lane, auto count, int i) {
+          store(sum * scale, dst + lane + i * w.lanes, count);
+        });
         dst += kPixels * w.lanes;
       });
     });
@@ -397,24 +382,35 @@ void average(const Averages& averages, std::int64_t begin, std::int64_t end) {
 // Sums of up to 2^16 bytes are exact in float32.
 void average_bytes(const AveragesOfBytes& of_bytes, std::int64_t begin, std::int64_t end) {
   const PoolingWindows w = of_bytes.averages.windows;
+  Columns<float> columns(w);
+  std::vector<const std::uint8_t*> lines;  // src under the columns
   std::int64_t at = begin * w.out[2] * w.lanes;
   for (std::int64_t row = begin; row < end; ++row) {
     const Rows<std::uint8_t> rows(w, row);
     const Divisors divisors(of_bytes.averages, rows, row);
-    for (std::int64_t pixel = 0; pixel < w.out[2]; ++pixel, at += w.lanes) {
-      const Taps taps(w, 2, pixel);
-      const auto taken = static_cast<float>(divisors.taken * count_of(taps));
-      const Vec zeros(taken * of_bytes.src.zero),
-          scale(of_bytes.src.scale / divisors.of(taps, pixel));
-      for (std::int64_t lane = 0; lane < w.lanes; lane += kWidth) {
-        const Vec mean = (sum_of_bytes(w, rows, taps, lane) - zeros) * scale;
-        if (of_bytes.dst) {
-          store_quantized(*of_bytes.dst, mean, static_cast<std::uint8_t*>(w.dst) + at + lane);
-        } else {
-          mean.store(static_cast<float*>(w.dst) + at + lane);
-        }
-      }
-    }
+    columns.for_parts([&](std::int64_t first, std::int64_t last) {
+      const std::int64_t left = columns.begin(first), right = columns.end(last);
+      lines.clear();
+      rows.for_lines(w, [&](const std::uint8_t* line) { lines.push_back(line + left * w.lanes); });
+      sum_rows(lines, (right - left) * w.lanes, columns.data());
+      const float* from = columns.data() - left * w.lanes;
+      for_pixels<4>(w, first, last, [&]<std::int64_t kPixels>(std::int64_t pixel) {
+        const Taps taps(w, 2, pixel);
+        const auto taken = static_cast<float>(divisors.taken * count_of(taps));
+        const Vec zeros(taken * of_bytes.src.zero),
+            scale(of_bytes.src.scale / divisors.of(taps, pixel));
+        sum_windows<kPixels>(w, from, taps, [&](const Vec& sum, auto lane, auto, int i) {
+          const Vec mean = (sum - zeros) * scale;
+          const std::int64_t to = at + lane + i * w.lanes;
+          if (of_bytes.dst) {
+            store_quantized(*of_bytes.dst, mean, static_cast<std::uint8_t*>(w.dst) + to);
+          } else {
+            mean.store(static_cast<float*>(w.dst) + to);
+          }
+        });
+        at += kPixels * w.lanes;
+      });
+    });
   }
 }
 
