@@ -67,6 +67,17 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
+// Whether an op takes a tensor of a class that computes on others and has no memory itself, such as
+// the weights of torchao and Quanto. What the op does is then what that class calls.
+bool takes_wrapper(const at::RecordFunction& function) {
+  return std::ranges::any_of(arguments_of(function), [](const IValue& argument) {
+    if (!argument.isTensor()) return false;
+    const at::Tensor& tensor = argument.toTensor();
+    return tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python) &&
+           tensor.has_storage() && tensor.numel() > 0 && !tensor.storage().data();
+  });
+}
+
 // Ops that are not recorded. torch.tensor([...]) makes a tensor with dispatch to Python off and
 // fills it unseen, so the tensor counts as one that existed before.
 bool is_silent(std::string_view name) {
@@ -262,6 +273,7 @@ void Recorder::raise_again() {
 void Recorder::enter(const at::RecordFunction& function) {
   has_fixed_sizes_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
   if (!function.operator_name()) return;
+  if (depth_ == 0 && takes_wrapper(function)) return opened_.push_back(&function);
   const bool outermost = depth_++ == 0;
   try {
     save_written(function);
@@ -274,6 +286,7 @@ void Recorder::enter(const at::RecordFunction& function) {
 }
 
 void Recorder::leave(const at::RecordFunction& function) {
+  if (!opened_.empty() && opened_.back() == &function) return opened_.pop_back();
   if (!function.operator_name() || --depth_ > 0) return;
   in_ops_ += std::chrono::steady_clock::now() - running_.start;
   if (!refusal_.empty() || !running_.is_noted) return;

@@ -154,7 +154,9 @@ class Recorder {
   OnResult on_result_;
   Where where_;
   Value count_ = 0;
-  int depth_ = 0;
+  int depth_ = 0;  // of ops in the outermost one
+  // Running ops that count as the ops that they call.
+  std::vector<const at::RecordFunction*> opened_;
   std::chrono::nanoseconds in_ops_{0};
   bool has_fixed_sizes_ = false, wrote_state_ = false;
   std::exception_ptr raised_;
