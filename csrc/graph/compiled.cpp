@@ -62,6 +62,7 @@ Compiled::Compiled(Graph graph, Tuner tuner, std::shared_ptr<Weights> weights, C
       tuner_(std::move(tuner)) {
   check_devices(graph_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  quantize_weights(graph_);
   fold_constants(graph_, widens_bytes);
   settle_masks(graph_);
 }
@@ -234,7 +235,11 @@ std::shared_ptr<Compiled::Entry> Compiled::planned_in(const Narrowing* narrowing
   entry->graph = graph_;
   const std::vector<Meta> metas = infer(graph_, metas_of(inputs));
   const bool empty = has_empty(graph_, metas);
-  if (simplified && !empty) simplify(entry->graph, metas, *weights_, narrowing);
+  if (simplified && !empty) {
+    simplify(entry->graph, metas, *weights_, narrowing);
+  } else {
+    fold_constants(entry->graph);  // bytes that layers would have taken
+  }
   if (empty) {
     for (Node& node : entry->graph.nodes)
       node.declined = "a tensor of this run is empty; there is nothing to compute";

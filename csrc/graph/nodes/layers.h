@@ -36,6 +36,10 @@ struct Affine {
   Activation activation = {};
 };
 
+// scaling.cpp: the scale and shift of a batch norm of constants, in float64; nothing for other
+// nodes.
+std::optional<Affine> batch_norm_of(const Rewrite& rewrite, const Node& node);
+
 // Zeros in front of an image, and how many more there are behind it.
 struct Padding {
   Dims begin, more;  // more: empty for none

@@ -16,6 +16,10 @@ using Activated = Activation::Kind;
 bool makes_numbers(const Node& node);
 // The same for constants, also by a conversion to float32.
 bool widens_bytes(const Graph& graph, const Node& node);
+// The numbers of a node that dequantizes constants of zero point 0; nothing for other nodes.
+std::optional<at::Tensor> dequantized_constant(const Graph& graph, const Node& node);
+// nodes/quantized/fakes.cpp: makes weights that are bytes in other words dequantizations of bytes.
+void quantize_weights(Graph& graph);
 
 // Who makes and who reads each value.
 struct Uses {

@@ -59,6 +59,15 @@ std::optional<Scaling> find_batch_norm(const Graph& graph, const Node& node,
   return Scaling{src, 1, {scale, shift}, std::move(sources), text("norm ", eps), "batch_norm"};
 }
 
+}  // namespace
+
+std::optional<Affine> batch_norm_of(const Rewrite& rewrite, const Node& node) {
+  const auto found = find_batch_norm(rewrite.graph, node, rewrite.metas);
+  return found ? std::optional(found->affine) : std::nullopt;
+}
+
+namespace {
+
 // A number, or one number per channel of a dim, in float64, and that dim.
 struct Numbers {
   at::Tensor values;

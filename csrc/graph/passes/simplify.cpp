@@ -292,17 +292,36 @@ bool join_epilogue(const Graph& graph, const Node& reader, Value value,
   return true;
 }
 
+// Names fill(empty_like(x), number), which 1 / x is made of, by what is known of it.
+static void name_fills(Graph& graph) {
+  const Uses uses(graph);
+  for (Node& node : graph.nodes) {
+    if (node.name != "aten::fill" || node.overload != "Scalar" || node.read(0) == kNone) continue;
+    const Node* maker = uses.maker[Uses::at(node.read(0))];
+    if (!maker || maker->name != "aten::empty_like") continue;
+    const Argument value = node.arguments[1];
+    node.name = "aten::full_like";
+    node.overload.clear();
+    node.arguments = maker->arguments;
+    node.arguments.insert(node.arguments.begin() + 1, value);
+  }
+}
+
 void fold_constants(Graph& graph, const Keeps& keep) {
+  name_fills(graph);
   std::set<Value> folded;
   for (Node& node : graph.nodes) {
+    // The op that dequantizes may not be imported, so it is computed here.
+    const auto bytes = dequantized_constant(graph, node);
     // The results of empty() and its variants are not filled, so they are no constants.
-    bool constant = !is_random(node) && node.name.find("empty") == std::string::npos;
+    bool constant = bytes || (!is_random(node) && node.name.find("empty") == std::string::npos);
     // For these ops oneDNN trusts sizes that infer() checks only later.
     constant &= !is_any(node, {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"});
     for_values(node.arguments, [&](Value value) { constant &= graph.constants.contains(value); });
     if (!constant || keep(graph, node)) continue;
     const auto results =
-        call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
+        bytes ? std::vector<c10::IValue>{*bytes}
+              : call(node, [&](Value value) -> c10::IValue { return graph.constants.at(value); });
     const bool tensors =
         results.size() == node.outputs.size() && std::ranges::all_of(results, [](const auto& each) {
           return each.isTensor() && each.toTensor().defined();

@@ -2,7 +2,9 @@
 // after them.
 #include "ops/quantized/convolution.h"
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
@@ -96,6 +98,25 @@ void find_one(const Rewrite& rewrite, const Uses& uses, Node& node) {
                            .src = *src});
 }
 
+// Batch norms of a convolution's sums become part of its scales and bias. Quantizers that leave the
+// model as it is, and training for bytes, keep them apart.
+void fold_batch_norms(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    auto* c = node.as<Convolution8>();
+    Node* reader = c ? uses.only_reader(node.output()) : nullptr;
+    const auto norm = reader ? batch_norm_of(rewrite, *reader) : std::nullopt;
+    if (!norm || rewrite.meta(reader->output()).dtype != at::kFloat) continue;
+    const at::Tensor bias =
+        c->bias.defined() ? c->bias.to(at::kDouble) : at::zeros_like(norm->shift);
+    c->scales = at::mul(c->scales.to(at::kDouble), norm->scale).to(at::kFloat);
+    c->bias = at::add(at::mul(bias, norm->scale), norm->shift).to(at::kFloat);
+    node.name = joined_name(node.name, *reader);
+    node.outputs = std::exchange(reader->outputs, {});
+  }
+  sweep(rewrite.graph);
+}
+
 void find(Rewrite& rewrite) {
   const Uses uses(rewrite.graph);
   for (Node& node : rewrite.graph.nodes) find_one(rewrite, uses, node);
@@ -108,6 +129,7 @@ void find(Rewrite& rewrite) {
     if (node.is(nodes::dequantize) && !read) node.outputs.clear();
   }
   sweep(rewrite.graph);
+  fold_batch_norms(rewrite);
 }
 
 // Joins padding with the zero point with the padding of the convolution behind it, as

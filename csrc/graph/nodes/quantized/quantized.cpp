@@ -6,6 +6,7 @@
 #include "graph/nodes/quantized/quantized.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
 
 #include <array>
 
@@ -36,14 +37,6 @@ const Op* op_of(const Node& node) {
   return found == kOps.end() ? nullptr : found;
 }
 
-// A number, given as such or as a constant tensor with one element.
-std::optional<double> scalar(const Graph& graph, const Argument& argument) {
-  if (is_real(argument)) return number(argument, 0);
-  const at::Tensor* constant = constant_of(graph, argument);
-  if (!constant || constant->numel() != 1) return std::nullopt;
-  return constant->to(at::kDouble).item<double>();
-}
-
 at::ScalarType dtype_of(const Argument& argument) {
   return argument.is_constant() && argument.constant().isInt()
              ? static_cast<at::ScalarType>(argument.constant().toInt())
@@ -52,21 +45,9 @@ at::ScalarType dtype_of(const Argument& argument) {
 
 // The quantization of a node's op, for unsigned bytes; nothing if its parameters are not constants.
 std::optional<Quantization> parameters(const Graph& graph, const Node& node) {
-  std::array<double, 4> numbers;
-  for (std::size_t i = 0; i < 4; ++i) {
-    const auto found = scalar(graph, node.arguments[1 + i]);
-    if (!found) return std::nullopt;
-    numbers[i] = *found;
-  }
-  const auto [scale, zero, least, most] = numbers;
   const at::ScalarType dtype = dtype_of(node.arguments[5]);
-  const std::int64_t more = dtype == at::kChar ? kSigned : 0;
-  const Quantization q{scale, static_cast<std::int64_t>(zero) + more,
-                       static_cast<std::int64_t>(least) + more,
-                       static_cast<std::int64_t>(most) + more};
-  const bool fits = scale > 0 && q.least >= 0 && q.most <= 255 && q.least <= q.most &&
-                    (dtype == at::kByte || dtype == at::kChar);
-  return fits ? std::optional(q) : std::nullopt;
+  if (dtype != at::kByte && dtype != at::kChar) return std::nullopt;
+  return unsigned_quantization(graph, std::span(node.arguments).subspan(1, 4), dtype == at::kChar);
 }
 
 // Whether only dequantizations to float32 with known parameters read a node's result.
@@ -188,11 +169,33 @@ void move_bytes(Rewrite& rewrite) {
   sweep(graph);
 }
 
+// Dequantizes after a reshape instead of before it, so that a linear layer behind it finds bytes.
+void reshape_bytes(Rewrite& rewrite) {
+  const Uses uses(rewrite.graph);
+  for (Node& node : rewrite.graph.nodes) {
+    const bool reshapes = !node.held.has_value() && node.outputs.size() == 1 && is_reshape(node);
+    Node* maker = reshapes && node.read(0) != kNone ? uses.maker[Uses::at(node.read(0))] : nullptr;
+    const Quantization* q = quantization_of(maker, nodes::dequantize);
+    if (!q || uses.only_reader(maker->output()) != &node) continue;
+    const Quantized held{*q};
+    const Value bytes = add_value(rewrite, {rewrite.meta(node.output()).dims, at::kByte});
+    std::vector<Argument> arguments = std::move(node.arguments);
+    arguments[0] = maker->arguments[0];
+    node.become(nodes::dequantize, {{ValueRef{bytes}}}, held);
+    maker->become(nodes::boxed, std::move(arguments), {});
+    maker->outputs = {bytes};
+    std::swap(maker->name, node.name);
+    std::swap(maker->overload, node.overload);
+  }
+}
+
 void find(Rewrite& rewrite) {
   find_ops(rewrite);
+  split_fakes(rewrite);
   pad_bytes(rewrite);
   drop_pairs(rewrite);
   move_bytes(rewrite);
+  reshape_bytes(rewrite);
 }
 
 std::vector<Meta> as_bytes(const Node& node, const std::vector<Meta>& metas) {
@@ -228,6 +231,31 @@ Prepared prepare(const Step& step, const Running& running,
 }
 
 }  // namespace
+
+std::optional<double> scalar(const Graph& graph, const Argument& argument) {
+  if (is_real(argument)) return number(argument, 0);
+  const at::Tensor* constant = constant_of(graph, argument);
+  if (!constant || constant->numel() != 1) return std::nullopt;
+  return constant->to(at::kDouble).item<double>();
+}
+
+std::optional<Quantization> unsigned_quantization(const Graph& graph,
+                                                  std::span<const Argument> parameters,
+                                                  bool is_signed) {
+  std::array<double, 4> numbers;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto found = scalar(graph, parameters[i]);
+    if (!found) return std::nullopt;
+    numbers[i] = *found;
+  }
+  const auto [scale, zero, least, most] = numbers;
+  const std::int64_t more = is_signed ? kSigned : 0;
+  const Quantization q{scale, static_cast<std::int64_t>(zero) + more,
+                       static_cast<std::int64_t>(least) + more,
+                       static_cast<std::int64_t>(most) + more};
+  const bool fits = scale > 0 && q.least >= 0 && q.most <= 255 && q.least <= q.most;
+  return fits ? std::optional(q) : std::nullopt;
+}
 
 void join_bytes(const Uses& uses, Node& node, Bytes& bytes) {
   const Node* maker = uses.maker[Uses::at(node.read(0))];
@@ -274,6 +302,17 @@ std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const No
   }
   return QuantizedConstant{*values, scales->to(at::kFloat).contiguous(),
                            maker->arguments[3].constant().toInt()};
+}
+
+std::optional<at::Tensor> dequantized_constant(const Graph& graph, const Node& node) {
+  const auto constant = quantized_constant(graph, &node);
+  if (!constant || !is_none(node.arguments.back())) return std::nullopt;
+  const at::Tensor& values = constant->values;
+  Dims dims(static_cast<std::size_t>(values.dim()), 1);
+  if (constant->axis >= 0) {
+    dims[static_cast<std::size_t>(constant->axis)] = constant->scales.numel();
+  }
+  return at::mul(values.to(at::kFloat), constant->scales.view(dims));
 }
 
 QuantizedWeights packed(const Running& running, const Node& node,

@@ -17,6 +17,17 @@ inline const Quantization* quantization_of(const Node* node, const NodeKind& kin
   return node && node->is(kind) ? &node->as<Quantized>()->quantization : nullptr;
 }
 
+// A number, given as such or as a constant tensor with one element.
+std::optional<double> scalar(const Graph& graph, const Argument& argument);
+// The quantization to unsigned bytes, signed ones shifted by 128, of a scale, a zero point, the
+// least and the most byte; nothing if these are not constants, or beyond bytes.
+std::optional<Quantization> unsigned_quantization(const Graph& graph,
+                                                  std::span<const Argument> parameters,
+                                                  bool is_signed);
+
+// fakes.cpp: makes a quantization and a dequantization of each op that does both at once.
+void split_fakes(Rewrite& rewrite);
+
 // The bytes that a node reads and makes in place of numbers; none: numbers.
 struct Bytes {
   std::optional<Quantization> src, dst;
