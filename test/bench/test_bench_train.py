@@ -104,6 +104,27 @@ def test_wrong_gradients_fail_before_they_are_timed(
     assert error.endswith("nothing was timed\n")
 
 
+def test_autocast():
+    loaded = models.prepared("mobilenet_v2", batch=2, size=32)
+    results = train.bench_model(*loaded, rounds=1, compiles=False, autocast=True)
+    assert [result.mode for result in results] == MODES
+    assert results[-1].profile.fallbacks == 0
+    assert max(result.loss_error for result in results) > 1e-4  # bfloat16
+
+
+@pytest.mark.parametrize("factor, autocast", ((1.3, False), (5, True), (float("nan"), True)))
+def test_rounding_under_autocast_is_measured_on_torch(factor, autocast):
+    """torch's own gradients are off by half there."""
+
+    def step(mode, factor):
+        return train.FirstStep(mode, 1.0, [factor * torch.ones(3)])
+
+    torchs, expected = step("nchw", 1.5 if autocast else 1), step("float64", 1)
+    train.verify("net", [torchs, step("nChw8c", torchs.gradients[0][0])], expected, autocast)
+    with pytest.raises(train.WrongResult, match="net in nChw8c .* of those in float64"):
+        train.verify("net", [torchs, step("nChw8c", factor)], expected, autocast)
+
+
 def test_bad_arguments_give_one_sentence(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["bench", "train", "resnet5"])

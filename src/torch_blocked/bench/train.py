@@ -38,9 +38,13 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 0.2
 # Images compared with float64, in which torch has no fast convolutions: all 8 of unet's would take
 # a minute. The step that is timed is compared with NCHW's.
 EXACT_IMAGES = 2
+# Under autocast, rounding alone moves the gradients of a deep network by all of their size. There
+# the blocked mode may be so many times as far from the reference as torch's modes are.
+ROUNDING_FACTOR = 2
 # Step by step that grows: within 20 steps at LEARNING_RATE, the losses of torch's own channels_last
-# drift 0.001 to 0.2 away from NCHW's. Blocked may drift so many times as far as torch's modes.
-DRIFT_FACTOR = 10
+# drift 0.001 to 0.2 away from NCHW's, by chance. Blocked may drift so many times as far as torch's
+# modes, and always so far.
+DRIFT_FACTOR, DRIFT_TOLERANCE = 10, 1e-2
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of SGD; a large one turns rounding into other losses (default: {LEARNING_RATE})",
     )
     parser.add_argument(
+        "--autocast",
+        action="store_true",
+        help="every mode runs under torch.autocast, in bfloat16",
+    )
+    parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -126,8 +135,9 @@ def main(args: argparse.Namespace) -> int:
     """Runs the command; returns 0. Raises WrongResult and NoModel, before anything is timed."""
     results: list[Result] = []
     with on_threads(args.threads):
-        context = circumstances(dtype="float32", batch=args.batch, rounds=args.rounds)
-        words = ("float32", f"batch {args.batch}", f"{args.rounds} rounds", "SGD with momentum")
+        dtype = "bfloat16 by autocast" if args.autocast else "float32"
+        context = circumstances(dtype=dtype, batch=args.batch, rounds=args.rounds)
+        words = (dtype, f"batch {args.batch}", f"{args.rounds} rounds", "SGD with momentum")
         print(describe(context, *words), end="\n\n", flush=True)
         for name in args.models:
             loaded = models.load(name, args.input)
@@ -139,6 +149,7 @@ def main(args: argparse.Namespace) -> int:
                 args.compile,
                 args.steps,
                 args.learning_rate,
+                args.autocast,
             )
             print(render(rows), end="\n\n", flush=True)
             results += rows
@@ -154,17 +165,22 @@ def bench_model(
     compiles: bool = True,
     steps: int = 1,
     learning_rate: float = LEARNING_RATE,
+    autocast: bool = False,
 ) -> list[Result]:
     """Verifies and times one model; one result for each mode, NCHW first.
 
     Raises WrongResult before timing if a first loss or gradients are not those in float64 or
-    NCHW's, or the losses of the first `steps` steps leave NCHW's."""
+    NCHW's, which is in float32, or the losses of the first `steps` steps leave NCHW's."""
     name, model, (input,) = loaded.name, loaded.module, inputs
     without_dropout(model.train())
     progress(f"{name}: float64")
-    exact = exact_errors(name, model, input[:EXACT_IMAGES])
-    modes = trainings(model, input, compiles, learning_rate)
-    losses, errors = first_losses(name, modes, exact)
+    exact = exact_errors(name, model, input[:EXACT_IMAGES], autocast)
+    modes = trainings(model, input, compiles, learning_rate, autocast)
+    reference = None
+    if autocast:
+        (nchw, training), *_ = trainings(model, input, compiles=False).items()
+        reference = first_step(f"{nchw} in float32", training)
+    losses, errors = first_losses(name, modes, exact, reference)
     progress(f"{name}: more steps, profiled")
     histories = {
         mode: [losses[mode], *(training.step() for _ in range(steps - 1))]
@@ -198,20 +214,18 @@ Errors = dict[str, tuple[float, float]]  # of loss and gradients, by mode
 
 
 def first_losses(
-    name: str, modes: dict[str, Training], exact: Errors
+    name: str, modes: dict[str, Training], exact: Errors, float32: FirstStep | None = None
 ) -> tuple[dict[str, float], Errors]:
     """The loss of each mode's first step, and its errors, relative to float64 or to NCHW, the first
-    mode: the larger. Raises WrongResult."""
+    mode: the larger. float32: NCHW's step if the modes run under autocast. Raises WrongResult."""
     firsts = {}
     for mode, training in modes.items():
         progress(f"{name}: {mode}, first step")
         firsts[mode] = first_step(mode, training)
-    contiguous, *_ = firsts.values()
-    errors = {}
-    for mode, first in firsts.items():
-        to_nchw = verify(name, first, contiguous)
-        errors[mode] = tuple(map(max, exact.get(mode, to_nchw), to_nchw))
-    return {mode: first.loss for mode, first in firsts.items()}, errors
+    steps = list(firsts.values())
+    errors = verify(name, steps, float32 or steps[0], autocast=float32 is not None)
+    larger = {mode: tuple(map(max, exact.get(mode, each), each)) for mode, each in errors.items()}
+    return {mode: first.loss for mode, first in firsts.items()}, larger
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -222,7 +236,11 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def trainings(
-    model: nn.Module, input: Tensor, compiles: bool, learning_rate: float
+    model: nn.Module,
+    input: Tensor,
+    compiles: bool,
+    learning_rate: float = LEARNING_RATE,
+    autocast: bool = False,
 ) -> dict[str, Training]:
     """One for each mode, on its own copy of the model: contiguous, channels-last where torch has
     it, the latter compiled, and blocked.
@@ -241,7 +259,7 @@ def trainings(
         return copied.to(memory_format=memory_format) if ndim in CHANNELS_LAST else copied
 
     def training(model: nn.Module, input: Callable[[], Tensor]) -> Training:
-        return training_of(model, input, target, learning_rate)
+        return training_of(model, input, target, learning_rate, autocast)
 
     modes = {CONTIGUOUS[ndim]: training(copy.deepcopy(model), lambda: input)}
     if ndim in CHANNELS_LAST:
@@ -284,15 +302,17 @@ def training_of(
     input: Callable[[], Tensor],
     target: Tensor,
     learning_rate: float = LEARNING_RATE,
+    autocast: bool = False,
 ) -> Training:
     loss_of = loss_for(target)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, MOMENTUM, fused=True)
 
     def step() -> float:
         optimizer.zero_grad()
-        output = model(input())
-        output = output.to_dense() if torch_blocked.is_blocked(output) else output
-        loss = loss_of(output, target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(input())
+            output = output.to_dense() if torch_blocked.is_blocked(output) else output
+            loss = loss_of(output.float() if autocast else output, target)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -314,47 +334,62 @@ def first_step(mode: str, training: Training) -> FirstStep:
     return FirstStep(mode, loss, [parameter.grad for parameter in training.model.parameters()])
 
 
-def exact_errors(name: str, model: nn.Module, input: Tensor) -> Errors:
+def exact_errors(name: str, model: nn.Module, input: Tensor, autocast: bool = False) -> Errors:
     """`verify` of every mode but the compiled one, which would be compiled once more for these
     dims, against float64."""
     exact = first_step("float64", exact_training(model, input))
-    modes = trainings(model, input, compiles=False, learning_rate=LEARNING_RATE)
-    return {
-        mode: verify(name, first_step(mode, training), exact) for mode, training in modes.items()
-    }
+    modes = trainings(model, input, compiles=False, autocast=autocast)
+    steps = [first_step(mode, training) for mode, training in modes.items()]
+    return verify(name, steps, exact, autocast)
 
 
-def verify(name: str, step: FirstStep, expected: FirstStep) -> tuple[float, float]:
-    """The relative errors of the loss and of all gradients together.
+def verify(
+    name: str, steps: list[FirstStep], expected: FirstStep, autocast: bool = False
+) -> Errors:
+    """The relative errors of the loss and of all gradients together, by mode.
 
-    Raises WrongResult if one is not below its tolerance."""
-    loss_error = abs(step.loss - expected.loss) / abs(expected.loss)
+    Raises WrongResult if one is not below its tolerance; under autocast, if the blocked mode's, the
+    last, is not and is ROUNDING_FACTOR times as large as those of torch's modes."""
+    errors = {step.mode: relative_errors(step, expected) for step in steps}
+    limits = [LOSS_TOLERANCE, GRADIENT_TOLERANCE]
+    judged = list(errors)
+    if autocast:
+        *torchs, blocked = judged
+        judged = [blocked]
+        for i, limit in enumerate(limits):
+            limits[i] = max(limit, *(ROUNDING_FACTOR * errors[mode][i] for mode in torchs))
+    for mode in judged:
+        loss_error, gradient_error = errors[mode]
+        if not (loss_error < limits[0] and gradient_error < limits[1]):  # NaN, too
+            raise WrongResult(
+                f"{name} in {mode} has a loss wrong by {loss_error:.1e} and gradients wrong by "
+                f"{gradient_error:.1e} of those in {expected.mode}, expected below "
+                f"{limits[0]:.0e} and {limits[1]:.0e}; nothing was timed"
+            )
+    return errors
+
+
+def relative_errors(step: FirstStep, expected: FirstStep) -> tuple[float, float]:
+    """Of the loss, and of all gradients together."""
     difference = total = 0.0
     for ours, theirs in zip(step.gradients, expected.gradients, strict=True):
         difference += (ours - theirs).square().sum().item()
         total += theirs.square().sum().item()
-    gradient_error = (difference / total) ** 0.5
-    if not (loss_error < LOSS_TOLERANCE and gradient_error < GRADIENT_TOLERANCE):  # NaN, too
-        raise WrongResult(
-            f"{name} in {step.mode} has a loss wrong by {loss_error:.1e} and gradients wrong by "
-            f"{gradient_error:.1e} of those in {expected.mode}, expected below "
-            f"{LOSS_TOLERANCE:.0e} and {GRADIENT_TOLERANCE:.0e}; nothing was timed"
-        )
-    return loss_error, gradient_error
+    return abs(step.loss - expected.loss) / abs(expected.loss), (difference / total) ** 0.5
 
 
 def loss_drifts(name: str, histories: dict[str, list[float]], blocked: str) -> dict[str, float]:
     """By mode, the largest relative difference of its losses to NCHW's, the first mode's, at the
     same step.
 
-    Raises WrongResult if that of the blocked mode is above LOSS_TOLERANCE and far above torch's."""
+    Raises WrongResult if that of the blocked mode is above DRIFT_TOLERANCE and far above torch's."""
     expected = torch.tensor(next(iter(histories.values())))
     drifts = {
         mode: ((torch.tensor(losses) - expected) / expected).abs().max().item()
         for mode, losses in histories.items()
     }
     torchs = max(drift for mode, drift in drifts.items() if mode != blocked)
-    allowed = max(LOSS_TOLERANCE, DRIFT_FACTOR * torchs)
+    allowed = max(DRIFT_TOLERANCE, DRIFT_FACTOR * torchs)
     if not drifts[blocked] < allowed:  # NaN, too
         raise WrongResult(
             f"{name} in {blocked} has losses wrong by {drifts[blocked]:.1e} of NCHW's within "
