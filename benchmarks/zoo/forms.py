@@ -23,7 +23,11 @@ ERROR_FACTOR = 20.0
 # ... or this far, relative to the largest value, where that happens to be nearly exact.
 RELATIVE_FLOOR = 2e-5
 # The same of forms in other types, whose integers may differ, because rounding decides them.
-FLOORS = {"bfloat16": 0.15}
+# Bytes are compared with the quantizer's own graph instead (int8).
+FLOORS = {"bfloat16": 0.15, "int8": math.inf}
+# A graph of bytes may be this far from itself run op by op, or as far as it is from the dense model:
+# a number between two bytes may go the other way, and later layers amplify it.
+FLIPS = 0.05
 
 Call = Callable[[Inputs], Any]
 
@@ -63,6 +67,27 @@ def bfloat16(model: nn.Module, example: Inputs, tune: bool) -> Call:
     return lambda inputs: call(module, inputs)
 
 
+def int8(model: nn.Module, example: Inputs, tune: bool) -> Call:
+    """Raises Wrong at a size at which it is not the quantizer's graph run op by op."""
+    if isinstance(example, dict):
+        raise NotImplementedError("torch_blocked::quantize takes no inputs by name")
+    quantized = torch_blocked.quantize(model, [example])
+    fast = torch_blocked.optimize(quantized, example, tune=tune, verify=False)
+
+    def run(inputs: Inputs) -> Any:
+        result = call(fast, inputs)
+        found, own = list(leaves(result)), list(leaves(call(quantized, inputs)))
+        dense = list(leaves(call(model, inputs)))
+        for (path, ours), (_, graph), (_, exact) in zip(found, own, dense, strict=True):
+            if isinstance(exact, Tensor) and exact.is_floating_point():
+                error = distance(ours, graph)
+                if not error <= max(FLIPS, distance(graph, exact)):
+                    raise Wrong(f"{path} is off its own graph by {error:.2g}")
+        return result
+
+    return run
+
+
 def compiled(model: nn.Module, example: Inputs, tune: bool) -> Call:
     module = torch.compile(model, backend="torch_blocked")
     return lambda inputs: call(module, inputs)
@@ -82,6 +107,7 @@ FORMS: dict[str, Callable[[nn.Module, Inputs, bool], Call]] = {
     "eager": eager,
     "optimized": optimized,
     "bfloat16": bfloat16,
+    "int8": int8,
     "compiled": compiled,
     "loaded": loaded,
 }
