@@ -73,6 +73,7 @@ class StateProduct {
     kernels::kernels().linear_rows({.src = h,
                                     .weights = packed,
                                     .bias = bias,
+                                    .scales = nullptr,
                                     .dst = products,
                                     .rows = rows,
                                     .inputs = columns_.lanes,
