@@ -25,7 +25,7 @@ RELATIVE_FLOOR = 2e-5
 # The same of forms in other types, whose integers may differ, because rounding decides them.
 # Bytes are compared with the quantizer's own graph instead (int8).
 FLOORS = {"bfloat16": 0.15, "int8": math.inf}
-# A graph of bytes may be this far from itself run op by op, or as far as it is from the dense model:
+# A graph of bytes may be this far from itself run op by op, or as far as it is from the model:
 # a number between two bytes may go the other way, and later layers amplify it.
 FLIPS = 0.05
 

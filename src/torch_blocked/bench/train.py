@@ -382,7 +382,7 @@ def loss_drifts(name: str, histories: dict[str, list[float]], blocked: str) -> d
     """By mode, the largest relative difference of its losses to NCHW's, the first mode's, at the
     same step.
 
-    Raises WrongResult if that of the blocked mode is above DRIFT_TOLERANCE and far above torch's."""
+    Raises WrongResult if the blocked mode's is above DRIFT_TOLERANCE and far above torch's."""
     expected = torch.tensor(next(iter(histories.values())))
     drifts = {
         mode: ((torch.tensor(losses) - expected) / expected).abs().max().item()
