@@ -69,10 +69,11 @@ def bfloat16(model: nn.Module, example: Inputs, tune: bool) -> Call:
 
 def int8(model: nn.Module, example: Inputs, tune: bool) -> Call:
     """Raises Wrong at a size at which it is not the quantizer's graph run op by op."""
-    if isinstance(example, dict):
-        raise NotImplementedError("torch_blocked::quantize takes no inputs by name")
+    by_name = example if isinstance(example, dict) else {}
     quantized = torch_blocked.quantize(model, [example])
-    fast = torch_blocked.optimize(quantized, example, tune=tune, verify=False)
+    fast = torch_blocked.optimize(
+        quantized, () if by_name else example, example_kwargs=by_name, tune=tune, verify=False
+    )
 
     def run(inputs: Inputs) -> Any:
         result = call(fast, inputs)

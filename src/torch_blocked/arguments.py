@@ -106,16 +106,47 @@ def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return True
 
 
-def checked_calibration(calibration: Any) -> list[tuple[Any, ...]]:
+def _by_position(model: nn.Module, named: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments by name as a call without names has them, up to the last one that is given. Raises
+    TypeError if the forward has none of such names."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    places = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    names = [each.name for each in places]
+    unknown = [name for name in named if name not in names]
+    if unknown:
+        raise TypeError(
+            f"torch_blocked::quantize: expected names among {', '.join(names)}, got "
+            f"{', '.join(map(str, unknown))}; give arguments that the forward has"
+        )
+    last = max((names.index(name) + 1 for name in named), default=0)
+    given = [named.get(each.name, each.default) for each in places[:last]]
+    missing = [
+        name for name, each in zip(names, given, strict=False) if each is inspect.Parameter.empty
+    ]
+    if missing or not named:
+        wanted, got = ", ".join(missing or names[:1]), ", ".join(named) or "none"
+        raise TypeError(
+            f"torch_blocked::quantize: expected the argument {wanted}, got {got}; give it too"
+        )
+    return tuple(given)
+
+
+def checked_calibration(calibration: Any, model: nn.Module) -> list[tuple[Any, ...]]:
     """The arguments of each call. Raises TypeError if `calibration` is no list of inputs, and
     ValueError if it is empty."""
-    several = "expected calibration as several inputs, each a tensor or a tuple of arguments"
+    several = (
+        "expected calibration as several inputs, each a tensor, a tuple of arguments or a dict of "
+        "them by name"
+    )
     if isinstance(calibration, Tensor | dict | str) or not isinstance(calibration, Iterable):
         raise TypeError(
             f"torch_blocked::quantize: {several}, got {name_of(calibration)}; put them into a list"
         )
     cases = []
     for each in calibration:
+        if isinstance(each, dict) and all(isinstance(name, str) for name in each):
+            cases.append(_by_position(model, each))
+            continue
         is_shape = isinstance(each, tuple) and each and all(type(item) is int for item in each)
         if not isinstance(each, Tensor | tuple) or is_shape:
             got = f"the shape {tuple(each)}" if is_shape else f"one of type {name_of(each)}"

@@ -270,7 +270,7 @@ def _listed(argument: Any) -> Sequence[Any]:
 
 def quantize(
     model: nn.Module,
-    calibration: Iterable[Tensor | tuple[Any, ...]],
+    calibration: Iterable[Tensor | tuple[Any, ...] | dict[str, Any]],
     *,
     keep: Iterable[str] = (),
     report: Callable[[QuantizationAccuracy], object] | None = None,
@@ -279,7 +279,8 @@ def quantize(
     """Converts the model to a graph with int8 layers, for optimize() and other readers of such
     graphs.
 
-    calibration: 10 to 100 inputs like those that will come, each a tensor or a tuple of arguments.
+    calibration: 10 to 100 inputs like those that will come, each a tensor, a tuple of arguments or
+        a dict of arguments by name.
         Their values set the ranges, the rounding of weights (weight_rounding.py) and the correction
         of biases (bias_correction.py). Other batches and sizes may come later, as far as the
         model's own code allows. For sizes that the graph does not serve, the graph and its
@@ -300,7 +301,7 @@ def quantize(
     _check_model(model)
     keep = checked_modules("quantize", model, keep)
     target = checked_target(target)
-    cases = checked_calibration(calibration)
+    cases = checked_calibration(calibration, model)
     run_if_lazy(model, cases[0], {})
     with torch.no_grad():
         exported = sized_export(model, cases)

@@ -21,7 +21,10 @@ SHAPE = (1, 3, 8, 8)
 X = torch.randn(SHAPE)
 A_SHAPE = r"expected example_inputs as Sequential takes them, got \(1, 3, 8, 8\); .*torch.randn"
 ARGUMENTS = "expected example_inputs as a tensor or a tuple of arguments, got"
-SEVERAL = "expected calibration as several inputs, each a tensor or a tuple of arguments, got"
+SEVERAL = (
+    "expected calibration as several inputs, each a tensor, a tuple of arguments or a dict of them "
+    "by name, got"
+)
 FLAG = "as True or False, got 'no'"
 NO_MODEL = "expected a torch.nn.Module, got"
 
@@ -77,6 +80,8 @@ REFUSED = [
     ("quantize", (MODEL, [SHAPE]), {}, TypeError, rf"{SEVERAL} the shape \(1, 3, 8, 8\); give"),
     ("quantize", (MODEL, [[X]]), {}, TypeError, f"{SEVERAL} one of type list; give tensors"),
     ("quantize", (MODEL, [X.numpy()]), {}, TypeError, f"{SEVERAL} one of type ndarray; give"),
+    ("quantize", (MODEL, [{"x": X}]), {}, TypeError, "expected names among input, got x; give"),
+    ("quantize", (MODEL, [{}]), {}, TypeError, "expected the argument input, got none; give it"),
     ("quantize", (MODEL, []), {}, ValueError, "expected calibration inputs, got none; give"),
     ("quantize", (MODEL, [X]), {"keep": "0"}, TypeError, "paths of modules, got str; put"),
     ("quantize", (MODEL, [X]), {"target": "1%"}, TypeError, "a function, got '1%'; give 0.01"),

@@ -78,6 +78,34 @@ def test_quantize_keeps_modules_and_batches(network):
     torch.testing.assert_close(tb.optimize(quantized, x)(x), quantized(x), rtol=0, atol=0.02)
 
 
+class Named(nn.Module):
+    """Arguments that callers give by name, of which most stay away."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x=None, scale=None, more=None, unused=None):
+        y = self.conv(x)
+        y = y if scale is None else y * scale
+        return y if more is None else y + more
+
+
+@pytest.mark.parametrize("names", (("x",), ("x", "more")))
+def test_inputs_by_name(names):
+    torch.manual_seed(0)
+    model = Named().eval()
+    calls = [{"x": torch.randn(2, 3, 9, 9), "more": torch.randn(2, 8, 7, 7)} for _ in range(4)]
+    calls = [{name: each[name] for name in names} for each in calls]
+    quantized = tb.quantize(model, calls)
+    fast = tb.optimize(quantized, (), example_kwargs=calls[0], tune=False, verify=False)
+    with torch.no_grad():
+        expected = quantized(**calls[1])
+        assert (expected - model(**calls[1])).abs().max() < 0.1
+        torch.testing.assert_close(fast(**calls[1]), expected, rtol=1e-3, atol=1e-3)
+    assert any(step.implementation == "dots" for step in fast.steps(**calls[0]))
+
+
 def test_quantize_says_what_is_wrong(network):
     with pytest.raises(ValueError, match="expected calibration inputs, got none"):
         tb.quantize(network, [])

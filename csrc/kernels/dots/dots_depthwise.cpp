@@ -201,8 +201,8 @@ void pair_pixels(const DotPairs& pairs) {
   const std::int64_t inner = p.src ? last - 1 : 0;  // pairs from `first` on lie in src
   std::int64_t i = 0;
   for (; i < std::min(first, p.columns); ++i) pair(i);
-  const std::uint8_t* src = p.src + (first - p.before) * kWidth;
-  for (; i < inner; ++i, src += kWidth) {
+  for (; i < inner; ++i) {
+    const std::uint8_t* src = p.src + (i - p.before) * kWidth;
     pixel_pair(src, src + kWidth).store(p.dst + i * kVector);
   }
   for (; i < p.columns; ++i) pair(i);
