@@ -83,7 +83,8 @@ def checked_example(
             f"{name_of(kwargs)}; arguments without names are example_inputs"
         )
     args, kwargs = inputs if isinstance(inputs, tuple) else (inputs,), kwargs or {}
-    if all(type(each) is int for each in args) and not _takes(model, args, kwargs):
+    is_shape = all(type(each) is int for each in args) and (args or not kwargs)
+    if is_shape and not _takes(model, args, kwargs):
         shape = "give a tensor of that shape, torch.randn(shape) say"
         raise TypeError(
             f"torch_blocked::{op}: expected example_inputs as {name_of(model)} takes them, got "

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,19 +216,24 @@ def _named(leaf: Any) -> str:
 
 
 class _StructureCheck:
-    """Sees the arguments before the graph takes them apart; the graph ignores additional items."""
+    """Sees the arguments before the graph takes them apart; the graph ignores additional items.
+    Those that stay away in a call by name, and were None in calibration, are None again."""
 
-    def __init__(self, spec: pytree.TreeSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: pytree.TreeSpec, absent: Collection[str]) -> None:
+        self.spec, self.absent = spec, absent
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        signature = inspect.signature(module.forward)
+        given = signature.bind_partial(*args, **kwargs).arguments
+        absent = {name: None for name in self.absent if kwargs and name not in given}
+        bound = signature.bind(*args, **kwargs, **absent)
         spec = pytree.tree_structure((bound.args, {}))
         if spec != self.spec:
             raise ValueError(
                 f"torch_blocked::quantize: expected arguments as those of calibration, {self.spec},"
                 f" got {spec}; call it with the same number and types of arguments"
             )
+        return bound.args, {}
 
 
 @dataclass
@@ -238,6 +243,7 @@ class SizedGraph:
     module: fx.GraphModule
     check: SizeCheck
     spec: pytree.TreeSpec
+    absent: tuple[str, ...]  # names of arguments that are None
     free: list[list[_Place]]  # sizes that may change; places in one list always have the same size
 
     def put_check_into(self, graph: fx.GraphModule) -> None:
@@ -249,7 +255,7 @@ class SizedGraph:
         graph.recompile()
         graph._forward_pre_hooks.clear()
         graph._forward_pre_hooks_with_kwargs.clear()
-        graph.register_forward_pre_hook(_StructureCheck(self.spec), with_kwargs=True)
+        graph.register_forward_pre_hook(_StructureCheck(self.spec, self.absent), with_kwargs=True)
 
 
 def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
@@ -340,7 +346,9 @@ def _exported(model: nn.Module, example: _Arguments, is_free: Callable[[int], bo
     guards = _guards_of(program, model, example, inputs) if is_free(0) else []
     spec = program.call_spec.in_spec
     assert spec is not None
-    return SizedGraph(module, SizeCheck(inputs, guards), spec, list(symbols.values()))
+    given = inspect.signature(model.forward).bind(*example).arguments
+    absent = tuple(name for name, value in given.items() if value is None)
+    return SizedGraph(module, SizeCheck(inputs, guards), spec, absent, list(symbols.values()))
 
 
 def _inputs_of(
