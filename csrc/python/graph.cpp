@@ -190,11 +190,12 @@ void change_class(const at::Tensor& tensor, const py::object& from, const py::ob
   if (py::type::handle_of(object).is(from)) object.attr("__class__") = to;
 }
 
-// `watched` is the class of tensors that notices when Python asks for their sizes. where() returns
-// the path of the module that runs, and the user's line.
+// `watched` is the class of tensors that notices when Python asks for their sizes. `own` are the
+// classes of blocked tensors. where() returns the path of the module that runs, and the user's
+// line.
 std::unique_ptr<graph::Recorder> make_recorder(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& state,
-                                               const py::object& watched,
+                                               const py::object& watched, const py::tuple& own,
                                                const py::function& where) {
   const py::object plain = py::module_::import("torch").attr("Tensor");
   for (const at::Tensor& input : inputs) change_class(input, plain, watched);
@@ -207,7 +208,11 @@ std::unique_ptr<graph::Recorder> make_recorder(const std::vector<at::Tensor>& in
     const auto [module, line] = where().cast<std::pair<std::string, std::string>>();
     return graph::Origin{module, line};
   };
-  return std::make_unique<graph::Recorder>(inputs, state, on_result, origin);
+  const auto is_own = [own](const at::Tensor& tensor) {
+    const py::gil_scoped_acquire gil;
+    return py::isinstance(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)), own);
+  };
+  return std::make_unique<graph::Recorder>(inputs, state, on_result, origin, is_own);
 }
 
 void stop(graph::Recorder& recorder, const py::object& watched) {

@@ -187,6 +187,7 @@ class Recorder:
         inputs: Sequence[Tensor],
         state: Sequence[Tensor],
         watched: type[Tensor],
+        own: tuple[type[Tensor], ...],
         where: Callable[[], tuple[str, str]],
     ) -> None: ...
     def start(self) -> None: ...

@@ -22,6 +22,7 @@ from torch_blocked import _C, module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, Ran, lifted
 from torch_blocked.exported import exported
 from torch_blocked.foreign import Untold, may_write_untold
+from torch_blocked.shadow import DenseView
 from torch_blocked.state import Changes, State
 from torch_blocked.tensor import BlockedTensor
 from torch_blocked.verify import difference
@@ -257,7 +258,8 @@ def _record(
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     metas = [(list(each.shape), each.dtype) for each in leaves]
     state = [*model.parameters(), *model.buffers()]
-    recorder = _C.Recorder(leaves, state, WatchedTensor, module_paths.place)
+    own = BlockedTensor, DenseView
+    recorder = _C.Recorder(leaves, state, WatchedTensor, own, module_paths.place)
     recorder.start()
     try:
         paths = module_paths.known(), module_paths.from_here()

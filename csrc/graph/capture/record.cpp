@@ -67,17 +67,6 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Whether an op takes a tensor of a class that computes on others and has no memory itself, such as
-// the weights of torchao and Quanto. What the op does is then what that class calls.
-bool takes_wrapper(const at::RecordFunction& function) {
-  return std::ranges::any_of(arguments_of(function), [](const IValue& argument) {
-    if (!argument.isTensor()) return false;
-    const at::Tensor& tensor = argument.toTensor();
-    return tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python) &&
-           tensor.has_storage() && tensor.numel() > 0 && !tensor.storage().data();
-  });
-}
-
 // Ops that are not recorded. torch.tensor([...]) makes a tensor with dispatch to Python off and
 // fills it unseen, so the tensor counts as one that existed before.
 bool is_silent(std::string_view name) {
@@ -153,8 +142,8 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
 }  // namespace
 
 Recorder::Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
-                   OnResult on_result, Where where)
-    : on_result_(std::move(on_result)), where_(std::move(where)) {
+                   OnResult on_result, Where where, IsOwn is_own)
+    : on_result_(std::move(on_result)), where_(std::move(where)), is_own_(std::move(is_own)) {
   for (const at::Tensor& input : inputs) {
     varying_.insert(new_value(input));
     given_.insert(input.unsafeGetTensorImpl());
@@ -268,12 +257,33 @@ void Recorder::raise_again() {
   if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
 }
 
+// Whether an op takes a tensor of a class that computes on others and has no memory itself, such as
+// the weights of torchao and Quanto. What the op does is then what that class calls.
+bool Recorder::takes_wrapper(const at::RecordFunction& function) const {
+  return std::ranges::any_of(arguments_of(function), [&](const IValue& argument) {
+    if (!argument.isTensor()) return false;
+    const at::Tensor& tensor = argument.toTensor();
+    const bool may_wrap = tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python) &&
+                          tensor.has_storage() && tensor.numel() > 0;
+    if (!may_wrap || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()) {
+      return false;
+    }
+    return !is_own_(tensor);
+  });
+}
+
 // An observer must not throw, so errors become refusals. A call without an operator name, such as a
 // Python function of autograd, is not recorded, but the ops that it calls are.
 void Recorder::enter(const at::RecordFunction& function) {
   has_fixed_sizes_ |= function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION;
   if (!function.operator_name()) return;
-  if (depth_ == 0 && takes_wrapper(function)) return opened_.push_back(&function);
+  bool opens = false;
+  try {
+    opens = depth_ == 0 && takes_wrapper(function);
+  } catch (const std::exception& error) {
+    refuse(error);
+  }
+  if (opens) return opened_.push_back(&function);
   const bool outermost = depth_++ == 0;
   try {
     save_written(function);

@@ -39,8 +39,11 @@ class Recorder {
   // Says where the op that now begins was called.
   using Where = std::function<Origin()>;
 
+  // Whether a tensor of a Python class is a blocked one, or a view of one.
+  using IsOwn = std::function<bool(const at::Tensor&)>;
+
   Recorder(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& state,
-           OnResult on_result, Where where);
+           OnResult on_result, Where where, IsOwn is_own);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder() { stop(); }
@@ -115,6 +118,7 @@ class Recorder {
 
   void refuse(const std::string& reason);
   void refuse(const std::exception& error);
+  bool takes_wrapper(const at::RecordFunction& function) const;
   void begin(const at::RecordFunction& function, at::ArrayRef<const c10::IValue> inputs);
   void end(const at::RecordFunction& function);
   void save_written(const at::RecordFunction& function);
@@ -153,6 +157,7 @@ class Recorder {
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // and what was there before
   OnResult on_result_;
   Where where_;
+  IsOwn is_own_;
   Value count_ = 0;
   int depth_ = 0;  // of ops in the outermost one
   // Running ops that count as the ops that they call.
