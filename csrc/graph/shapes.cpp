@@ -12,7 +12,7 @@
 #include <set>
 #include <string_view>
 
-#include "graph/aten.h"
+#include "graph/passes/rules.h"
 #include "ops/window.h"
 
 namespace torch_blocked::graph {
@@ -508,8 +508,6 @@ Metas dequantize(const Call& call) {
 
 using Rule = Metas (*)(const Call& call);
 
-constexpr std::string_view kOfQuantizers = "quantized_decomposed::";
-
 // Ops without overload, other than pointwise ones, whose result is like their first argument.
 constexpr auto kSame = std::to_array<std::string_view>(
     {"log", "rsqrt", "clamp_max", "dropout", "feature_dropout", "alpha_dropout", "detach",
@@ -581,27 +579,11 @@ Rule rule_of(std::string_view name, std::string_view overload) {
   return nullptr;
 }
 
-// The ops of quantizers are written in Python, and may not be imported. Their last arguments are
-// the type of the bytes and, in dequantizations, that of the numbers.
-std::optional<Metas> quantization(const Node& node, const std::vector<Meta>& metas) {
-  const std::string_view name = std::string_view(node.name).substr(kOfQuantizers.size());
-  if (node.read(0) == kNone || !node.overload.empty()) return std::nullopt;
-  const Dims& dims = metas[static_cast<std::size_t>(node.read(0))].dims;
-  const Argument& last = node.arguments.back();
-  if (name == "quantize_per_tensor" && last.is_constant() && last.constant().isInt()) {
-    return {{{dims, static_cast<at::ScalarType>(last.constant().toInt())}}};
-  }
-  const bool to_float32 =
-      is_none(last) && (name == "dequantize_per_tensor" || name == "dequantize_per_channel");
-  return to_float32 ? std::optional(Metas{{dims, at::kFloat}}) : std::nullopt;
-}
-
 }  // namespace
 
 std::optional<std::vector<Meta>> known_results(const Node& node, const std::vector<Meta>& metas) {
   constexpr std::string_view kAten = "aten::";
-  if (node.name.starts_with(kOfQuantizers)) return quantization(node, metas);
-  if (!node.name.starts_with(kAten)) return std::nullopt;
+  if (!node.name.starts_with(kAten)) return results_of_quantizer(node, metas);
   const Rule rule = rule_of(std::string_view(node.name).substr(kAten.size()), node.overload);
   if (!rule) {
     Node other = node;

@@ -16,6 +16,10 @@ using Activated = Activation::Kind;
 bool makes_numbers(const Node& node);
 // The same for constants, also by a conversion to float32.
 bool widens_bytes(const Graph& graph, const Node& node);
+// The results of a quantizer's op, which is written in Python and may not be imported; nothing for
+// other nodes.
+std::optional<std::vector<Meta>> results_of_quantizer(const Node& node,
+                                                      const std::vector<Meta>& metas);
 // The numbers of a node that dequantizes constants of zero point 0; nothing for other nodes.
 std::optional<at::Tensor> dequantized_constant(const Graph& graph, const Node& node);
 // nodes/quantized/fakes.cpp: makes weights that are bytes in other words dequantizations of bytes.

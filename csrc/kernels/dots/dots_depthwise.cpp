@@ -1,6 +1,6 @@
 // Depthwise convolution of bytes. The pixels under a row of the kernel, four at a time for each
 // lane (or two as words), meet the weights of that row. Such a vector of pixels serves all output
-// rows that see it. Words may be paired before: making pairs takes half of the time otherwise.
+// rows that see it. Words may be paired before, once for all columns and rows that see them.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -135,13 +135,12 @@ void quantize_weights(Graph& graph) {
     const auto found = weights_of(graph, node);
     if (!found) continue;
     const at::Tensor& numbers = graph.constants.at(node.read(0));
-    Dims dims(static_cast<std::size_t>(numbers.dim()), 1);
-    if (found->axis >= 0) dims[static_cast<std::size_t>(found->axis)] = found->scales.numel();
     // As ATen rounds: with the inverse, in float32.
     const at::Tensor scales = found->scales.to(at::kFloat);
-    const at::Tensor bytes = at::round(at::mul(numbers, at::reciprocal(scales).view(dims)))
-                                 .clamp(found->least, found->most)
-                                 .to(at::kChar);
+    const at::Tensor bytes =
+        at::round(at::mul(numbers, along(at::reciprocal(scales), found->axis, numbers.dim())))
+            .clamp(found->least, found->most)
+            .to(at::kChar);
     dequantize(graph, node, bytes, scales.flatten(), found->axis, found->least, found->most);
   }
 }

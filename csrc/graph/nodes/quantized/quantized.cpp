@@ -257,6 +257,12 @@ std::optional<Quantization> unsigned_quantization(const Graph& graph,
   return fits ? std::optional(q) : std::nullopt;
 }
 
+at::Tensor along(const at::Tensor& parameters, std::int64_t axis, std::int64_t rank) {
+  Dims dims(static_cast<std::size_t>(rank), 1);
+  if (axis >= 0) dims[static_cast<std::size_t>(axis)] = parameters.numel();
+  return parameters.view(dims);
+}
+
 void join_bytes(const Uses& uses, Node& node, Bytes& bytes) {
   const Node* maker = uses.maker[Uses::at(node.read(0))];
   if (const Quantization* q = quantization_of(maker, nodes::dequantize)) {
@@ -308,11 +314,18 @@ std::optional<at::Tensor> dequantized_constant(const Graph& graph, const Node& n
   const auto constant = quantized_constant(graph, &node);
   if (!constant || !is_none(node.arguments.back())) return std::nullopt;
   const at::Tensor& values = constant->values;
-  Dims dims(static_cast<std::size_t>(values.dim()), 1);
-  if (constant->axis >= 0) {
-    dims[static_cast<std::size_t>(constant->axis)] = constant->scales.numel();
-  }
-  return at::mul(values.to(at::kFloat), constant->scales.view(dims));
+  return at::mul(values.to(at::kFloat), along(constant->scales, constant->axis, values.dim()));
+}
+
+std::optional<std::vector<Meta>> results_of_quantizer(const Node& node,
+                                                      const std::vector<Meta>& metas) {
+  const Op* op = op_of(node);
+  if ((!op && node.name != kPerChannel) || node.read(0) == kNone) return std::nullopt;
+  const Dims& dims = metas[Uses::at(node.read(0))].dims;
+  // The last argument is the type of the bytes or, in dequantizations, that of the numbers.
+  const Argument& last = node.arguments.back();
+  if (op && op->quantizes) return {{{dims, dtype_of(last)}}};
+  return is_none(last) ? std::optional(std::vector<Meta>{{dims, at::kFloat}}) : std::nullopt;
 }
 
 QuantizedWeights packed(const Running& running, const Node& node,

@@ -25,6 +25,9 @@ std::optional<Quantization> unsigned_quantization(const Graph& graph,
                                                   std::span<const Argument> parameters,
                                                   bool is_signed);
 
+// `parameters` of dim `axis`, or of all (-1), as they meet values of this rank.
+at::Tensor along(const at::Tensor& parameters, std::int64_t axis, std::int64_t rank);
+
 // fakes.cpp: makes a quantization and a dequantization of each op that does both at once.
 void split_fakes(Rewrite& rewrite);
 
