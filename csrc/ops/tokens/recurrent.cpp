@@ -2,13 +2,14 @@
 #include "ops/tokens/recurrent.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "format/errors.h"
 #include "kernels/kernels.h"
-#include "kernels/matrix/linear.h"
+#include "ops/linear/byte_blocks.h"
 #include "ops/products/row_product.h"
 #include "torch_blocked/threads.h"
 
@@ -17,13 +18,14 @@ namespace {
 
 using kernels::LinearRows;
 
-// Multiplies a direction's weights by h of some sequences: with the kernel of linear layers of few
-// rows, which is bound by memory, or with tiles of rows.
+// Multiplies a direction's weights by h of some sequences: with a kernel of linear layers of few
+// rows, which is bound by memory and so reads bytes as they are, or with tiles of rows.
 class StateProduct {
  public:
   explicit StateProduct(const RecurrentProblem& p)
       : columns_{&kernels::kernels(), p.hidden, kernels::gates_of(p.cell) * p.hidden},
-        is_of_few_rows_(p.batch <= LinearRows::kMostRows) {
+        is_of_few_rows_(p.batch <= LinearRows::kMostRows),
+        is_of_bytes_(is_of_few_rows_ && p.has_bytes) {
     const std::int64_t width = kernels::kernels().width;
     block_ = std::min(LinearRows::kMostVectors, ceil_div(columns_.columns, width)) * width;
   }
@@ -37,17 +39,21 @@ class StateProduct {
   // The packed weights, followed by the bias.
   std::int64_t floats() const { return bias_at() + padded_columns(); }
   std::string name() const {
+    if (is_of_bytes_) return text("rows of bytes/", block_);
     return is_of_few_rows_ ? text("rows/", block_) : text("tiles/", columns_.group());
   }
 
   at::Tensor pack(const RecurrentWeights& weights) const {
-    const at::Tensor packed = at::zeros({floats()}, at::kFloat), weight = weights.weight;
-    if (is_of_few_rows_) {
+    const at::Tensor packed = at::zeros({floats()}, at::kFloat);
+    if (is_of_bytes_) {
+      bytes().pack(weights.weight, weights.scales, packed.mutable_data_ptr());
+    } else if (is_of_few_rows_) {
       at::Tensor padded = at::zeros({padded_columns(), columns_.lanes}, at::kFloat);
-      padded.narrow(0, 0, columns_.columns).copy_(weight);
+      padded.narrow(0, 0, columns_.columns).copy_(weights.numbers());
       packed.narrow(0, 0, bias_at())
           .copy_(padded.view({-1, block_, columns_.lanes}).transpose(1, 2).flatten());
     } else {
+      const at::Tensor weight = weights.numbers();
       columns_.pack(matrix_of(weight, 0).transposed(), packed.mutable_data_ptr<float>());
     }
     if (weights.bias.defined()) {
@@ -70,28 +76,35 @@ class StateProduct {
                                      .dst = products,
                                      .dst_stride = stride()});
     }
-    kernels::kernels().linear_rows({.src = h,
-                                    .weights = packed,
-                                    .bias = bias,
-                                    .scales = nullptr,
-                                    .dst = products,
-                                    .rows = rows,
-                                    .inputs = columns_.lanes,
-                                    .outputs = columns_.columns,
-                                    .block = block_,
-                                    .weights_stride = columns_.lanes * block_,
-                                    .activation = {}},
-                                   begin, end);
+    LinearRows few{.src = h,
+                   .weights = packed,
+                   .bias = bias,
+                   .scales = nullptr,
+                   .dst = products,
+                   .rows = rows,
+                   .inputs = columns_.lanes,
+                   .outputs = columns_.columns,
+                   .block = block_,
+                   .weights_stride = columns_.lanes * block_,
+                   .activation = {}};
+    if (is_of_bytes_) bytes().give(few, packed);
+    const auto run =
+        is_of_bytes_ ? kernels::kernels().linear_byte_rows : kernels::kernels().linear_rows;
+    run(few, begin, end);
   }
 
  private:
+  ByteBlocks bytes() const { return {columns_.lanes, columns_.columns, block_}; }
   std::int64_t padded_columns() const {
     return is_of_few_rows_ ? ceil_div(columns_.columns, block_) * block_ : columns_.width();
   }
-  std::int64_t bias_at() const { return columns_.lanes * padded_columns(); }
+  std::int64_t bias_at() const {
+    if (is_of_bytes_) return bytes().all_bytes() / static_cast<std::int64_t>(sizeof(float));
+    return columns_.lanes * padded_columns();
+  }
 
   PackedColumns columns_;
-  bool is_of_few_rows_;
+  bool is_of_few_rows_, is_of_bytes_;
   std::int64_t block_;  // columns of a part, with few rows
 };
 
@@ -193,6 +206,11 @@ class Steps {
 };
 
 }  // namespace
+
+at::Tensor RecurrentWeights::numbers() const {
+  if (!scales.defined()) return weight;
+  return at::mul(weight.to(at::kFloat), scales.view({-1, 1}));
+}
 
 RecurrentPlan plan_recurrent(const RecurrentProblem& problem) {
   const StateProduct product(problem);

@@ -23,11 +23,15 @@ struct RecurrentProblem {
   Cell cell;
   std::int64_t batch, steps, hidden, directions;
   bool batch_first;
+  bool has_bytes;  // all weights are bytes
 };
 
 // The weights of one direction: [gates * hidden, hidden], and a bias [gates * hidden] or undefined.
 struct RecurrentWeights {
   at::Tensor weight, bias;
+  at::Tensor scales = {};  // [gates * hidden] float32, if the weights are int8: what they stand for
+
+  at::Tensor numbers() const;  // float32
 };
 
 struct RecurrentBuffers {

@@ -6,6 +6,7 @@
 
 #include "format/errors.h"
 #include "graph/nodes/boxed.h"
+#include "graph/nodes/quantized/quantized.h"
 #include "graph/passes/rules.h"
 #include "graph/planning/plan.h"
 #include "graph/running/run.h"
@@ -43,8 +44,8 @@ const std::vector<Argument>* list_of(const Argument& argument) {
 // batch_first) of an op whose weights are constants.
 class Layers {
  public:
-  Layers(Rewrite& rewrite, const Node& node, Cell cell)
-      : rewrite_(rewrite), node_(node), cell_(cell) {}
+  Layers(Rewrite& rewrite, const Uses& uses, const Node& node, Cell cell)
+      : rewrite_(rewrite), uses_(uses), node_(node), cell_(cell) {}
 
   bool fits() {
     const auto& a = node_.arguments;
@@ -101,28 +102,61 @@ class Layers {
     const auto* all = list_of(list);
     if (!all || std::ssize(*all) != layers_ * directions_ * per_direction_) return false;
     for (const Argument& each : *all) {
-      const at::Tensor* constant = constant_of(rewrite_.graph, each);
-      if (!constant || constant->scalar_type() != at::kFloat) return false;
-      parameters_.push_back(*constant);
+      const auto parameter = read_parameter(each);
+      if (!parameter) return false;
+      parameters_.push_back(*parameter);
     }
-    hidden_ = parameters_[1].size(-1);  // with a projection there would be five
+    hidden_ = parameters_[1].values.size(-1);  // with a projection there would be five
     return true;
+  }
+
+  // Numbers, or int8 weights and the scale of each row.
+  struct Parameter {
+    at::Tensor values, scales;
+  };
+
+  std::optional<Parameter> read_parameter(const Argument& argument) const {
+    if (const at::Tensor* constant = constant_of(rewrite_.graph, argument)) {
+      if (constant->scalar_type() != at::kFloat) return std::nullopt;
+      return Parameter{*constant, {}};
+    }
+    const Value value = argument.value();
+    const Node* maker = value == kNone ? nullptr : uses_.maker[Uses::at(value)];
+    const auto bytes = quantized_constant(rewrite_.graph, maker);
+    if (!bytes || bytes->axis > 0 || bytes->values.dim() != 2) return std::nullopt;
+    return Parameter{bytes->values, bytes->scales.expand({bytes->values.size(0)}).contiguous()};
   }
 
   // Parameter i of a direction of a layer: (weight_ih, weight_hh, bias_ih, bias_hh), the biases
   // only if there are any.
-  const at::Tensor& parameter(std::int64_t layer, std::int64_t direction, std::int64_t i) const {
+  const Parameter& parameter(std::int64_t layer, std::int64_t direction, std::int64_t i) const {
     return parameters_[static_cast<std::size_t>((layer * directions_ + direction) * per_direction_ +
                                                 i)];
   }
 
-  // Parameter i of all directions, concatenated along its first dim.
-  Value joined(std::int64_t layer, std::int64_t i) {
-    std::vector<at::Tensor> parts;
-    for (std::int64_t d = 0; d < directions_; ++d) parts.push_back(parameter(layer, d, i));
+  // These, one per direction, concatenated along the first dim.
+  Value joined(const std::vector<at::Tensor>& parts) {
     if (directions_ == 1) return add_constant(rewrite_, parts[0]);
     const auto joins = [&] { return Folded{{at::cat(parts)}, at::Tensor()}; };
     return add_constant(rewrite_, rewrite_.weights.folded(parts, "joined", joins).weight.source);
+  }
+
+  // Parameter i of all directions as numbers; of bytes a dequantization makes them.
+  Value joined(std::vector<Node>& made, std::int64_t layer, std::int64_t i) {
+    std::vector<at::Tensor> values, scales;
+    for (std::int64_t d = 0; d < directions_; ++d) {
+      values.push_back(parameter(layer, d, i).values);
+      scales.push_back(parameter(layer, d, i).scales);
+    }
+    if (std::ranges::none_of(scales, &at::Tensor::defined)) return joined(values);
+    if (!std::ranges::all_of(scales, &at::Tensor::defined)) {
+      for (std::size_t d = 0; d < values.size(); ++d) {
+        values[d] = RecurrentWeights{values[d], {}, scales[d]}.numbers();
+      }
+      return add_constant(rewrite_, at::cat(values));
+    }
+    made.push_back(dequantization(rewrite_, joined(values), joined(scales)));
+    return made.back().output();
   }
 
   // Returns the layer's result: the value `result` unless that is kNone.
@@ -131,11 +165,12 @@ class Layers {
     Meta meta = rewrite_.meta(input);
     meta.dims.back() = directions_ * kernels::gates_of(cell_) * hidden_;
     const Value gates = add_value(rewrite_, meta);
-    const Argument bias{per_direction_ == 4 ? Argument{ValueRef{joined(layer, 2)}}
+    const Value weight = joined(made, layer, 0);
+    const Argument bias{per_direction_ == 4 ? Argument{ValueRef{joined(made, layer, 2)}}
                                             : Argument{IValue()}};
     made.push_back({.name = "aten::linear",
                     .overload = "",
-                    .arguments = {{ValueRef{input}}, {ValueRef{joined(layer, 0)}}, bias},
+                    .arguments = {{ValueRef{input}}, {ValueRef{weight}}, bias},
                     .outputs = {gates},
                     .origin = node_.origin});
     meta.dims.back() = directions_ * hidden_;
@@ -155,8 +190,9 @@ class Layers {
     }
     Recurrent holds{cell_, hidden_, directions_, layer, batch_first_, {}};
     for (std::int64_t d = 0; d < directions_; ++d) {
-      holds.weights.push_back(
-          {parameter(layer, d, 1), per_direction_ == 4 ? parameter(layer, d, 3) : at::Tensor()});
+      const auto& [values, scales] = parameter(layer, d, 1);
+      const at::Tensor bias_hh = per_direction_ == 4 ? parameter(layer, d, 3).values : at::Tensor();
+      holds.weights.push_back({values, bias_hh, scales});
     }
     node.become(nodes::recurrent, std::move(reads), std::move(holds));
     made.push_back(std::move(node));
@@ -164,10 +200,11 @@ class Layers {
   }
 
   Rewrite& rewrite_;
+  const Uses& uses_;
   const Node& node_;
   Cell cell_;
   std::vector<Value> states_;
-  std::vector<at::Tensor> parameters_;
+  std::vector<Parameter> parameters_;
   std::int64_t layers_ = 0, directions_ = 0, hidden_ = 0;
   std::int64_t per_direction_ = 0;  // parameters
   bool batch_first_ = false;
@@ -175,10 +212,15 @@ class Layers {
 
 void find(Rewrite& rewrite) {
   std::vector<Node> made;
-  for (Node& node : rewrite.graph.nodes) {
+  std::vector<Node>& nodes = rewrite.graph.nodes;
+  if (std::ranges::none_of(nodes, [](const Node& each) { return cell_of(each).has_value(); })) {
+    return;
+  }
+  const Uses uses(rewrite.graph);
+  for (Node& node : nodes) {
     const auto cell = node.held.has_value() ? std::nullopt : cell_of(node);
     std::optional<Layers> layers;
-    if (cell) layers.emplace(rewrite, node, *cell);
+    if (cell) layers.emplace(rewrite, uses, node, *cell);
     if (layers && layers->fits()) {
       layers->make(made);
       continue;
@@ -187,9 +229,9 @@ void find(Rewrite& rewrite) {
       node.declined =
           "its kernel takes float32 sequences, weights that are constants, no projection";
     }
-    made.push_back(std::move(node));
+    made.push_back(node);  // not moved: `uses` knows it
   }
-  rewrite.graph.nodes = std::move(made);
+  nodes = std::move(made);
 }
 
 std::vector<Meta> results(const Node& node, const std::vector<Meta>& metas) {
@@ -214,7 +256,9 @@ RecurrentProblem problem_of(const Recurrent& own, const Dims& dims) {
           .steps = dims[1 - batch],
           .hidden = own.hidden,
           .directions = own.directions,
-          .batch_first = own.batch_first};
+          .batch_first = own.batch_first,
+          .has_bytes = std::ranges::all_of(
+              own.weights, [](const RecurrentWeights& each) { return each.scales.defined(); })};
 }
 
 Prepared prepare(const Step& step, const Running& running) {
@@ -223,7 +267,9 @@ Prepared prepare(const Step& step, const Running& running) {
   const RecurrentProblem problem = problem_of(own, running.plan.slots[step.writes[0]].dims);
   RecurrentPlan plan = plan_recurrent(problem);
   std::vector<at::Tensor> parts;
-  for (const auto& [weight, bias] : own.weights) parts.insert(parts.end(), {weight, bias});
+  for (const auto& [weight, bias, scales] : own.weights) {
+    parts.insert(parts.end(), {weight, bias, scales});
+  }
   const at::Tensor packed =
       running.weights.get(node, parts, plan.weights_format, [&] { return plan.pack(own.weights); });
   std::vector<Slot> reads;

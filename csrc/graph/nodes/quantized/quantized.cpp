@@ -7,6 +7,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
 
 #include <array>
 
@@ -308,6 +309,22 @@ std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const No
   }
   return QuantizedConstant{*values, scales->to(at::kFloat).contiguous(),
                            maker->arguments[3].constant().toInt()};
+}
+
+Node dequantization(Rewrite& rewrite, Value bytes, Value scales) {
+  const Dims& dims = rewrite.meta(bytes).dims;
+  const Value zeros = add_constant(rewrite, at::zeros({dims[0]}, at::kLong));
+  return {.name = std::string(kPerChannel),
+          .overload = "",
+          .arguments = {{ValueRef{bytes}},
+                        {ValueRef{scales}},
+                        {ValueRef{zeros}},
+                        {c10::IValue(0)},
+                        {c10::IValue(-kSigned)},
+                        {c10::IValue(kSigned - 1)},
+                        {c10::IValue(static_cast<std::int64_t>(at::kChar))},
+                        {c10::IValue()}},
+          .outputs = {add_value(rewrite, {dims, at::kFloat})}};
 }
 
 std::optional<at::Tensor> dequantized_constant(const Graph& graph, const Node& node) {

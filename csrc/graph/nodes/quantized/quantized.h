@@ -48,6 +48,9 @@ struct QuantizedConstant {
 // not 0.
 std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const Node* maker);
 
+// A node that makes float32 numbers of int8 constants with a scale for each entry of dim 0.
+Node dequantization(Rewrite& rewrite, Value bytes, Value scales);
+
 // The packed weights of a layer of bytes, made once.
 QuantizedWeights packed(const Running& running, const Node& node,
                         const QuantizedConvolutionPlan& plan, const at::Tensor& weight,
