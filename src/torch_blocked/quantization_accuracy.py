@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_blocked import module_paths, progress
+from torch_blocked.recurrent_layers import result_of
 from torch_blocked.text_table import columns
 
 _SHOWN = 10  # layers in the table
@@ -142,7 +143,8 @@ def compare(
     """in_float: the float graph, whose nodes have the same names as in the quantized one."""
     every = {node.name for node in in_float.graph.nodes if node.op == "call_function"}
     layers = [node for node in quantized.graph.nodes if is_layer(node) and node.name in every]
-    names = {node.name for node in layers}
+    results = {node.name: result_of(node).name for node in layers}
+    names = set(results.values())
     own, in_all = ({name: _Sums() for name in names} for _ in range(2))
     outputs, firsts = _Sums(), list[Tensor]()
     with torch.no_grad(), progress.Bar("torch_blocked: comparing", len(cases)) as bar:
@@ -165,8 +167,8 @@ def compare(
         LayerLoss(
             module_paths.of_node(node.meta.get("nn_module_stack")),
             str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2],
-            own[node.name].error(),
-            in_all[node.name].error(),
+            own[results[node.name]].error(),
+            in_all[results[node.name]].error(),
         )
         for node in layers
     ]

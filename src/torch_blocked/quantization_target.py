@@ -15,6 +15,7 @@ from torch_blocked import module_paths, progress
 from torch_blocked.calibration import Calibration
 from torch_blocked.layer_effects import multiply_adds, squared_effects
 from torch_blocked.quantization_accuracy import QuantizationTry, results_error, tensors
+from torch_blocked.recurrent_layers import result_of
 from torch_blocked.weight_rounding import weight_bytes
 
 _Group = tuple[str, list[str]]  # the path of a module, and the names of its layers
@@ -98,7 +99,8 @@ class TargetSearch:
         an average layer is added to that of each, because a layer of little work costs, too: its
         neighbours pass no bytes to it."""
         layers = self._on_bytes(graph)
-        harm = squared_effects(self.in_float, graph, self.cases, [each.name for each in layers])
+        results = {each.name: result_of(each).name for each in layers}
+        harm = squared_effects(self.in_float, graph, self.cases, results.values())
         groups: dict[str, list[str]] = {}
         for layer in layers:
             path = module_paths.of_module(layer.meta.get("nn_module_stack"))
@@ -106,7 +108,7 @@ class TargetSearch:
         average = max(sum(self.work.values()) / max(len(self.work), 1), 1.0)
 
         def ratio(group: _Group) -> float:
-            found = sum(map(harm.__getitem__, group[1]))
+            found = sum(harm[results[name]] for name in group[1])
             work = sum(map(self.work.__getitem__, group[1]))
             return found / (work + average) if math.isfinite(found) else math.inf
 

@@ -34,6 +34,13 @@ from torch_blocked.compile import OptimizedParts
 from torch_blocked.optimized_module import OptimizedModule
 from torch_blocked.quantization_accuracy import QuantizationAccuracy, QuantizationTry, compare
 from torch_blocked.quantization_target import TargetSearch
+from torch_blocked.recurrent_layers import (
+    RECURRENT,
+    is_plain,
+    is_recurrent_result,
+    split_layers,
+    weights_of,
+)
 from torch_blocked.sized_export import sized_export
 from torch_blocked.state import check_devices
 
@@ -114,8 +121,8 @@ _ANNOTATION = "quantization_annotation"
 
 class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates the ops that torch_blocked can run on bytes: convolutions and linear layers with
-    the activation and the sum after them; ops that move their bytes; and functions, averages, sums
-    and products of these that other such layers read.
+    the activation and the sum after them; weights and inputs of recurrent layers; ops that move
+    their bytes; and functions, averages, sums and products of these that other such layers read.
 
     keep: paths of modules that stay in floating point, with everything in them."""
 
@@ -131,7 +138,9 @@ class TorchBlockedQuantizer(Quantizer):  # type: ignore[misc]
         for node in model.graph.nodes:
             if _ANNOTATION in node.meta or self._is_kept(node):
                 continue
-            if node.target in _MOVES:
+            if node.target in RECURRENT and is_plain(node):
+                _annotate_recurrent(node)
+            elif node.target in _MOVES:
                 _annotate_move(node)
             elif node.target in _FUNCTIONS | _OF_TWO:
                 _annotate_function(node, in_float)
@@ -171,7 +180,7 @@ class _QuantizerButFor(TorchBlockedQuantizer):
 
 
 def _is_layer(node: fx.Node) -> bool:
-    return node.target in _LAYERS
+    return node.target in _LAYERS | RECURRENT
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -210,6 +219,19 @@ def _annotate_layer(layer: fx.Node, in_float: Collection[fx.Node]) -> None:
             node.meta[_ANNOTATION].input_qspec_map = {residual: _ACTIVATION}
     if not all(user.op == "output" or user in in_float for user in end.users):
         end.meta[_ANNOTATION].output_qspec = _ACTIVATION
+
+
+def _annotate_recurrent(layer: fx.Node) -> None:
+    """Annotates the weights that meet the states of a recurrent layer, which stay numbers. And its
+    input with the weights that meet it, if the input is bytes already or the result of another
+    recurrent layer. Other inputs, spectra say, span decades, and so do their weights: on bytes the
+    voices of resemblyzer were lost."""
+    of_inputs, of_states = weights_of(layer)
+    specs = dict[fx.Node, Any].fromkeys(of_states, _weight(axis=0))
+    source = layer.all_input_nodes[0]
+    if _makes_bytes(source) or is_recurrent_result(source):
+        specs |= {source: _ACTIVATION, **dict.fromkeys(of_inputs, _weight(axis=0))}
+    layer.meta[_ANNOTATION] = QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
 
 
 def _same(a: fx.Node, b: fx.Node) -> bool:
@@ -251,7 +273,7 @@ def _annotate_function(node: fx.Node, in_float: Collection[fx.Node]) -> None:
     """Annotates a function, if its input is bytes and its readers can take bytes."""
     inputs = [each for each in _operands(node) if _makes_bytes(each)]
     of_bytes = inputs and (len(inputs) == len(_operands(node)) or node.target in _OF_TWO)
-    takers = _LAYERS | _MOVES | _FUNCTIONS | _OF_TWO
+    takers = _LAYERS | RECURRENT | _MOVES | _FUNCTIONS | _OF_TWO
     if not of_bytes or not any(
         user.target in takers and user not in in_float for user in node.users
     ):
@@ -306,6 +328,7 @@ def quantize(
     with torch.no_grad():
         exported = sized_export(model, cases)
         _write_padding_in_numbers(exported.module)
+        split_layers(exported.module)
         calibrated = Calibration(exported.module, cases, _is_layer)
 
     def converted(names: Collection[str] = ()) -> fx.GraphModule:
@@ -336,6 +359,11 @@ def _check_model(model: Any) -> None:
         raise TypeError(
             "torch_blocked::quantize: expected a model, got one that optimize() has returned; "
             "quantize the model that was optimized, and optimize the result"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "torch_blocked::quantize: expected a model that torch.export traces, got a "
+            "ScriptModule; quantize the model that was compiled with torch.jit"
         )
     if model.training:
         raise ValueError(

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torch_blocked.recurrent_layers import WholeLayers, name_whole_layers
 from torch_blocked.state import unchanged
 from torch_blocked.verify import difference, others_like
 from torch_blocked.watched import at_least
@@ -33,6 +34,8 @@ _TRIED = 4
 _SAME_OPS = 1e-4
 # Sizes about which a trace for other sizes says nothing.
 _SMALL = (1, 0)
+# A condition that holds for all sizes below this, but for a small one, holds for all others.
+_MANY = 64
 
 
 _Place = tuple[int, int]  # a leaf of the arguments, and a dim of it
@@ -78,7 +81,7 @@ class _Guard:
 
     def __init__(self, code: str, words: str) -> None:
         """code: Python of the list `leaf`; words: the same with the inputs' names."""
-        self.words = words
+        self.code, self.words = code, words
         namespace = {**SYMPY_INTERP, "math": math, "torch": torch, "inf": math.inf}
         exec(f"def holds(leaf):\n  return {code}\n", namespace)
         self._holds: Callable[[Sequence[Any]], bool] = namespace["holds"]  # type: ignore[assignment]
@@ -86,6 +89,14 @@ class _Guard:
 
     def of_sizes(self, sizes: dict[_Place, int]) -> bool:
         return self._of([_Sizes(at, sizes.__getitem__) for at in range(1 + max(sizes)[0])])
+
+    def refuses_only(self, places: Sequence[_Place], size: int) -> bool:
+        """Whether the condition is of the size at these places alone, and holds for all but one."""
+        read = [_place_of(each) for each in ast.walk(ast.parse(self.code)) if _is_size(each)]
+        if not read or not set(read).issubset(places):
+            return False
+        held = [self.of_sizes(dict.fromkeys(places, each)) for each in (size, *range(2, _MANY))]
+        return not held[0] and all(held[1:])
 
     def holds(self, leaves: Sequence[Any], may_be_none: set[_Place]) -> bool:
         """may_be_none: dims that were compared at size 0; this size counts as 1 in guards."""
@@ -201,6 +212,18 @@ class SizeCheck(nn.Module):
             if not guard.holds(leaves, self.may_be_none):
                 return guard.words
         return ""
+
+    def guard(self, place: _Place, holds: str) -> _Guard:
+        """holds: of the size at a place, as in "> 1"."""
+        (at, dim), name = place, self.inputs[place[0]].name
+        return _Guard(f"leaf[{at}].size()[{dim}] {holds}", f"{name}.size()[{dim}] {holds}")
+
+    def lift(self, places: Sequence[_Place], size: int) -> list[_Guard]:
+        """Takes away, and returns, the guards that say only that the size at these places is
+        another one."""
+        taken = [each for each in self.guards if each.refuses_only(places, size)]
+        self.guards = [each for each in self.guards if each not in taken]
+        return taken
 
     def forward(self, *leaves: Any) -> None:
         if what := self.broken(leaves):
@@ -336,9 +359,20 @@ def _exported(model: nn.Module, example: _Arguments, is_free: Callable[[int], bo
     shapes = pytree.tree_map(dims, example)
     named = dict(inspect.signature(model.forward).bind(*shapes).arguments)
     oblivious = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with torch.no_grad(), unchanged(model), oblivious, _ShortSizes():
+    with (
+        torch.no_grad(),
+        unchanged(model),
+        oblivious,
+        _ShortSizes(),
+        WholeLayers(),
+        warnings.catch_warnings(),
+    ):
+        # Recurrent layers list their weights anew in each call.
+        warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during export")
         program = torch.export.export(model, example, dynamic_shapes=named, strict=False)
     module = program.module(check_guards=False)  # put_check_into() checks them, with messages
+    name_whole_layers(module.graph)
+    module.recompile()
     module._forward_pre_hooks.clear()
     module._forward_pre_hooks_with_kwargs.clear()
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -411,7 +445,8 @@ def _replaced(code: str, name: str, by: str) -> str:
 
 def _holds_for(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments]) -> bool:
     """Whether the graph takes all cases, and agrees with the model at other sizes too. The trace
-    says nothing about sizes 1 and 0; they are refused where graph and model differ."""
+    says nothing about sizes 1 and 0, or that they are others; they are refused where graph and
+    model differ."""
     check = found.check
     if any(check.broken(pytree.tree_leaves(case)) for case in cases):
         return False
@@ -420,12 +455,13 @@ def _holds_for(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments])
     for places in found.free:
         check.may_be_none |= set(places)
         for size in _SMALL:
-            if not _agree(model, found, _with_size(cases[0], places, size)):
+            others = check.lift(places, size)
+            if _agree(model, found, _with_size(cases[0], places, size)):
+                continue
+            check.guards += others
+            if not others:
                 check.may_be_none -= set(places)
-                at, dim = places[0]
-                more = f"{{}}.size()[{dim}] > {size}"
-                name = check.inputs[at].name
-                check.guards.append(_Guard(more.format(f"leaf[{at}]"), more.format(name)))
+                check.guards.append(check.guard(places[0], f"> {size}"))
                 break
     return True
 

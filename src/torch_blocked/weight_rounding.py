@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from torch_blocked import progress
 from torch_blocked.quantization_accuracy import OnInputsOf, Recorded
+from torch_blocked.recurrent_layers import RECURRENT
 
 # The most inputs of an output channel that are treated together, since the time grows with their
 # cube. More inputs are cut into parts, each of which compensates its own errors.
@@ -94,8 +95,9 @@ def input_rounding(layer: Any) -> tuple[Hashable, ...]:
 
 
 def weight_bytes(layer: Any) -> Any:
-    """The node of a layer's int8 weights; None if it has none."""
-    numbers = layer.args[1]
+    """The node of a layer's int8 weights, of a recurrent layer's for its state; None if it has
+    none."""
+    numbers = layer.args[2][1] if layer.target in RECURRENT else layer.args[1]
     is_quantized = (
         isinstance(numbers, fx.Node)
         and "dequantize_per_channel" in str(numbers.target)
