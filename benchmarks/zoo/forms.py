@@ -22,12 +22,13 @@ from zoo.row import Row, Size
 ERROR_FACTOR = 20.0
 # ... or this far, relative to the largest value, where that happens to be nearly exact.
 RELATIVE_FLOOR = 2e-5
-# The same of forms in other types, whose integers may differ, because rounding decides them.
-# Bytes are compared with the quantizer's own graph instead (int8).
-FLOORS = {"bfloat16": 0.15, "int8": math.inf}
-# A graph of bytes may be this far from itself run op by op: a number between two bytes may go the
-# other way. Deep networks with random weights amplify it, as much as one byte of the inputs.
-FLIPS = 0.05
+# The same of forms in other types, which compare themselves with something nearer; their integers
+# may differ, because rounding decides them.
+FLOORS = {"bfloat16": math.inf, "int8": math.inf}
+# What these may be off by. In bfloat16 all values are rounded. A graph of bytes may be off from
+# itself run op by op: a number between two bytes may go the other way. Deep networks with random
+# weights amplify both, as much as they amplify a rounding of their weights and inputs.
+ROUNDED, FLIPS = 0.15, 0.05
 
 Call = Callable[[Inputs], Any]
 
@@ -52,7 +53,8 @@ def optimized(model: nn.Module, example: Inputs, tune: bool) -> Call:
 
 
 def bfloat16(model: nn.Module, example: Inputs, tune: bool) -> Call:
-    """All that has kernels in bfloat16, also at sizes that come later."""
+    """All that has kernels in bfloat16, also at sizes that come later. Raises Wrong at a size at
+    which it is further from the model than ROUNDED, and than rounded weights and inputs bring."""
     by_name = example if isinstance(example, dict) else {}
     with harness.bfloat16_everywhere():
         module = torch_blocked.optimize(
@@ -64,7 +66,16 @@ def bfloat16(model: nn.Module, example: Inputs, tune: bool) -> Call:
             dtype=torch.bfloat16,
         )
     object.__setattr__(module, "_computes", "narrow")
-    return lambda inputs: call(module, inputs)
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():
+        parameter.data = _in_bfloat16(parameter.data)
+
+    def run(inputs: Inputs) -> Any:
+        result, moved = call(module, inputs), call(rounded, converted(inputs, _in_bfloat16))
+        _check_near(result, call(model, inputs), moved, ROUNDED)
+        return result
+
+    return run
 
 
 def int8(model: nn.Module, example: Inputs, tune: bool) -> Call:
@@ -76,18 +87,30 @@ def int8(model: nn.Module, example: Inputs, tune: bool) -> Call:
     )
 
     def run(inputs: Inputs) -> Any:
-        result = call(fast, inputs)
-        graph, moved = call(quantized, inputs), call(quantized, converted(inputs, _one_byte_off))
-        for (path, ours), (_, own), (_, other) in zip(
-            leaves(result), leaves(graph), leaves(moved), strict=True
-        ):
-            if isinstance(own, Tensor) and own.is_floating_point():
-                error = distance(ours, own)
-                if not error <= max(FLIPS, 2 * distance(other, own)):
-                    raise Wrong(f"{path} is off its own graph by {error:.2g}")
+        result, moved = call(fast, inputs), call(quantized, converted(inputs, _one_byte_off))
+        _check_near(result, call(quantized, inputs), moved, FLIPS)
         return result
 
     return run
+
+
+def _check_near(result: Any, own: Any, moved: Any, least: float) -> None:
+    """Raises Wrong if a result is further from its own model than `least`, and than twice what
+    moves the model: other weights or inputs. Where the model also returns integers, codes say, and
+    rounding has chosen others, the numbers that follow from them are not compared."""
+    triples = list(zip(leaves(result), leaves(own), leaves(moved), strict=True))
+    numbers = [(path, x, y, z) for (path, x), (_, y), (_, z) in triples if isinstance(y, Tensor)]
+    if any(not y.is_floating_point() and not torch.equal(x, y) for _, x, y, _ in numbers):
+        return
+    for path, ours, right, other in numbers:
+        if right.is_floating_point():
+            error, amplified = distance(ours, right), distance(other, right)
+            if not error <= max(least, 2 * amplified):
+                raise Wrong(f"{path or 'result'} is off by {error:.2g}; rounding: {amplified:.2g}")
+
+
+def _in_bfloat16(value: Tensor) -> Tensor:
+    return value.bfloat16().to(value.dtype) if value.is_floating_point() else value
 
 
 def _one_byte_off(value: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ _BLOCKS = (None, None, None, 8, 16, 4, 32)
 
 # Where a result depends on whether a number is above another, rounding may decide.
 _DECIDES = re.compile(
-    r"logical|sign|round|floor|ceil|trunc|frac|[<>]|where|arg|topk|sort|eq\(|ne\(|%"
+    r"logical|sign|round|floor|ceil|trunc|frac|[<>]|where|arg|topk|sort|([gl][te]|eq|ne)_?\(|%"
 )
 
 # What a form may refuse although the dense model gives a result: form, words, where that is said.

@@ -96,7 +96,9 @@ def fourier(g):
             "torch.fft.irfft(torch.fft.rfft({x})[..., :3] * {w}, {x}.shape[-1])",
             "torch.view_as_real(torch.complex({x}, {x} * {w}) * (0.6 + 0.8j)).flatten(-2)",
             "torch.polar({x}.abs(), {x} * {w}).imag",
-            "(torch.fft.fftshift(torch.fft.fft({x}, norm='ortho'), -1) * {w}).angle().cos()",
+            # The angle of 0 is that of its signs, so it counts as much as the number.
+            "(lambda z: z.angle().cos() * z.abs())"
+            "(torch.fft.fftshift(torch.fft.fft({x}, norm='ortho'), -1) * {w})",
         )
     )
     return f"{g.out} = {row.format(x=x, w=gains)}"
