@@ -318,8 +318,8 @@ def quantize(
     `meta["kept"]` of the result: paths of the modules that stay in floating point, of `keep` first.
     Raises TypeError for another kind of model or calibration. Raises ValueError without
     calibration, for inputs whose sizes no single graph serves, for a path that no module has, for a
-    model in training mode, and for a target that the model does not reach in floating point. For a
-    model that torch.export cannot trace, raises its error."""
+    model in training mode or that torch.export cannot trace, and for a target that the model does
+    not reach in floating point."""
     _check_model(model)
     keep = checked_modules("quantize", model, keep)
     target = checked_target(target)

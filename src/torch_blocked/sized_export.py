@@ -283,7 +283,8 @@ class SizedGraph:
 
 def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
     """The model for the sizes of all cases, and for other sizes that its own code allows. Raises
-    ValueError if one graph does not serve all cases, and what torch.export raises."""
+    ValueError if one graph does not serve all cases, or torch.export cannot trace the model; and
+    what the model itself raises."""
     for is_free in (_every_dim, _first_dim):
         for example in _examples(cases):
             try:
@@ -292,10 +293,25 @@ def sized_export(model: nn.Module, cases: Sequence[_Arguments]) -> SizedGraph:
                 continue
             if _holds_for(model, found, cases):
                 return found
-    static = _exported(model, cases[0], _no_dim)
+    static = _static(model, cases[0])
     for case in cases:
         static.check(*pytree.tree_leaves(case))
     return static
+
+
+def _static(model: nn.Module, case: _Arguments) -> SizedGraph:
+    try:
+        return _exported(model, case, _no_dim)
+    except Exception as error:
+        result = _results(model, case, model)
+        if isinstance(result, Exception):
+            raise result from None
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(
+            "torch_blocked::quantize: expected a model that torch.export can trace, got "
+            f"{type(model).__name__}: {type(error).__name__}: {reason}; quantize the parts that it "
+            "traces"
+        ) from error
 
 
 def _examples(cases: Sequence[_Arguments]) -> Iterator[_Arguments]:
@@ -448,18 +464,18 @@ def _holds_for(model: nn.Module, found: SizedGraph, cases: Sequence[_Arguments])
     says nothing about sizes 1 and 0, or that they are others; they are refused where graph and
     model differ."""
     check = found.check
+    said = [{size: check.lift(places, size) for size in _SMALL} for places in found.free]
     if any(check.broken(pytree.tree_leaves(case)) for case in cases):
         return False
     if any(not _agree(model, found, case) for case in (cases[0], _other(model, found, cases))):
         return False
-    for places in found.free:
+    for places, others in zip(found.free, said, strict=True):
         check.may_be_none |= set(places)
         for size in _SMALL:
-            others = check.lift(places, size)
             if _agree(model, found, _with_size(cases[0], places, size)):
                 continue
-            check.guards += others
-            if not others:
+            check.guards += others[size]
+            if not others[size]:
                 check.may_be_none -= set(places)
                 check.guards.append(check.guard(places[0], f"> {size}"))
                 break

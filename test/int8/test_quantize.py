@@ -111,6 +111,9 @@ def test_quantize_says_what_is_wrong(network):
         tb.quantize(network, [])
     with pytest.raises(ValueError, match="evaluation mode"):
         tb.quantize(nn.Sequential(nn.Conv2d(3, 3, 1)), [torch.randn(1, 3, 4, 4)])
+    script = torch.jit.trace(network, torch.randn(1, 3, 32, 32))
+    with pytest.raises(TypeError, match="got a ScriptModule; quantize the model that was compiled"):
+        tb.quantize(script, [torch.randn(1, 3, 32, 32)])
 
 
 class Gated(nn.Module):

@@ -49,6 +49,7 @@ MIDDLES = {
     "position": lambda x: x + torch.linspace(-1, 1, x.shape[-1]),
     "if even": lambda x: x if x.shape[2] % 2 else 2 * x,
     "if one": lambda x: x if x.shape[0] > 1 else 2 * x,
+    "copied if many": lambda x: x.contiguous() if x.shape[0] > 1 else x,
     "if large": lambda x: 2 * x if x.shape[2] * x.shape[3] > 100 else x,
     "of size": lambda x: x.reshape(x.shape[0], CHANNELS, 64)[..., None],
     "up and down": lambda x: x + F.interpolate(F.max_pool2d(x, 2), scale_factor=2),

@@ -78,6 +78,38 @@ def test_calibration_of_sizes_that_no_graph_is_for():
         quantized(torch.ones(1, 3, 8, 8))
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_a_branch_that_changes_nothing_leaves_the_batch_free(batch):
+    """Models copy large batches, say, for the sake of speed."""
+
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 1)
+
+        def forward(self, x):
+            return self.conv(x.contiguous() if x.shape[0] > 1 else x)
+
+    model = Copies().eval()
+    quantized = tb.quantize(model, [torch.ones(batch, 3, 8, 8)])
+    for other in (1, 2, 5):
+        x = torch.ones(other, 3, 8, 8)
+        torch.testing.assert_close(quantized(x), model(x), rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_a_model_that_no_trace_takes():
+    class Chooses(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ValueError, match="expected a model that torch.export can trace, got Choo"):
+        tb.quantize(Chooses().eval(), [torch.ones(2, 3)])
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        tb.quantize(nn.Linear(3, 4).eval(), [torch.ones(2, 5)])
+
+
 @torch.no_grad()
 def test_a_capture_of_bytes_holds_for_other_sizes(tmp_path):
     """What is asked only of small sizes leaves the others free, in a file, too."""
