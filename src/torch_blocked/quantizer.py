@@ -360,17 +360,17 @@ def _check_model(model: Any) -> None:
             "torch_blocked::quantize: expected a model, got one that optimize() has returned; "
             "quantize the model that was optimized, and optimize the result"
         )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "torch_blocked::quantize: expected a model that torch.export traces, got a "
-            "ScriptModule; quantize the model that was compiled with torch.jit"
-        )
     if model.training:
         raise ValueError(
             "torch_blocked::quantize: expected a model in evaluation mode, got training mode; "
             "call eval()"
         )
     check_devices("quantize", model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "torch_blocked::quantize: expected a model that torch.export traces, got a "
+            "ScriptModule; quantize the model that was compiled with torch.jit"
+        )
 
 
 def _write_padding_in_numbers(module: fx.GraphModule) -> None:

@@ -43,10 +43,10 @@ def _sizes_of_results(source: Tensor, hx: Any, params: Any, *flags: Any) -> tupl
 
 def _whole(op: Any) -> Any:
     """An op of the same arguments. Only traces call it: it has no kernel."""
-    name = f"torch_blocked::traced_{op._schema.name.removeprefix('aten::')}"
+    name = f"torch_blocked_trace::{op._schema.name.removeprefix('aten::')}"
     torch.library.define(name, re.sub(r"^[^(]*", "", str(op._schema)))
     torch.library.register_fake(name)(_sizes_of_results)
-    return getattr(torch.ops.torch_blocked, name.partition("::")[2]).default
+    return getattr(torch.ops.torch_blocked_trace, name.partition("::")[2]).default
 
 
 _WHOLE = {op: _whole(op) for op in RECURRENT}
