@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -288,8 +287,7 @@ class Result:
     task: str = ""
 
     def is_right(self) -> bool:
-        bound = ROUNDING.get(self.form, SUMS)
-        return self.error <= (bound if math.isnan(self.own) else max(2 * self.own, bound))
+        return self.error <= max(2 * self.own, ROUNDING.get(self.form, SUMS))
 
     def row(self) -> tuple[str, ...]:
         numbers = (f"{each:.2g}" for each in (self.error, self.own, self.apart))
@@ -314,16 +312,19 @@ def measure(row: Row, form: str, tune: bool = False) -> Result:
             reason = (str(error).strip().splitlines() or [""])[0]
             return Result(row.name, form, f"{type(error).__name__}: {reason[:60]}")
         results = fast(*args)
-    pairs = ((results, expected), (own, expected), (results, own))
-    errors = (math.nan if None in pair else apart(*pair) for pair in pairs)
+    errors = apart(results, expected), apart(own, expected), apart(results, own)
     return Result(row.name, form, fast.choice, *errors, row.task(results, expected))
 
 
 def _own(model: nn.Module, args: tuple[Any, ...], dtype: torch.dtype | None) -> Any:
-    """What the model itself gives in a type; None for scripts, which convert to no other."""
+    """What the model itself gives in a type. Scripts convert to no other, so they run in autocast
+    then."""
     if dtype is None:
         return model(*args)
-    return None if isinstance(model, torch.jit.ScriptModule) else in_type(model, args, dtype)
+    if isinstance(model, torch.jit.ScriptModule):
+        with torch.autocast("cpu", dtype):
+            return model(*args)
+    return in_type(model, args, dtype)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
