@@ -180,7 +180,7 @@ class _QuantizerButFor(TorchBlockedQuantizer):
 
 
 def _is_layer(node: fx.Node) -> bool:
-    return node.target in _LAYERS | RECURRENT
+    return node.target in _LAYERS or (node.target in RECURRENT and is_plain(node))
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -29,11 +29,21 @@ RECURRENT = {
 _HX, _PARAMS, _HAS_BIASES, _LAYERS, _BIDIRECTIONAL = 1, 2, 3, 4, 7
 
 
-def _sizes_of_results(source: Tensor, hx: Any, params: Any, *flags: Any) -> tuple[Tensor, ...]:
+def _sizes_of_results(
+    source: Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """Tensors of the sizes and strides that ATen's results have."""
     states = hx if isinstance(hx, list | tuple) else [hx]
-    features = states[0].shape[-1] * (2 if flags[-2] else 1)
-    if flags[-1]:  # batch_first: ATen returns a view
+    features = states[0].shape[-1] * (2 if bidirectional else 1)
+    if batch_first:  # ATen returns a view
         batch, steps = source.shape[:2]
         result = source.new_empty((steps, batch, features)).transpose(0, 1)
     else:
@@ -60,7 +70,8 @@ class WholeLayers(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         op = _FUNCTIONS.get(func)
-        if op is not None and isinstance(args[2], list | tuple):  # else packed sequences
+        has_params = len(args) > 2 and isinstance(args[2], list | tuple)  # else packed sequences
+        if op is not None and has_params:
             return _WHOLE[op](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

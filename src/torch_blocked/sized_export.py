@@ -34,8 +34,6 @@ _TRIED = 4
 _SAME_OPS = 1e-4
 # Sizes about which a trace for other sizes says nothing.
 _SMALL = (1, 0)
-# A condition that holds for all sizes below this, but for a small one, holds for all others.
-_MANY = 64
 
 
 _Place = tuple[int, int]  # a leaf of the arguments, and a dim of it
@@ -81,7 +79,7 @@ class _Guard:
 
     def __init__(self, code: str, words: str) -> None:
         """code: Python of the list `leaf`; words: the same with the inputs' names."""
-        self.code, self.words = code, words
+        self.words = words
         namespace = {**SYMPY_INTERP, "math": math, "torch": torch, "inf": math.inf}
         exec(f"def holds(leaf):\n  return {code}\n", namespace)
         self._holds: Callable[[Sequence[Any]], bool] = namespace["holds"]  # type: ignore[assignment]
@@ -91,12 +89,12 @@ class _Guard:
         return self._of([_Sizes(at, sizes.__getitem__) for at in range(1 + max(sizes)[0])])
 
     def refuses_only(self, places: Sequence[_Place], size: int) -> bool:
-        """Whether the condition is of the size at these places alone, and holds for all but one."""
-        read = [_place_of(each) for each in ast.walk(ast.parse(self.code)) if _is_size(each)]
-        if not read or not set(read).issubset(places):
+        """Whether the condition is of the size at these places alone, and holds for all larger than
+        `size`, but not for that."""
+        if not self.enough or not set(self.enough).issubset(places):
             return False
-        held = [self.of_sizes(dict.fromkeys(places, each)) for each in (size, *range(2, _MANY))]
-        return not held[0] and all(held[1:])
+        holds_beyond = max(self.enough.values()) <= size + 1
+        return holds_beyond and not self.of_sizes(dict.fromkeys(self.enough, size))
 
     def holds(self, leaves: Sequence[Any], may_be_none: set[_Place]) -> bool:
         """may_be_none: dims that were compared at size 0; this size counts as 1 in guards."""
@@ -220,7 +218,7 @@ class SizeCheck(nn.Module):
 
     def lift(self, places: Sequence[_Place], size: int) -> list[_Guard]:
         """Takes away, and returns, the guards that say only that the size at these places is
-        another one."""
+        larger, or another one."""
         taken = [each for each in self.guards if each.refuses_only(places, size)]
         self.guards = [each for each in self.guards if each not in taken]
         return taken
