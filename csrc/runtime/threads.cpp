@@ -16,6 +16,8 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <latch>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -36,6 +38,9 @@ using Clock = std::chrono::steady_clock;
 // At the end of a loop the threads wait for the last piece. With this many pieces, one takes 25 us
 // in a step of 0.4 ms.
 constexpr std::int64_t kPiecesPerThread = 16;
+// Of a loop: what Taken can count. A team may have fewer threads than threads() says, so one may
+// get all pieces.
+constexpr std::int64_t kMostPieces = std::numeric_limits<std::uint16_t>::max();
 
 // The least elements of a piece if the threads already go through loops together: sharing then
 // costs 0.2 us and no start of threads. A layer norm of [197, 192] takes 4.2 us on two threads
@@ -84,6 +89,43 @@ class Places {
   static inline const bool at_fork = (in_forked_children([] { all = 0; }), true);
   int count_;
 };
+
+// How many threads a team of `wanted` can have. Where the system refuses a thread, libgomp ends the
+// process. So before a team is larger than all before, as many threads are tried; that costs 20 us
+// a thread, once.
+int available(int wanted) {
+  static std::atomic<int> tried{1};
+  static const bool at_fork = (in_forked_children([] { tried = 1; }), true);
+  const int before = tried;
+  if (!at_fork || wanted <= before) return wanted;
+  std::latch all_tried(1);
+  std::vector<std::thread> more;
+  try {
+    more.reserve(static_cast<std::size_t>(wanted - before));
+    for (int i = before; i < wanted; ++i) more.emplace_back([&] { all_tried.wait(); });
+  } catch (const std::exception&) {  // it has as many as there are now
+  }
+  all_tried.count_down();
+  for (std::thread& each : more) each.join();
+  const int given = before + static_cast<int>(more.size());
+  for (int last = before; last < given && !tried.compare_exchange_weak(last, given);) {
+  }
+  return given;
+}
+
+// Calls work(id) on `count` threads, of which this is the first.
+void run_together(int count, c10::function_ref<void(int)> work) {
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer sees how these begin and end. It does not see that of libgomp's threads, and
+  // would take all that a team reads and writes for races.
+  std::vector<std::jthread> others;
+  for (int id = 1; id < count; ++id) others.emplace_back(work, id);
+  work(0);
+#else
+#pragma omp parallel num_threads(count)
+  work(omp_get_thread_num());
+#endif
+}
 
 void pause() {
 #if defined(__SSE2__)
@@ -300,7 +342,8 @@ void share_units(std::int64_t units, std::int64_t unit_elements,
   const std::int64_t least =
       std::max<std::int64_t>(1, piece / std::max<std::int64_t>(1, unit_elements));
   const std::int64_t most = std::max<std::int64_t>(units / least, 1);
-  const std::int64_t pieces = std::min<std::int64_t>(most, threads() * kPiecesPerThread);
+  const std::int64_t pieces =
+      std::min({most, std::int64_t{threads()} * kPiecesPerThread, kMostPieces});
   most_pieces = std::max(most_pieces, most);
   if (member) return share(*member, units, pieces, body);
   if (threads() > 1 && pieces > 1) {
@@ -315,12 +358,12 @@ std::int64_t take_most_pieces() { return std::exchange(most_pieces, 0); }
 void on_all_threads(c10::function_ref<void()> walk) {
   if (member || threads() == 1) return walk();
   const Places places(threads());
+  const int count = available(places.count());
   WorkTimer* const timer = work_timer;
-  Team team(static_cast<std::size_t>(places.count()), timer != nullptr);
+  Team team(static_cast<std::size_t>(count), timer != nullptr);
   const auto start = timer ? thread_time() : std::chrono::nanoseconds(0);
-#pragma omp parallel num_threads(places.count())
-  {
-    Member self{team, omp_get_thread_num()};
+  run_together(count, [&](int id) {
+    Member self{team, id};
     member = &self;
     try {
       walk();
@@ -328,7 +371,7 @@ void on_all_threads(c10::function_ref<void()> walk) {
       team.fail();
     }
     member = nullptr;
-  }
+  });
   if (timer) timer->add_team(std::chrono::nanoseconds(team.work_ns), thread_time() - start);
   if (team.error) std::rethrow_exception(team.error);
 }

@@ -1,9 +1,11 @@
 // What test_cpp.py asks of the public headers, without ATen: it loads this with ctypes.
 #include <algorithm>
+#include <atomic>
 #include <exception>
 
 #include "torch_blocked/accessor.h"
 #include "torch_blocked/descriptor.h"
+#include "torch_blocked/threads.h"
 
 using torch_blocked::Descriptor;
 using torch_blocked::Dims;
@@ -36,6 +38,18 @@ std::int64_t offset(const char* tag, const std::int64_t* dims, const std::int64_
                                                torch_blocked::parse_tag(tag));
   const std::int64_t at = activation.offset(index[0], index[1], index[2], index[3]);
   return at == descriptor.offset(Dims(index, index + 4)) ? at : -1;
+}
+
+// How many of `units` large units a loop runs once.
+std::int64_t units_run_once(std::int64_t units) {
+  std::vector<std::atomic<int>> runs(static_cast<std::size_t>(units));
+  torch_blocked::parallel_units(units, std::int64_t{1} << 30,
+                                [&](std::int64_t begin, std::int64_t end) {
+                                  for (std::int64_t unit = begin; unit < end; ++unit) {
+                                    ++runs[static_cast<std::size_t>(unit)];
+                                  }
+                                });
+  return std::ranges::count(runs, 1, [](const auto& each) { return each.load(); });
 }
 
 // Whether what a descriptor refuses, and a wrong number of indices, comes as an exception that a

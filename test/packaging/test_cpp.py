@@ -157,6 +157,30 @@ def test_every_block_is_visited_once(api, dims):
     assert torch.equal(torch_blocked.BlockedTensor(physical, dims[1]).to_dense(), expected)
 
 
+MANY_PIECES = """
+import ctypes, sys, time, torch
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from torch_blocked import _C
+
+api = ctypes.CDLL(sys.argv[1])
+api.units_run_once.argtypes = [ctypes.c_int64]
+api.units_run_once.restype = ctypes.c_int64
+torch.set_num_threads(2)
+with ThreadPoolExecutor(1) as pool:
+    first = pool.submit(_C.walk_loops, [3200] * 600, sleep=timedelta(milliseconds=5))
+    time.sleep(0.3)
+    torch.set_num_threads(5000)
+    assert api.units_run_once(100_000) == 100_000
+    assert not first.done()
+"""
+
+
+def test_one_thread_takes_the_pieces_of_thousands(api):
+    """Another team has the cores, so a team that wants 5000 threads has one."""
+    subprocess.run([sys.executable, "-c", MANY_PIECES, api._name], check=True, timeout=60)
+
+
 def test_errors_can_be_caught_by_other_libraries(api):
     api.refuses.restype = ctypes.c_bool
     assert api.refuses(b"nChw8d")

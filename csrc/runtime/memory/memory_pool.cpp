@@ -1,12 +1,12 @@
-// The pool behind empty_pooled(): idle blocks by size, and how much it may keep.
+// The pool behind empty_pooled(): its idle blocks, and how much it may keep.
 #include "runtime/memory/memory_pool.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -27,7 +27,7 @@ constexpr std::size_t kLeastBytes = 1 << 20;
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 // Maps a block, which consists of whole huge pages.
-void* map(std::size_t bytes) {
+char* map(std::size_t bytes) {
   const std::size_t mapped = bytes + kHugePage;  // room to align it
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   // A RuntimeError, like that of ATen's own allocator.
@@ -46,7 +46,7 @@ void* map(std::size_t bytes) {
 class Pool {
  public:
   struct Block {
-    void* data;
+    char* data;
     std::size_t bytes;
   };
 
@@ -57,15 +57,15 @@ class Pool {
     bytes = round_up(bytes, kHugePage);
     {
       std::lock_guard lock(mutex_);
-      auto fit = idle_.lower_bound(bytes);
+      auto fit = best_fit(bytes);
       if (fit == idle_.end()) {
         join_neighbours();
-        fit = idle_.lower_bound(bytes);
+        fit = best_fit(bytes);
       }
       if (fit != idle_.end()) {
-        Block block = take_last(fit);
+        Block block = take_out(fit);
         if (block.bytes > bytes + bytes / 4) {
-          add_idle({static_cast<char*>(block.data) + bytes, block.bytes - bytes});
+          add_idle({block.data + bytes, block.bytes - bytes});
           block.bytes = bytes;
         }
         count_used(block.bytes);
@@ -75,7 +75,7 @@ class Pool {
       const std::size_t wanted = used_ + asked_, most = std::max(most_, wanted);
       shrink(most + most / 4 - wanted);
     }
-    void* data = nullptr;
+    char* data = nullptr;
     try {
       data = map(bytes);
     } catch (...) {  // the system gave nothing, so nothing counts as used
@@ -86,7 +86,7 @@ class Pool {
     return {data, bytes};
   }
 
-  void give(const Block& block) {
+  void give(const Block& block) noexcept {
     std::lock_guard lock(mutex_);
     used_ -= block.bytes;
     add_idle(block);
@@ -118,39 +118,53 @@ class Pool {
     most_ = std::max(most_, used_);
   }
 
-  using Idle = std::map<std::size_t, std::vector<void*>>;  // by size
+  using Idle = std::vector<Block>;  // the last freed at the end
 
-  void add_idle(const Block& block) {
-    idle_bytes_ += block.bytes;
-    idle_[block.bytes].push_back(block.data);
+  // Memory for this list may be refused, where a tensor dies and nothing may be raised. The system
+  // gets such a block.
+  void add_idle(const Block& block) noexcept {
+    try {
+      idle_.push_back(block);
+      idle_bytes_ += block.bytes;
+    } catch (const std::bad_alloc&) {
+      munmap(block.data, block.bytes);
+    }
   }
 
-  Block take_last(Idle::iterator of_size) {
-    const Block block{of_size->second.back(), of_size->first};
-    of_size->second.pop_back();
-    if (of_size->second.empty()) idle_.erase(of_size);
+  // The smallest block that is large enough; of several the one freed last.
+  Idle::iterator best_fit(std::size_t bytes) {
+    auto best = idle_.end();
+    for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+      if (block->bytes < bytes) continue;
+      if (best == idle_.end() || block->bytes <= best->bytes) best = block;
+    }
+    return best;
+  }
+
+  Block take_out(Idle::iterator place) {
+    const Block block = *place;
+    idle_.erase(place);
     idle_bytes_ -= block.bytes;
     return block;
   }
 
   void join_neighbours() {
-    std::map<char*, std::size_t> by_address;
-    for (const auto& [bytes, blocks] : idle_) {
-      for (void* data : blocks) by_address[static_cast<char*>(data)] = bytes;
+    std::ranges::sort(idle_, std::less(), &Block::data);
+    auto joined = idle_.begin();
+    for (const Block& block : idle_) {
+      if (joined != idle_.begin() && (joined - 1)->data + (joined - 1)->bytes == block.data) {
+        (joined - 1)->bytes += block.bytes;
+      } else {
+        *joined++ = block;
+      }
     }
-    idle_.clear();
-    idle_bytes_ = 0;
-    for (auto block = by_address.begin(); block != by_address.end();) {
-      auto [data, bytes] = *block;
-      while (++block != by_address.end() && block->first == data + bytes) bytes += block->second;
-      add_idle({data, bytes});
-    }
+    idle_.erase(joined, idle_.end());
   }
 
   // Unmaps idle blocks, largest first, until at most `bytes` are left.
   void shrink(std::size_t bytes) {
     while (idle_bytes_ > bytes) {
-      const Block block = take_last(std::prev(idle_.end()));
+      const Block block = take_out(std::ranges::max_element(idle_, std::less(), &Block::bytes));
       munmap(block.data, block.bytes);
     }
   }
@@ -175,7 +189,8 @@ const bool at_fork = (in_forked_children([] { pool().forget_asked(); }), true);
 class PoolAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    auto block = std::make_unique<Pool::Block>(pool().take(bytes));
+    auto block = std::make_unique<Pool::Block>();  // may be refused, so before there is memory
+    *block = pool().take(bytes);
     void* data = block->data;
     return {data, block.release(), free, at::kCPU};
   }
