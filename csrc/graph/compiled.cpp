@@ -265,6 +265,7 @@ std::unique_ptr<Run> Compiled::take(Entry& entry) {
       return run;
     }
   }
+  const std::lock_guard lock(entry.nodes_mutex);
   return std::make_unique<Run>(entry.graph, entry.plan, entry.packed);
 }
 
@@ -306,6 +307,7 @@ void Compiled::release() {
   released_ = true;
   for (const auto& entry : simplified_) {
     put_back(*entry, take(*entry));  // a run has packed the weights that it reads
+    const std::lock_guard lock(entry->nodes_mutex);
     for (Node& node : entry->graph.nodes) node.kind->release(node);
   }
   graph_.constants.clear();

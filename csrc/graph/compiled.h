@@ -87,6 +87,7 @@ class Compiled {
     PackedStore packed;
     std::vector<std::unique_ptr<Run>> idle;
     ForkMutex mutex{[this] { abandon(idle); }};
+    ForkMutex nodes_mutex;  // held while a run is made of the nodes, and while they are released
 
     explicit Entry(Weights& weights) : packed(weights) {}
   };

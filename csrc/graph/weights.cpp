@@ -11,6 +11,7 @@
 #include "format/errors.h"
 #include "format/sizes.h"
 #include "runtime/content_hash.h"
+#include "runtime/memory/borders.h"
 #include "runtime/memory/huge_pages.h"
 #include "runtime/memory/memory_pool.h"
 #include "runtime/memory/packed_place.h"
@@ -90,6 +91,10 @@ at::Tensor Weight::values() const {
   return result;
 }
 
+void drop_memory(at::Tensor& tensor) {
+  if (tensor.defined()) tensor = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
+}
+
 Weights::~Weights() {
   if (others_) return;
   release();
@@ -129,14 +134,15 @@ at::Tensor Weights::take(std::int64_t bytes) {
     touch(static_cast<char*>(own.mutable_data_ptr()), bytes);
     return own;
   }
-  if (!piece_.defined() || filled_ + bytes > piece_.numel()) {
+  const std::int64_t held = round_up(bytes + kBorder, kAlign);
+  if (!piece_.defined() || filled_ + held > piece_.numel()) {
     piece_ = at::empty({kPage + kPiece}, at::kByte);
     prefer_huge_pages(piece_.mutable_data_ptr(), piece_.nbytes());
     const auto begin = reinterpret_cast<std::intptr_t>(piece_.const_data_ptr());
     touched_ = filled_ = (kPage - begin % kPage) % kPage;
   }
   const at::Tensor place = piece_.narrow(0, filled_, bytes);
-  filled_ += round_up(bytes, kAlign);
+  filled_ += held;
   if (filled_ > touched_) {
     const std::int64_t ahead = std::min<std::int64_t>(threads(), kPagesAhead) * kPage;
     const std::int64_t fresh =
@@ -144,6 +150,7 @@ at::Tensor Weights::take(std::int64_t bytes) {
     touch(static_cast<char*>(piece_.mutable_data_ptr()) + touched_, fresh);
     touched_ += fresh;
   }
+  set_border(place.mutable_data_ptr(), bytes, held);
   return place;
 }
 

@@ -32,6 +32,9 @@ struct Weight {
   at::Tensor values() const;
 };
 
+// Drops a tensor's memory. Its sizes and type stay: they tell how packed weights lie.
+void drop_memory(at::Tensor& tensor);
+
 struct Folded {
   Weight weight;
   at::Tensor bias;

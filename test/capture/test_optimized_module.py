@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -181,6 +182,50 @@ def test_release(tmp_path):
     optimized.choice = "dense"
     with pytest.raises(ValueError, match="nothing to release"):
         optimized.release()
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        return x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+
+
+class States(nn.LSTM):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(
+    "model, dims",
+    [
+        (Gated(), (1, 16, 40, 40)),
+        (nn.Sequential(nn.Conv2d(16, 24, 3), nn.Conv2d(24, 24, 3, groups=24)), (1, 16, 30, 30)),
+        (States(16, 32, bidirectional=True), (1, 100, 16)),
+        (nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()), (2, 50, 64)),
+    ],
+    ids=("gated", "convolutions", "states", "linear"),
+)
+def test_callers_during_and_after_release(model, dims):
+    """More at a time than there were before: each has memory of its own, made of the plan."""
+    x, callers = torch.randn(dims), 6
+    with threads(1), torch.no_grad():
+        optimized = blocked(model.eval(), x)
+        expected = optimized(x)
+        begin = threading.Barrier(callers)
+
+        def call(caller):
+            begin.wait()
+            if caller == 0:
+                optimized.release()
+            with torch.no_grad():
+                return all(torch.equal(optimized(x), expected) for _ in range(50))
+
+        with ThreadPoolExecutor(callers) as pool:
+            assert all(pool.map(call, range(callers)))
 
 
 def test_the_plan_after_release():

@@ -11,7 +11,9 @@
 #include <numeric>
 #include <set>
 
+#include "format/sizes.h"
 #include "ops/blocked.h"
+#include "runtime/memory/borders.h"
 
 namespace torch_blocked::graph {
 namespace {
@@ -327,13 +329,15 @@ class MemoryPlanner {
     for (const Slot slot : order) {
       std::int64_t offset = 0;
       for (const Slot other : placed) {
-        const bool together = first_[slot] <= last(other) && first_[other] <= last(slot);
+        const bool together =
+            kBorder > 0 || (first_[slot] <= last(other) && first_[other] <= last(slot));
         if (!together) continue;
         if (offset + size(slot) <= result_.slots[other].offset) break;
         offset = std::max(offset, result_.slots[other].offset + size(other));
       }
       result_.slots[slot].offset = offset;
       result_.bytes = std::max(result_.bytes, offset + size(slot));
+      result_.parts.push_back({offset, result_.slots[slot].bytes, size(slot)});
       const auto behind = std::ranges::upper_bound(
           placed, offset, {}, [&](Slot other) { return result_.slots[other].offset; });
       placed.insert(behind, slot);
@@ -341,7 +345,7 @@ class MemoryPlanner {
   }
 
   std::int64_t size(Slot slot) const {
-    return (result_.slots[slot].bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return round_up(result_.slots[slot].bytes + kBorder, kAlignment);
   }
   std::size_t& last(Slot slot) { return result_.slots[slot].last; }
 

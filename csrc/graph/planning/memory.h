@@ -22,11 +22,17 @@ struct Leaving {
   std::vector<Slot> others;  // their offsets are in it
 };
 
+// Memory in the arena that one or several slots share. Behind its `bytes` are borders (borders.h).
+struct ArenaPart {
+  std::int64_t offset, bytes, held;
+};
+
 struct MemoryPlan {
   std::vector<Placement> slots;
   std::vector<Leaving> leaving;
   std::vector<bool> copies;  // by step: whether a concat, reorder or view has to move anything
   std::int64_t bytes = 0;    // of the arena
+  std::vector<ArenaPart> parts;
 };
 
 MemoryPlan plan_memory(const Plan& plan);

@@ -14,6 +14,7 @@
 #include "graph/report.h"
 #include "ops/blocked.h"
 #include "ops/moving/reorder.h"
+#include "runtime/memory/borders.h"
 #include "runtime/memory/huge_pages.h"
 #include "runtime/trace/trace.h"
 #include "torch_blocked/threads.h"
@@ -52,11 +53,13 @@ Run::Run(const Graph& graph, const Plan& plan, PackedStore& weights)
       arena_(at::empty({memory_.bytes}, at::kByte)),
       slots_(plan.slots.size()),
       releases_(plan.steps.size()) {
-  prefer_huge_pages(arena_.mutable_data_ptr(), arena_.nbytes());
+  auto* arena = static_cast<char*>(arena_.mutable_data_ptr());
+  prefer_huge_pages(arena, arena_.nbytes());
+  for (const auto& [offset, bytes, held] : memory_.parts) set_border(arena + offset, bytes, held);
   for (Slot slot = 0; slot < slots_.size(); ++slot) {
     const Placement& placement = memory_.slots[slot];
     if (placement.is_given) {
-      place(slot, arena_.mutable_data_ptr());
+      place(slot, arena);
     } else if (placement.last < plan.steps.size()) {
       releases_[placement.last].push_back(slot);
     }

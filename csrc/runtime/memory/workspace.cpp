@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "runtime/memory/borders.h"
 #include "runtime/memory/huge_pages.h"
 
 namespace torch_blocked {
@@ -23,12 +24,13 @@ float* workspace(std::int64_t floats, WorkspaceOf of) {
   if (size < bytes) {
     data.reset();
     size = 0;
-    const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    const std::size_t rounded = (bytes + kBorder + kHugePage - 1) / kHugePage * kHugePage;
     data.reset(static_cast<float*>(std::aligned_alloc(kHugePage, rounded)));
     if (!data) throw std::bad_alloc();
     prefer_huge_pages(data.get(), rounded);
     size = rounded;
   }
+  set_border(data.get(), static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(size));
   return data.get();
 }
 

@@ -299,6 +299,12 @@ double flops(const Plan& plan, const Step& step) {
                                    kernels::gates_of(own.cell) * own.hidden);
 }
 
+void release(Node& node) {
+  for (RecurrentWeights& each : node.as<Recurrent>()->weights) {
+    for (at::Tensor* part : {&each.weight, &each.bias, &each.scales}) drop_memory(*part);
+  }
+}
+
 std::string why(const Step& step) {
   return text("the steps; the products with its inputs are the linear layer before, ",
               step.node->as<Recurrent>()->directions, " directions");
@@ -316,7 +322,7 @@ constinit const NodeKind nodes::recurrent = {
     .flops = flops,
     .implementation = by_torch_blocked,
     .why = why,
-    .release = [](Node& node) { node.as<Recurrent>()->weights.clear(); },
+    .release = release,
 };
 
 }  // namespace torch_blocked::graph

@@ -246,6 +246,14 @@ Prepared prepare(const Step& step, const Running& running) {
           true};
 }
 
+void release(Node& node) {
+  for (Layer& layer : node.as<SqueezeExcite>()->layers) {
+    for (at::Tensor* each : {&layer.weight.source, &layer.weight.factors, &layer.bias}) {
+      drop_memory(*each);
+    }
+  }
+}
+
 std::string why(const Step& step) {
   return text("squeeze and excitation in one step, ", step.node->as<SqueezeExcite>()->layers.size(),
               " layers");
@@ -265,7 +273,7 @@ constinit const NodeKind nodes::squeeze_excite = {
     .prepare = prepare,
     .implementation = by_torch_blocked,
     .why = why,
-    .release = [](Node& node) { node.as<SqueezeExcite>()->layers.clear(); },
+    .release = release,
 };
 
 }  // namespace torch_blocked::graph
