@@ -10,6 +10,7 @@ void sample_pixels(const PixelTaps& t, const float* src, float* dst) {
     for_lanes(t.block, [&](std::int64_t lane, std::int64_t count) {
       Vec sum(0.f);
       for (std::int64_t tap = first; tap < first + t.taps; ++tap) {
+        if (t.offsets[tap] < 0) continue;
         const Vec value = load(src + t.offsets[tap] + lane, count);
         sum = at::vec::fmadd(value, Vec(t.weights[tap]), sum);
       }
@@ -24,6 +25,7 @@ void spread_pixels(const PixelTaps& t, const float* diff_dst, float* diff_src) {
     for_lanes(t.block, [&](std::int64_t lane, std::int64_t count) {
       const Vec diff = load(diff_dst + pixel * t.block + lane, count);
       for (std::int64_t tap = first; tap < first + t.taps; ++tap) {
+        if (t.offsets[tap] < 0) continue;
         float* at = diff_src + t.offsets[tap] + lane;
         store(at::vec::fmadd(diff, Vec(t.weights[tap]), load(at, count)), at, count);
       }
@@ -35,6 +37,7 @@ void dot_pixels(const PixelTaps& t, const float* diff_dst, const float* src, flo
   for (std::int64_t pixel = 0; pixel < t.pixels; ++pixel) {
     const float* diff = diff_dst + pixel * t.block;
     for (std::int64_t tap = pixel * t.taps; tap < (pixel + 1) * t.taps; ++tap) {
+      if (t.offsets[tap] < 0) continue;
       const float* value = src + t.offsets[tap];
       float products[32];  // the widest block
       for_lanes(t.block, [&](std::int64_t lane, std::int64_t count) {

@@ -57,14 +57,16 @@ void powers_of_rows(const ScoreRows& p) {
   const Vec scale(left * kLog2E);             // e^x = 2^(x log2 e)
   const Vec last_lanes = lanes_of(p.count - (whole - kWidth));
   for (std::int64_t row = 0; row < p.rows; ++row) {
-    p.factors[row] = -left * kLog2E * prepare_row(p, row, last_lanes);
+    p.factors[row] = prepare_row(p, row, last_lanes);
   }
   for (std::int64_t row = 0; row < p.rows; ++row) {
     float* scores = p.scores + row * p.stride;
-    const Vec shift(p.factors[row]);
+    // It is subtracted before the product, so that its own power is exactly 1. A product of scores
+    // of 1e9 is off by more than the exponents of float32.
+    const Vec greatest(p.factors[row]);
     Vec sums(0.f);
     for (std::int64_t i = 0; i < whole; i += kWidth) {
-      const Vec power = power_or_zero(at::vec::fmadd(Vec::loadu(scores + i), scale, shift));
+      const Vec power = power_or_zero((Vec::loadu(scores + i) - greatest) * scale);
       power.store(scores + i);
       sums = sums + power;
     }

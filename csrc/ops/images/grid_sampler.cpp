@@ -184,8 +184,10 @@ class Sampler {
           slope[by] *= by == dim ? taps.slope[at] : taps.weight[at];
         }
       }
-      result.offsets[first + tap] = pixel * block_;
-      result.weights[first + tap] = inside || !sampling_.backward ? weight : 0;
+      weight = inside || !sampling_.backward ? weight : 0;
+      // Outside no pixel is read: 0 times a NaN would be a NaN.
+      result.offsets[first + tap] = inside || std::isnan(weight) ? pixel * block_ : -1;
+      result.weights[first + tap] = weight;
       for (std::size_t by = 0; by < result.slopes.size(); ++by) {
         result.slopes[by][first + tap] = slope[by];
       }
