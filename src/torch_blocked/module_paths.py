@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -45,12 +46,21 @@ _COMPILED = "_orig_mod"
 _CALL = nn.Module._call_impl.__code__
 
 
+class _Entered(NamedTuple):
+    """A module that a thread is in."""
+
+    module: Callable[[], nn.Module | None]  # a weak reference: the thread may never see it left
+    path: str
+    shown: str
+    period: int | None  # _period when a hook saw it; None: entered() did
+
+
 class _Running(threading.local):
-    """The modules that this thread is in, the model first, with their paths and displayed names,
-    and how often each path was called in this call of the model."""
+    """The modules that this thread is in, the model first, and how often each path was called in
+    this call of the model."""
 
     def __init__(self) -> None:
-        self.modules: list[tuple[nn.Module, str, str]] = []
+        self.modules: list[_Entered] = []
         self.places: list[int] = []  # of the modules that a profile was told of (_C.trace_enter)
         self.calls: Counter[str] = Counter()
 
@@ -65,6 +75,7 @@ _running = _Running()
 _asks = _Asks()
 _lock = forks.lock()
 _askers = 0
+_period = 0  # how often hooks were installed
 _installed = ExitStack()
 
 # The warning of torch.compile's wrapper of a module if there are hooks for all modules. Our hooks
@@ -87,11 +98,12 @@ def from_here() -> Iterator[None]:
 def known() -> Iterator[None]:
     """Inside, current() gives the path of the running module, in every thread. A model that already
     runs at the start stays unknown."""
-    global _askers
+    global _askers, _period
     with _lock:
         _asks.count += 1
         _askers += 1
         if _askers == 1:
+            _period += 1
             _handing_ns()  # measured without ours
             if not hooks._has_any_global_hook():
                 _ignore_while_installed(_ABOUT_HOOKS)
@@ -132,7 +144,7 @@ def _ignore_while_installed(message: str) -> None:
 def current() -> str:
     """The path of the module that this thread runs; "" in the model itself and outside any
     model."""
-    return _running.modules[-1][2] if _running.modules else ""
+    return _running.modules[-1].shown if _running.modules else ""
 
 
 class _Place(nn.Module):
@@ -147,7 +159,8 @@ class _Place(nn.Module):
 def entered(path: str, line: str) -> Iterator[None]:
     """Inside, place() returns this, for code that was taken out of its module."""
     stack, places = _running.modules, _running.places
-    stack.append((_Place(line), path, path))
+    code = _Place(line)
+    stack.append(_Entered(lambda: code, path, path, None))
     places.append(_C.trace_enter("", path))
     try:
         yield
@@ -178,7 +191,7 @@ def by_frames() -> str:
     with from_here():
         for module in modules:
             _push(module)
-        return _running.modules[-1][1] if modules else ""
+        return _running.modules[-1].path if modules else ""
 
 
 def parts_by_frames() -> dict[str, str]:
@@ -201,7 +214,7 @@ def _of_frames() -> list[nn.Module]:
 
 def place() -> tuple[str, str]:
     """current() and user_line(), or the place that entered() has set."""
-    told = _running.modules[-1][0] if _running.modules else None
+    told = _running.modules[-1].module() if _running.modules else None
     if isinstance(told, fx.GraphModule):
         within = _of_graph(told)
         return ".".join(filter(None, (current(), within))), user_line()
@@ -281,23 +294,36 @@ def _enter(module: nn.Module, _inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return  # the module is traced, not run; the nodes of the trace know their modules
     since = time.perf_counter_ns() - _handing_ns()
+    _forget_earlier()
     _push(module)
-    shown = _running.modules[-1][2]
+    shown = _running.modules[-1].shown
     _running.places.append(_C.trace_enter(type(module).__name__, shown, since))
+
+
+def _forget_earlier() -> None:
+    """Forgets modules of an earlier period: the hooks went while this thread was in them, so none
+    saw it leave."""
+    stack, places = _running.modules, _running.places
+    kept = [i for i, each in enumerate(stack) if each.period in (None, _period)]
+    if len(kept) < len(stack):
+        if not kept:
+            _C.trace_leave(places[0])
+        stack[:], places[:] = [stack[i] for i in kept], [places[i] for i in kept]
 
 
 def _push(module: nn.Module) -> None:
     """Notes that the module runs now, inside the one that ran."""
     stack = _running.modules
+    path = shown = ""
     if not stack:
         _running.calls.clear()
-        stack.append((module, "", ""))
-    elif (path := _path_of(module)) is None:
-        stack.append((module, *stack[-1][1:]))
+    elif (found := _path_of(module)) is None:
+        path, shown = stack[-1].path, stack[-1].shown
     else:
-        count = _running.calls[path]
+        path, count = found, _running.calls[found]
         _running.calls[path] += 1
-        stack.append((module, path, f"{path}@{count}" if count else path))
+        shown = f"{path}@{count}" if count else path
+    stack.append(_Entered(weakref.ref(module), path, shown, _period))
 
 
 def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -307,8 +333,8 @@ def _leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
     stack, places = _running.modules, _running.places
     # A module that was entered before known() began is not in the list. Modules above it that never
     # left are there because a hook raised.
-    if any(each is module for each, _, _ in stack):
-        while stack.pop()[0] is not module:
+    if any(each.module() is module for each in stack):
+        while stack.pop().module() is not module:
             places.pop()
         _C.trace_leave(places.pop(), at)
 
@@ -317,7 +343,9 @@ def _path_of(module: nn.Module) -> str | None:
     """The path from the calling module if it is a part of that, else from the model. None if it is
     a part of neither, or torch.compile's wrapper of the caller; then it counts as the caller."""
     stack = _running.modules
-    (caller, path, _), (model, _, _) = stack[-1], stack[0]
+    caller, path, model = stack[-1].module(), stack[-1].path, stack[0].module()
+    if caller is None or model is None:
+        return None
     for name, child in caller._modules.items():
         if child is module:
             return f"{path}.{name}".strip(".") if name != _COMPILED else None

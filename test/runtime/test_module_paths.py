@@ -1,9 +1,12 @@
 """Modules by their paths: in eager, and in what captures and plans say of their nodes."""
 
+import gc
 import inspect
 import os
 import threading
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -199,3 +202,41 @@ def test_a_sentence_has_its_place_while_dynamo_traces(monkeypatch):
     monkeypatch.setattr(fallback, "_warned", set())
     with pytest.warns(UserWarning, match=r"_unsafe_index.* runs on a dense copy of .*test_module"):
         torch.compile(Resizes(), backend="eager", dynamic=True)(IMAGE.to_blocked())
+
+
+class Waits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.is_in, self.may_leave = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.is_in.set()
+        self.may_leave.wait()
+        return x
+
+
+def test_a_module_that_outlasts_its_profile_is_forgotten():
+    """Nobody sees it leave: it is not kept, and is not the model of what its thread runs next."""
+    model = Waits()
+    alive, is_in, may_leave = weakref.ref(model), model.is_in, model.may_leave
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+
+    def outlast(model):
+        model(torch.zeros(1))
+
+    def next_model():
+        with torch_blocked.profile() as report:
+            for _ in range(3):
+                net(torch.zeros(1, 3, 8, 8).to_blocked())
+        return report.table()
+
+    with ThreadPoolExecutor(1) as pool:
+        with torch_blocked.profile():
+            left = pool.submit(outlast, model)
+            is_in.wait()
+        may_leave.set()
+        left.result()
+        del model, left
+        gc.collect()
+        assert alive() is None
+        assert "@" not in pool.submit(next_model).result()
