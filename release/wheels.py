@@ -3,23 +3,28 @@
 Each wheel holds an extension for every supported version of torch and takes the one that fits when
 it is imported. The kernels are compiled once, the rest once for each torch, the bindings once for
 each torch and Python. Torch comes from pip, for its headers and libraries alone: which build of it,
-and for which Python, does not matter."""
+and for which Python, does not matter.
+
+Two builds of the same sources, by the same tools, give the same bytes: see release/reproduce.py."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "wheels"
 PLATFORM = "manylinux_2_28_x86_64"
 NAMES = ("3.11", "3.12", "3.13")
+LOCK = ROOT / "release" / "requirements.txt"
 
 # Libraries that the wheel finds at run time: torch's, and those of the wheel onednn-cpu-gomp.
 APART = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libdnnl.so.3")
@@ -40,6 +45,7 @@ def run(*command: object, **variables: str) -> str:
         env=os.environ | variables,
         stdout=subprocess.PIPE,
         text=True,
+        umask=0o022,  # auditwheel packs the bits of the folders that it makes
     )
     if done.returncode:
         sys.exit(
@@ -86,16 +92,34 @@ def torch_folder(minor: str) -> Path:
     return folder / "torch"
 
 
-def build(found: list[Path], minors: list[str]) -> Path:
-    """All modules, in a folder for each torch."""
+def build(found: list[Path]) -> Path:
+    """All modules, in a folder for each torch that TORCH_BLOCKED_TORCH names."""
     prebuilt = WORK / "lib"
+    shutil.rmtree(prebuilt, ignore_errors=True)  # it may hold modules that nobody asks for now
     run(
         *(sys.executable, "setup.py", "-q", "build_ext"),
         *("--build-lib", prebuilt, "--build-temp", WORK / "cmake"),
-        TORCH_BLOCKED_TORCH=os.pathsep.join(str(torch_folder(minor)) for minor in minors),
         TORCH_BLOCKED_PYTHONS=os.pathsep.join(map(headers, found)),
     )
     return prebuilt / "torch_blocked"
+
+
+def epoch() -> str:
+    """The time that the files in a wheel get: SOURCE_DATE_EPOCH, or the day of the release. Their
+    own times would make each wheel another."""
+    citation = (ROOT / "CITATION.cff").read_text()
+    day = re.search(r'^date-released: "(.*)"$', citation, re.M)[1]
+    released = datetime.fromisoformat(f"{day}T00:00:00+00:00")
+    return os.environ.get("SOURCE_DATE_EPOCH", str(int(released.timestamp())))
+
+
+def tool_versions() -> Path:
+    """The lock file's versions as constraints: a wheel names the setuptools that made it. They have
+    no hashes, because pip then wants one of the folder that it makes a wheel of."""
+    constraints = WORK / "constraints.txt"
+    constraints.parent.mkdir(parents=True, exist_ok=True)
+    constraints.write_text("\n".join(re.findall(r"^[\w-]+==[\w.]+", LOCK.read_text(), re.M)))
+    return constraints
 
 
 def wheel(python: Path, prebuilt: Path, out: Path) -> Path:
@@ -103,7 +127,7 @@ def wheel(python: Path, prebuilt: Path, out: Path) -> Path:
     raw = WORK / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     pip = [python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", raw]
-    run(*pip, ROOT, TORCH_BLOCKED_PREBUILT=str(prebuilt))
+    run(*pip, ROOT, TORCH_BLOCKED_PREBUILT=str(prebuilt), PIP_CONSTRAINT=str(tool_versions()))
     (made,) = raw.glob("*.whl")
     before = set(out.glob("*.whl"))
     exclude = [word for name in APART for word in ("--exclude", name)]
@@ -123,8 +147,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheels")
     args = parser.parse_args()
     os.chdir(ROOT)
+    os.environ["SOURCE_DATE_EPOCH"] = epoch()
     found = pythons(args.pythons)
-    prebuilt = build(found, args.torch)
+    os.environ["TORCH_BLOCKED_TORCH"] = os.pathsep.join(map(str, map(torch_folder, args.torch)))
+    prebuilt = build(found)
     args.out.mkdir(parents=True, exist_ok=True)
     for python in found:
         made = wheel(python, prebuilt, args.out)

@@ -244,6 +244,7 @@ def test_source_distribution_holds_all_that_the_build_needs(tmp_path):
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     build = {"setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"}
+    build |= {"THIRD_PARTY_NOTICES.txt", "release/sbom.py"}
     folders = ("csrc", "src/torch_blocked/include", "src/torch_blocked/share")
     sources = {
         str(path.relative_to(ROOT))

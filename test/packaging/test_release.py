@@ -2,12 +2,14 @@
 
 import re
 import runpy
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import torch_blocked
+from torch_blocked import _C
 
 pytestmark = pytest.mark.any_isa
 
@@ -71,3 +73,17 @@ def test_entries_of_the_changelog_are_short(tmp_path, capsys):
     prose = runpy.run_path(str(ROOT / "release" / "prose.py"))
     assert prose["main"]([str(page)]) == 1
     assert capsys.readouterr().out.startswith(f"{page}:2: expected an entry of at most 200")
+
+
+# What manylinux_2_28 has; release/wheels.py makes wheels for it.
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
+
+
+def test_the_module_needs_no_newer_system_than_its_wheel_says():
+    """The linker takes the newest version of a symbol; old_glibc.cpp asks for older ones."""
+    symbols = subprocess.check_output(["objdump", "-T", _C.__file__], text=True)
+    needed = re.findall(r"\*UND\*.*\((\w+)_([\d.]+)\) +(\w+)$", symbols, re.MULTILINE)
+    assert len(needed) > 100
+    for kind, version, symbol in needed:
+        found = tuple(map(int, version.split(".")))
+        assert kind not in NEWEST or found <= NEWEST[kind], f"{symbol} of {kind} {version}"

@@ -3,11 +3,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <locale>
 #include <mutex>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -238,10 +239,12 @@ class Measurements {
   void add(std::string_view line) {
     const std::size_t first = line.find('\t'), second = line.rfind('\t');
     if (first == line.npos || first == second) return;
-    const char* end = line.data() + line.size();
+    // Old systems have no std::from_chars for this.
+    std::istringstream number{std::string(line.substr(second + 1))};
+    number.imbue(std::locale::classic());
     double microseconds = 0;
-    const auto [read, error] = std::from_chars(&line[second] + 1, end, microseconds);
-    if (error != std::errc() || read != end) return;
+    number >> std::noskipws >> microseconds;
+    if (!number || number.peek() != EOF) return;
     if (!std::isfinite(microseconds) || microseconds <= 0) return;
     choices_[std::string(line.substr(0, first))] = {
         std::string(line.substr(first + 1, second - first - 1)), microseconds};
