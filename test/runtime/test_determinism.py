@@ -2,7 +2,13 @@
 bits are those of the model and of the sizes alone."""
 
 import contextlib
+import hashlib
 import io
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +22,7 @@ from torch_blocked.environment import tuning_file
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
-COUNTS = (1, 2, 4)
+COUNTS = (1, 2, 3, 4, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -239,9 +245,24 @@ def test_the_order_in_which_sizes_come_does_not_matter():
         assert torch.equal(a, b)
 
 
+TRAINED = (
+    "more channels",
+    "a batch",
+    "strided",
+    "pointwise",
+    "group norm",
+    "transposed",
+    "grouped",
+    "three dims",
+)
+QUANTIZED = ("more channels", "a batch", "grouped", "linear", "attention", "recurrent")
+IN_BFLOAT16 = ("more channels", "pointwise", "group norm", "few rows", "attention", "recurrent")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
 @torch.no_grad()
-def test_int8():
-    model, x = network("more channels")
+def test_int8(name):
+    model, x = network(name)
     quantized = torch_blocked.quantize(model, [x, torch.randn_like(x)])
     results = []
     with deterministic():
@@ -251,16 +272,107 @@ def test_int8():
     assert all_equal(results)
 
 
+@pytest.mark.parametrize("name", IN_BFLOAT16)
 @pytest.mark.usefixtures("in_bfloat16")
 @torch.no_grad()
-def test_bfloat16():
-    model, x = network("more channels")
+def test_bfloat16(name):
+    model, x = network(name)
     results = []
     with deterministic():
         for count in COUNTS:
             with threads(count):
                 results.append(torch_blocked.optimize(model, x, dtype=torch.bfloat16)(x))
     assert all_equal(results)
+
+
+@pytest.mark.parametrize("name", ("more channels", "attention", "recurrent"))
+@torch.no_grad()
+def test_several_callers_at_a_time(name):
+    """They share one module, its plans and the pools of memory."""
+    model, x = network(name)
+    with deterministic(), threads(2):
+        fast = torch_blocked.optimize(model, x)
+        expected = fast(x)
+
+        def call(_):
+            with torch.no_grad():
+                return fast(x)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all_equal([expected, *pool.map(call, range(16))])
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+IN_PROCESSES = ("more channels", "a batch", "grouped", "few rows", "attention", "recurrent")
+
+
+@torch.no_grad()
+def bits(count):
+    """A hash of each network's results on this many threads: deterministic, and as eager runs
+    without that."""
+    found = {}
+    with threads(count):
+        for name in IN_PROCESSES:
+            model, x = network(name)
+            with deterministic():
+                results = {"optimized": torch_blocked.optimize(model, x)(x)}
+            if x.dim() > 3:
+                y = model(x.to_blocked())
+                results[f"eager on {count}"] = y.to_dense() if torch_blocked.is_blocked(y) else y
+            for how, result in results.items():
+                digest = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()
+                found[f"{name}, {how}"] = digest
+    return found
+
+
+PROCESS = """
+import json, sys
+import torch
+from test_determinism import bits
+torch.utils.deterministic.fill_uninitialized_memory = False
+print(json.dumps(bits(int(sys.argv[1]))))
+"""
+
+
+def bits_of_another_process(count, cache):
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(count)],
+        cwd=os.path.dirname(__file__),
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def common(*hashes):
+    """Those that all of them have, of each the names."""
+    return set.intersection(*(set(each.items()) for each in hashes))
+
+
+def test_processes_with_tuning_files_of_their_own(tmp_path):
+    """One finds a file that names slow kernels for everything, the other one finds none."""
+    model, x = network("more channels")
+    with threads(3):
+        torch_blocked.optimize(model, x)
+    times = tuning_file()
+    problems = [line.split("\t")[0] for line in times.read_text().splitlines()]
+    assert problems
+    times.write_text("".join(f"{problem}\taten\t0.001\n" for problem in problems))
+    own = bits(2)
+    others = [
+        bits_of_another_process(3, os.environ["XDG_CACHE_HOME"]),
+        bits_of_another_process(2, tmp_path / "empty"),
+    ]
+    optimized = {name for name in own if name.endswith("optimized")}
+    assert {name for name, _ in common(own, *others)} >= optimized
+    assert others[1] == own  # eager, too, on as many threads
+
+
+# ---- training -----------------------------------------------------------------------------------
 
 
 def test_gradients_with_any_number_of_threads():
@@ -276,3 +388,47 @@ def test_gradients_with_any_number_of_threads():
                 results.append([leaf.grad, *(each.grad.clone() for each in model.parameters())])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def trained(name, steps=3):
+    """The parameters and buffers after some steps of training on blocked tensors. Not the loss:
+    ATen splits a large sum among its threads."""
+    model, x = network(name)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x.to_blocked()).to_dense().square().mean().backward()
+        optimizer.step()
+    return list(model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_steps_with_any_number_of_threads(name):
+    results = []
+    with deterministic():
+        for count in COUNTS:
+            with threads(count):
+                results.append(trained(name))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+# ---- without it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ("more channels", "attention", "recurrent", "linear"))
+@torch.no_grad()
+def test_measured_plans_are_saved(name):
+    """A loaded model has the times of the saved one: on as many threads it has the same bits, run
+    by run."""
+    model, x = network(name)
+    with threads(2):
+        fast = torch_blocked.optimize(model, x, verify=False)
+        fast.choice = "blocked"
+        file = io.BytesIO()
+        expected = fast(x)
+        fast.save(file)
+        file.seek(0)
+        loaded = torch_blocked.load(file)
+        assert all_equal([expected, fast(x), loaded(x), loaded(x)])
