@@ -1,4 +1,4 @@
-"""Which test files an instruction set cannot run, and why."""
+"""Instruction sets: what each cannot run, and how a better CPU is limited to it."""
 
 # As torch_blocked.env()["isa"] calls them, the best one first.
 ISAS = ("amx", "avx512", "avx2", "default")
@@ -9,6 +9,32 @@ NEEDS = {
     "kernels/test_winograd.py": ("avx2", "AVX2"),
     "int8/test_int8_winograd.py": ("avx2", "AVX2"),
 }
+
+
+def _limits(ours: str, onednn: str, aten: str) -> dict[str, str]:
+    return {
+        "TORCH_BLOCKED_MAX_ISA": ours,  # our kernels and our oneDNN
+        "ONEDNN_MAX_CPU_ISA": onednn,  # torch's copy of oneDNN, too
+        "ATEN_CPU_CAPABILITY": aten,
+    }
+
+
+# What makes a CPU that has a better set behave as one that has only this set.
+LIMITS = {
+    "avx512": _limits("avx512", "AVX512_CORE_FP16", "avx512"),
+    # The first CPUs with AVX-512: they multiply neither bytes nor bfloat16.
+    "avx512_core": _limits("avx512", "AVX512_CORE", "avx512"),
+    "avx2": _limits("avx2", "AVX2", "avx2"),
+    "default": _limits("default", "SSE41", "default"),
+}
+
+
+def lesser(isas: list[str]) -> list[str]:
+    """The limits under which a CPU with these sets, best first, is a lesser one."""
+    best = isas[0]
+    return [
+        name for name in LIMITS if name != best and LIMITS[name]["TORCH_BLOCKED_MAX_ISA"] in isas
+    ]
 
 
 def not_run(isa: str) -> dict[str, str]:
