@@ -14,7 +14,7 @@ from torch_blocked.arguments import name_of
 from torch_blocked.captured import Capture
 from torch_blocked.environment import cpu_name, measured_with
 from torch_blocked.optimized_module import OptimizedModule, check_dtype, first_line
-from torch_blocked.refusals import is_asked_for
+from torch_blocked.refusals import is_asked_for, is_out_of_memory
 
 
 def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ()) -> OptimizedModule:
@@ -24,9 +24,9 @@ def load(path: str | os.PathLike[str] | IO[bytes], *, ops: Collection[str] = ())
     path: a file's name, or an open binary file.
     ops: names of other ops that the file may call, such as "mylib::op"; whoever wrote the file
     decides on their arguments.
-    Raises OSError if the file cannot be read. Raises ValueError if save() did not write it, if it
-    is broken or of another version, or if it calls other ops. Raises TypeError for another kind of
-    `path` or `ops`."""
+    Raises OSError if the file cannot be read, and MemoryError, or torch's RuntimeError, if memory
+    is refused. Raises ValueError if save() did not write it, if it is broken or of another version,
+    or if it calls other ops. Raises TypeError for another kind of `path` or `ops`."""
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
         raise TypeError(
             f"torch_blocked::load: expected a path or an open file, got {name_of(path)}; give what "
@@ -54,6 +54,8 @@ def _load(path: str | os.PathLike[str] | IO[bytes], ops: set[str] | None) -> Opt
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
+        if is_out_of_memory(error):
+            raise
         raise _no_file(path, error) from error
     if refusal:
         raise ValueError(refusal)
@@ -61,7 +63,7 @@ def _load(path: str | os.PathLike[str] | IO[bytes], ops: set[str] | None) -> Opt
     try:
         return _planned(data, forms, example)
     except Exception as error:
-        if is_asked_for(error):
+        if is_asked_for(error) or is_out_of_memory(error):
             raise
         raise _no_file(path, error) from error
 

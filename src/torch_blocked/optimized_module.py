@@ -24,6 +24,7 @@ from torch_blocked.captured import VALUE, Capture, CaptureError, Ran
 from torch_blocked.environment import cpu_name, make_folder, measured_with, tuning_file
 from torch_blocked.refusals import (
     is_asked_for,
+    is_out_of_memory,
     refuse_conversion,
     refuse_in_parts,
     refuse_state_dict,
@@ -341,6 +342,8 @@ class OptimizedModule(nn.Module):
             compiled.check_sizes()
         except Exception as error:
             if is_asked_for(error):
+                raise
+            if is_out_of_memory(error):
                 raise
             raise CaptureError(f"sizes depend on values: {first_line(error)}") from error
         self._ran, captured.ran = None if self._forms else captured.ran, None

@@ -56,6 +56,11 @@ def is_asked_for(error: Exception) -> bool:
     return any(words in str(error) for words in _ASKED_FOR)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the system refused memory. torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 # The blocked form of another library's op in a step's description: "(my::op [1, 8] by my::form)".
 _BY_FORM = re.compile(r" by (?!aten::|torch_blocked::)(\w+::[\w.]+)\)")
 

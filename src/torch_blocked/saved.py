@@ -8,13 +8,16 @@ sizes). Nothing is believed without a check.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
+import secrets
+import stat
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +63,60 @@ def of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
 
 
 def save(data: dict[str, Any], path: str | os.PathLike[str] | IO[bytes]) -> None:
-    torch.save(signed(data | {"kind": KIND, "version": VERSION}), path)
+    whole = signed(data | {"kind": KIND, "version": VERSION})
+    if not isinstance(path, (str, os.PathLike)):
+        _write(whole, path)
+    elif os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
+        with open(path, "wb") as file:
+            _write(whole, file)
+    else:
+        _replace(whole, os.path.realpath(path))
+
+
+def _replace(data: dict[str, Any], path: str) -> None:
+    """Writes a file beside the one at `path`, and puts it there when it is complete. A full disk or
+    the end of the process leaves the older file as it was."""
+    part = os.path.join(os.path.dirname(path), f".torch_blocked-{secrets.token_hex(8)}")
+    try:
+        with open(part, "xb") as file:
+            if os.path.exists(path):
+                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+            _write(data, file)
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        if isinstance(error, OSError):  # it names the file that the caller knows
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
+
+
+def _write(data: dict[str, Any], file: IO[bytes]) -> None:
+    sink = _Sink(file)
+    torch.save(data, cast("IO[bytes]", sink))
+    if sink.error:
+        raise sink.error
+    file.flush()
+
+
+class _Sink:
+    """A file for torch.save, which raises another error after that of a file, without the reason.
+    So the first error waits here."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: Exception | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return len(content) if self.error else self._file.write(content)
+        except Exception as error:
+            self.error = error
+            return len(content)
+
+    def flush(self) -> None:
+        """_write() does it."""
 
 
 def signed(data: dict[str, Any]) -> dict[str, Any]:

@@ -307,8 +307,10 @@ std::optional<QuantizedConstant> quantized_constant(const Graph& graph, const No
   if (!scales || !zeros || zeros->any().item<bool>() || !maker->arguments[3].is_constant()) {
     return std::nullopt;
   }
-  return QuantizedConstant{*values, scales->to(at::kFloat).contiguous(),
-                           maker->arguments[3].constant().toInt()};
+  const std::int64_t axis = maker->arguments[3].constant().toInt();
+  const bool fits = axis >= 0 && axis < values->dim() && scales->numel() == values->size(axis);
+  if (!fits) return std::nullopt;  // it runs as the op, which says what is wrong
+  return QuantizedConstant{*values, scales->to(at::kFloat).contiguous(), axis};
 }
 
 Node dequantization(Rewrite& rewrite, Value bytes, Value scales) {
