@@ -52,6 +52,9 @@ struct SplitName {
   std::vector<std::pair<std::int64_t, char>> inner;  // {16, 'b'}
 };
 
+// Of an inner block: far from overflow, and from oneDNN's largest block, which is 64.
+constexpr std::int64_t kTooLarge = 1'000'000;
+
 [[noreturn]] void fail_name(std::string_view rule, std::string_view name) {
   fail_value(op, rule, text("\"", name, "\""), tag_remedy);
 }
@@ -65,9 +68,10 @@ SplitName split_name(std::string_view name) {
   while (pos < name.size()) {
     std::int64_t size = 0;
     const std::size_t begin = pos;
-    while (pos < name.size() && is_digit(name[pos])) size = size * 10 + (name[pos++] - '0');
-    // Six digits keep `size` far from overflow; oneDNN's largest block is 64.
-    const bool number = pos > begin && pos - begin <= 6 && name[begin] != '0' && size >= 2;
+    while (pos < name.size() && is_digit(name[pos])) {
+      size = std::min(size * 10 + (name[pos++] - '0'), kTooLarge);
+    }
+    const bool number = pos > begin && name[begin] != '0' && size >= 2 && size < kTooLarge;
     if (!number || pos == name.size() || !is_lower(name[pos]))
       fail_name("inner blocks written as a number of at least 2 and a lower-case letter", name);
     split.inner.emplace_back(size, name[pos++]);
