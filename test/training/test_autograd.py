@@ -190,3 +190,30 @@ def test_batch_norm_gets_a_gradient_that_it_reads_right(blocked_norm, dtype, tra
     exact = (pair[0][:1], *(value / 2 for value in pair[1:]))
     for value, reference in zip(ours, exact, strict=True):
         torch.testing.assert_close(value.double(), reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tag", (None, "nChw8c", "nChw16c"))
+@pytest.mark.parametrize("normalized", ([7, 9, 6], [9, 6], [6]))
+def test_layer_norm_reads_statistics_of_any_format(normalized, tag):
+    torch.manual_seed(0)
+    x, gradient = torch.randn(3, 7, 9, 6), torch.randn(3, 7, 9, 6)
+    weight, bias = torch.randn(normalized), torch.randn(normalized)
+    aten = torch.ops.aten
+    _, *statistics = aten.native_layer_norm(x, normalized, weight, bias, 1e-5)
+    expected = aten.native_layer_norm_backward(
+        gradient, x, normalized, *statistics, weight, bias, [True] * 3
+    )
+    if tag:
+        statistics = [each.to_blocked(tag) for each in statistics]
+    found = aten.native_layer_norm_backward(
+        gradient.to_blocked(TAG),
+        x.to_blocked(TAG),
+        normalized,
+        *statistics,
+        weight,
+        bias,
+        [True] * 3,
+    )
+    for value, reference in zip(found, expected, strict=True):
+        value = value.to_dense() if torch_blocked.is_blocked(value) else value
+        torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-4)

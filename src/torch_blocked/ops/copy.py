@@ -78,6 +78,7 @@ def zero_(func, input):
 @implements(aten.empty_like.default, aten.zeros_like.default, takes="input: blocked, device: cpu")
 def zeros_like(func, input, *, memory_format=None, device=None, **options):
     """empty_like gives zeros too: its tail must be zero, and the rest may be."""
+    expect(not options.get("pin_memory"), "memory that is not pinned")
     if memory_format not in _KEEP:
         return _dense_like(func, input, memory_format, {**options, "device": device})
     dtype = options.get("dtype")

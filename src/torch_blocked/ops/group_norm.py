@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_blocked.ops.contract import expect, implements
+from torch_blocked.ops.contract import as_dense, expect, implements
 from torch_blocked.ops.operands import (
     asked_for,
     clear_tail,
@@ -81,7 +81,7 @@ def native_layer_norm_backward(
     count = _normalized(input, normalized_shape)
     channels, ndim = input._channels, input.dim()
     grad = gradient_like(grad_out, input._channels, input)
-    mean, rstd = (_statistics(value) for value in (mean, rstd))
+    mean, rstd = (_statistics(value, input, count) for value in (mean, rstd))
     normalized = clear_tail((input._physical - mean) * rstd, channels)._physical
     scaled = grad if weight is None else grad * _elementwise(weight, input)
     dims = [*range(ndim - count, ndim + (count == ndim - 1))]  # C includes the lanes
@@ -113,8 +113,14 @@ def _elementwise(parameter: Tensor, input: BlockedTensor) -> Tensor:
     return parameter.unsqueeze(-1)
 
 
-def _statistics(value: Tensor) -> Tensor:
-    return value._physical if isinstance(value, BlockedTensor) else value.unsqueeze(-1)
+def _statistics(value: Tensor, input: BlockedTensor, count: int) -> Tensor:
+    """A mean or rstd of any format in dims that broadcast against the physical input: one for all
+    channels, or one for each."""
+    if count == input.dim() - 1:
+        return as_dense(value).unsqueeze(-1)
+    if isinstance(value, BlockedTensor) and value.block == input.block:
+        return value._physical
+    return _tb.to_blocked(as_dense(value), input.block)
 
 
 def _parameter_gradient(values: Tensor, input: BlockedTensor, count: int) -> Tensor:

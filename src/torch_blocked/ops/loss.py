@@ -33,7 +33,7 @@ def _loss_handler(func):
         """Runs the loss pointwise, then sums over the physical tensor, whose tail is 0."""
         reduction, values = _with_reduction(func, args, kwargs, _NONE)
         out = pointwise(func, *values)
-        if reduction == _NONE:
+        if reduction not in (_MEAN, _SUM):  # ATen reduces by no other number
             return out
         total = out._physical.sum()
         return total / out.numel() if reduction == _MEAN else total
@@ -49,7 +49,7 @@ def _gradient_handler(func):
         asked, _ = _with_reduction(func, (grad_output, *args), kwargs, _NONE)
         if asked == _MEAN:
             grad_output = grad_output / args[0].numel()
-        other = _NONE if asked == _NONE else _SUM
+        other = _SUM if asked in (_MEAN, _SUM) else _NONE
         _, values = _with_reduction(func, (grad_output, *args), kwargs, other)
         return pointwise(func, *values)
 
