@@ -27,6 +27,7 @@
 #include <immintrin.h>
 #endif
 
+#include "runtime/available_threads.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/fork.h"
 
@@ -89,29 +90,6 @@ class Places {
   static inline const bool at_fork = (in_forked_children([] { all = 0; }), true);
   int count_;
 };
-
-// How many threads a team of `wanted` can have. Where the system refuses a thread, libgomp ends the
-// process. So before a team is larger than all before, as many threads are tried; that costs 20 us
-// a thread, once.
-int available(int wanted) {
-  static std::atomic<int> tried{1};
-  static const bool at_fork = (in_forked_children([] { tried = 1; }), true);
-  const int before = tried;
-  if (!at_fork || wanted <= before) return wanted;
-  std::latch all_tried(1);
-  std::vector<std::thread> more;
-  try {
-    more.reserve(static_cast<std::size_t>(wanted - before));
-    for (int i = before; i < wanted; ++i) more.emplace_back([&] { all_tried.wait(); });
-  } catch (const std::exception&) {  // it has as many as there are now
-  }
-  all_tried.count_down();
-  for (std::thread& each : more) each.join();
-  const int given = before + static_cast<int>(more.size());
-  for (int last = before; last < given && !tried.compare_exchange_weak(last, given);) {
-  }
-  return given;
-}
 
 // Calls work(id) on `count` threads, of which this is the first.
 void run_together(int count, c10::function_ref<void(int)> work) {
@@ -322,6 +300,26 @@ void share(Member& self, std::int64_t units, std::int64_t pieces,
 
 }  // namespace
 
+int available_threads(int wanted) {
+  static std::atomic<int> tried{1};
+  static const bool at_fork = (in_forked_children([] { tried = 1; }), true);
+  const int before = tried;
+  if (!at_fork || wanted <= before) return wanted;
+  std::latch all_tried(1);
+  std::vector<std::thread> more;
+  try {
+    more.reserve(static_cast<std::size_t>(wanted - before));
+    for (int i = before; i < wanted; ++i) more.emplace_back([&] { all_tried.wait(); });
+  } catch (const std::exception&) {  // it has as many as there are now
+  }
+  all_tried.count_down();
+  for (std::thread& each : more) each.join();
+  const int given = before + static_cast<int>(more.size());
+  for (int last = before; last < given && !tried.compare_exchange_weak(last, given);) {
+  }
+  return given;
+}
+
 EstimatedThreads::EstimatedThreads() : before_(estimated) {
   if (is_deterministic()) estimated = kEstimated;
 }
@@ -358,7 +356,7 @@ std::int64_t take_most_pieces() { return std::exchange(most_pieces, 0); }
 void on_all_threads(c10::function_ref<void()> walk) {
   if (member || threads() == 1) return walk();
   const Places places(threads());
-  const int count = available(places.count());
+  const int count = available_threads(places.count());
   WorkTimer* const timer = work_timer;
   Team team(static_cast<std::size_t>(count), timer != nullptr);
   const auto start = timer ? thread_time() : std::chrono::nanoseconds(0);

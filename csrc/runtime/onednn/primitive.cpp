@@ -2,9 +2,12 @@
 #include "runtime/onednn/primitive.h"
 
 #include <ATen/Parallel.h>
+#include <omp.h>
 
 #include <cstdlib>
 
+#include "format/errors.h"
+#include "runtime/available_threads.h"
 #include "runtime/estimated_threads.h"
 #include "runtime/fork.h"
 #include "runtime/onednn/engine.h"
@@ -32,6 +35,15 @@ void* scratchpad(std::size_t bytes) {
   return buffer.get();
 }
 
+// oneDNN begins teams of its own, of as many threads as it was told.
+void check_threads() {
+  if (omp_in_parallel()) return;
+  const int wanted = at::get_num_threads(), given = available_threads(wanted);
+  TORCH_CHECK(given >= wanted,
+              error_sentence("onednn", text(wanted, " threads"), text(given, " from the system"),
+                             text("call torch.set_num_threads(", given, ")")));
+}
+
 }  // namespace
 
 Primitive::Primitive(const dnnl::primitive& primitive, std::span<const Argument> arguments,
@@ -46,6 +58,7 @@ Primitive::Primitive(const dnnl::primitive& primitive, std::span<const Argument>
 }
 
 void Primitive::execute(std::initializer_list<const void*> buffers) {
+  check_threads();
   auto memory = memories_.begin();
   for (const void* buffer : buffers) (memory++)->set_data_handle(const_cast<void*>(buffer));
   if (scratchpad_bytes_ > 0) memory->set_data_handle(scratchpad(scratchpad_bytes_));
