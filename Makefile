@@ -23,7 +23,7 @@ help:
 	@echo "make quick STEM=winograd   build, and run the tests whose file or folder is named so"
 	@echo "make test-torch VERSION=2.14   the same for another torch, in an environment of its own"
 	@echo "make wheel   build wheels for Python 3.11 to 3.13, each for every supported torch: dist/"
-	@echo "make fuzz    random models and inputs in every form, new seeds each time: make fuzz FUZZ_MODELS=1000"
+	@echo "make fuzz    inputs by coverage, then random models in every form: make fuzz MINUTES=30 FUZZ_MODELS=1000"
 	@echo "make asan    build with the address and undefined sanitizers, and run a part of the suite"
 	@echo "make tsan    build with the thread sanitizer, and run what uses threads"
 	@echo "make soak    callers, models and sizes that come and go: make soak MINUTES=30"
@@ -100,6 +100,8 @@ wheel: $(BUILD)/dev-installed
 	$(BIN)/python release/wheels.py
 
 fuzz: extension
+	$(REQUIRED) fuzz $(TORCH) | $(PIP) install -r /dev/stdin
+	$(BIN)/python test/fuzz/fuzz.py --minutes $(MINUTES)
 	$(BIN)/python test/random/fuzz_models.py --models $(FUZZ_MODELS)
 	$(BIN)/python test/random/fuzz_files.py --files $(FUZZ_MODELS)
 	$(BIN)/python test/random/random_edges.py --models $(FUZZ_MODELS)

