@@ -77,6 +77,7 @@ SANITIZERS = {
             # their reads, only what they free and copy.
             "ignore_noninstrumented_modules": "1",
             "history_size": "4",
+            "die_after_fork": "0",  # a child has one thread at first, and makes others
             "second_deadlock_stack": "1",
         },
         environment={},
@@ -86,7 +87,6 @@ SANITIZERS = {
             "test/runtime/test_memory_pool.py",
             "test/runtime/test_packed_weights.py",
             "test/runtime/test_trace.py",
-            "test/graph/test_tuning.py",
             "test/capture/test_optimized_module.py",
         ),
         commands=(("test/sanitizers/callers.py",),),
