@@ -41,18 +41,20 @@ def refuse_training() -> NoReturn:
     )
 
 
-# Parts of errors that the user's own settings cause. Running the model's own ops would hide them.
+# Parts of errors that the user's own settings cause. Running the model's own ops would hide them,
+# and end the process where there are no threads.
 _ASKED_FOR = (
     "torch_blocked::register: ",
     "torch_blocked.strict()",
     "force_implementation(",
     "in the memory of the CPU",
+    "call torch.set_num_threads(",
 )
 
 
 def is_asked_for(error: Exception) -> bool:
     """Whether an error reports a wrong registration, a refusal by strict() or by a forced
-    implementation, or a model that was moved to another device."""
+    implementation, a model that was moved to another device, or more threads than there are."""
     return any(words in str(error) for words in _ASKED_FOR)
 
 
