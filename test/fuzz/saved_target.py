@@ -6,9 +6,6 @@ a model, or ValueError in load()'s own words."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import io
 import os
 import tempfile
 from functools import cache
@@ -17,8 +14,6 @@ from pathlib import Path
 import random_files
 import torch
 from from_bytes import Choices
-
-from torch_blocked import saved
 
 _RIGHT = ("refused", "loaded")
 
@@ -39,16 +34,7 @@ def changed(content: bytes) -> tuple[bytes, str]:
     """A file, and what was changed in it."""
     choose, files = Choices(content), world()
     which = choose.randrange(len(files.contents))
-    if choose.randrange(4) == 3:
-        return random_files.changed_bytes(choose, files.contents[which]), f"bytes of file {which}"
-    change = random_files.Change(choose, copy.deepcopy(files.data[which]), files.ops)
-    for _ in range(choose.choice((1, 1, 1, 2, 4))):
-        # What one change has broken another may not find.
-        with contextlib.suppress(Exception):
-            change.apply()
-    file = io.BytesIO()
-    saved.save(change.data, file)
-    return file.getvalue(), f"file {which}: {'; '.join(change.said)}"
+    return files.changed_by(choose, which, choose.randrange(4) == 3)
 
 
 def prepare() -> None:

@@ -420,8 +420,11 @@ class World:
     def changed(self, seed: int) -> tuple[bytes, str]:
         """A file, and what was changed in it."""
         choose = random.Random(seed)
-        which = choose.randrange(len(self.contents))
-        if seed % 4 == 3:
+        return self.changed_by(choose, choose.randrange(len(self.contents)), seed % 4 == 3)
+
+    def changed_by(self, choose: random.Random, which: int, in_bytes: bool) -> tuple[bytes, str]:
+        """The same, with the choices of `choose`. in_bytes: changed as bytes, not as data."""
+        if in_bytes:
             return changed_bytes(choose, self.contents[which]), f"bytes of file {which}"
         change = Change(choose, copy.deepcopy(self.data[which]), self.ops)
         for _ in range(choose.choice((1, 1, 1, 2, 4))):
