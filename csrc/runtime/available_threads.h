@@ -4,8 +4,7 @@
 namespace torch_blocked {
 
 // How many threads a team of `wanted` can have. Where the system refuses a thread, libgomp ends the
-// process. So before a team is larger than all before, as many threads are tried; that costs 20 us
-// a thread, once.
+// process. So before a team is larger than all before, as many threads are started and ended once.
 int available_threads(int wanted);
 
 }  // namespace torch_blocked
