@@ -3,6 +3,8 @@
 import inspect
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from html.parser import HTMLParser
@@ -172,6 +174,41 @@ def test_what_others_print_is_passed_on(capfd):
         os.write(1, b"second")
     os.write(1, b" and last\n")
     assert capfd.readouterr().out == "first\nsecond and last\n"
+
+
+PROFILES_BESIDE_OPS = """
+import threading, torch, torch_blocked
+torch.set_num_threads(1)
+conv, x, stop = torch.nn.Conv2d(16, 16, 3), torch.randn(1, 16, 96, 96), threading.Event()
+def call():
+    while not stop.is_set():
+        conv(x)
+threads = [threading.Thread(target=call) for _ in range(3)]
+[thread.start() for thread in threads]
+for _ in range(1000):
+    with torch_blocked.profile():
+        pass
+stop.set()
+[thread.join() for thread in threads]
+"""
+
+
+def test_ops_that_outlast_a_profile_print_nothing():
+    ran = subprocess.run(
+        [sys.executable, "-c", PROFILES_BESIDE_OPS], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+def test_a_process_of_a_profile_s_block_prints_its_own(capfd):
+    with torch_blocked.profile():
+        nn.Conv2d(16, 16, 3)(torch.randn(1, 16, 64, 64))
+        child = os.fork()
+        if child == 0:
+            os.write(1, b"child\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert capfd.readouterr().out == "child\n"
 
 
 def test_an_optimized_model_is_told_step_by_step():

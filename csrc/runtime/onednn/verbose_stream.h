@@ -1,7 +1,7 @@
 // Catches what torch's own oneDNN prints of the primitives that it runs. torch does not export
 // oneDNN's symbols, so only its verbose mode, which torch can switch on, shows its reorders. oneDNN
-// prints to the process's standard output. While a stream is open, the output goes to a file.
-// oneDNN's lines are taken from there, and all other lines are passed on.
+// prints to C's standard output. While a stream is open, that is a file: glibc's stdout is a
+// variable. oneDNN's lines are taken from the file, and all other lines are passed on.
 #pragma once
 
 #include <string>
@@ -9,11 +9,23 @@
 
 namespace torch_blocked::verbose_stream {
 
-// Streams nest. False if the system gives no file: then nothing is caught.
-bool open();
+// Streams nest. Nothing is caught if the system gives no file.
+void open();
 void close();
 bool is_open();
 // The lines that oneDNN has printed since the last call, on any thread.
 std::vector<std::string> take();
+
+// Made while a stream is open, keeps it open: for an op, which prints when it ends.
+class Hold {
+ public:
+  Hold();
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  ~Hold();
+
+ private:
+  bool holds_ = false;
+};
 
 }  // namespace torch_blocked::verbose_stream

@@ -214,8 +214,9 @@ std::string format_of_result(at::IntArrayRef dims) {
 }
 
 struct Context : at::ObserverContext {
-  enum What { kRange, kOp, kInside } what;
+  enum What { kRange, kOp, kInside, kUnrecorded } what;
   std::size_t place;
+  verbose_stream::Hold output;  // oneDNN prints at the op's end, which may be after the recording's
   Context(What kind, std::size_t at) : what(kind), place(at) {}
 };
 
@@ -224,7 +225,10 @@ struct Context : at::ObserverContext {
 std::int64_t handing_ns = 0;
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
-  if (!trace::recording()) return nullptr;
+  if (!trace::recording()) {
+    if (!verbose_stream::is_open()) return nullptr;
+    return std::make_unique<Context>(Context::kUnrecorded, 0);  // it holds the stream
+  }
   const std::int64_t since = trace::now_ns();
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     trace::Event event{trace::Kind::kModule, function.name(), {}};
@@ -295,7 +299,8 @@ void leave_op(const at::RecordFunction& function, std::int64_t at) {
 void on_leave(const at::RecordFunction& function, at::ObserverContext* context) {
   if (!context) return;
   const std::int64_t at = trace::now_ns();
-  const auto& [what, place] = *static_cast<const Context*>(context);
+  const auto& [what, place, output] = *static_cast<const Context*>(context);
+  if (what == Context::kUnrecorded) return;
   if (what == Context::kInside) return leave_inner(function, place, at);
   if (what == Context::kOp && trace::innermost()) {
     try {

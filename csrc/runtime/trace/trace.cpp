@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "runtime/fork.h"
@@ -16,6 +17,7 @@ std::array<std::atomic<std::int64_t>, kCounted> counts;
 std::atomic<int> recorders{0};
 std::atomic<std::int64_t> last_id{0}, last_thread{0};
 std::vector<Event> log;
+bool lost = false;  // whether the log lacks an event, for want of memory
 ForkMutex log_mutex([] { abandon(log); });
 
 thread_local std::vector<Event> opened;
@@ -41,9 +43,14 @@ void count(Kind kind) {
   if (place < counts.size()) counts[place].fetch_add(1, std::memory_order_relaxed);
 }
 
-void keep(Event event) {
+// Called where nothing may throw: at the end of a Timed, and by observers. stop() throws instead.
+void keep(Event event) noexcept {
   const std::lock_guard lock(log_mutex);
-  log.push_back(std::move(event));
+  try {
+    log.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {
+    lost = true;
+  }
 }
 
 void note_recording(std::int64_t ns) {
@@ -125,10 +132,13 @@ std::size_t start() {
 
 std::vector<Event> stop(std::size_t position) {
   std::lock_guard lock(log_mutex);
-  std::vector<Event> events(log.begin() + static_cast<std::ptrdiff_t>(position), log.end());
   --own_recorders;
-  if (recorders.fetch_sub(1) == 1) log.clear();
-  return events;
+  const bool is_last = recorders.fetch_sub(1) == 1;
+  std::vector<Event> all;
+  if (is_last) all.swap(log);
+  if (is_last ? std::exchange(lost, false) : lost) throw std::bad_alloc();
+  const std::vector<Event>& from = is_last ? all : log;
+  return {from.begin() + static_cast<std::ptrdiff_t>(position), from.end()};
 }
 
 std::array<std::int64_t, kCounted> totals() {

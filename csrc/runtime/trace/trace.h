@@ -46,6 +46,8 @@ void record(Event event);
 bool recording();
 
 // Recordings nest. start() returns a position, and stop(position) returns the events since then.
+// stop() ends the recording in any case. It throws bad_alloc if an event was lost for want of
+// memory.
 std::size_t start();
 std::vector<Event> stop(std::size_t position);
 
