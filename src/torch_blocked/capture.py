@@ -22,6 +22,7 @@ from torch_blocked import _C, module_paths, structure
 from torch_blocked.captured import CONSTANTS, VALUE, Capture, CaptureError, Node, Ran, lifted
 from torch_blocked.exported import exported
 from torch_blocked.foreign import Untold, may_write_untold
+from torch_blocked.refusals import is_out_of_memory
 from torch_blocked.shadow import DenseView
 from torch_blocked.state import Changes, State
 from torch_blocked.tensor import BlockedTensor
@@ -51,6 +52,8 @@ def capture(
         except CaptureError:
             raise
         except Exception as error:  # torch.export raises many kinds
+            if is_out_of_memory(error):
+                raise
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise CaptureError(f"torch.export cannot trace it: {reason[0]}") from error
     for node in captured.nodes:
@@ -77,6 +80,8 @@ def capture_part(
     except CaptureError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise CaptureError(f"it cannot be recorded: {error}") from error
     finally:
         state.restore()
