@@ -39,7 +39,7 @@ MOST_CALLS = 24  # of torch's allocator, whose only site gives the memory of eve
 SECONDS = 300  # without an answer, a case counts as hung
 
 # Where pybind11 registers an object that Python has just made, it catches nothing. A refusal there
-# ends the process, whoever's module it is.
+# ends the process or loses the object, whoever's module it is.
 BEYOND_US = re.compile(r"^(void )?pybind11::(detail::register_instance|class_<.*>::init_instance)")
 
 calls = Calls()
@@ -189,6 +189,10 @@ def cases(counted: Counted) -> list[Case]:
     return found + [Case(site, 1, True) for site in sorted(counted.first.keys() - counted.later)]
 
 
+def is_beyond_us(site: str, wrong: str) -> bool:
+    return bool(BEYOND_US.match(site)) and wrong.startswith(("SIGABRT", "lost each time"))
+
+
 def named(case: Case) -> str:
     """The function that a site is in, and the address after its call."""
     library, at = calls.place(case.site)
@@ -226,7 +230,7 @@ def report(name: str, step: int) -> dict[str, Any]:
             if "-v" in sys.argv:
                 print(named(outcome.case), fired, outcome.death or wrong, flush=True)
     kinds = Counter("first" if each.first else "later" for each in every)
-    ours = [each for each in faults if each[1] != "SIGABRT" or not BEYOND_US.match(each[0])]
+    ours = [each for each in faults if not is_beyond_us(*each)]
     return {"sites": kinds, "tried": len(every[::step]), "unmet": unmet, "faults": ours}
 
 
