@@ -3,6 +3,7 @@
 import gc
 import os
 import zlib
+from pathlib import Path
 
 os.environ.setdefault("TORCH_BLOCKED_CHECK", "1")  # the zero tail is verified after every op
 
@@ -23,8 +24,7 @@ for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
     module._lazy_call = lambda *_, **__: None
 
 NOT_RUN = not_run(torch_blocked.env()["isa"])
-collect_ignore = list(NOT_RUN)
-
+TESTS = Path(__file__).parent
 
 # Whose single tests take longest, in processes of their own: they come first, for at the end the
 # other cores would wait for them.
@@ -47,7 +47,13 @@ def pytest_addoption(parser):
     parser.addoption("--part", metavar="K/N", help="only the K-th of N parts, from 0")
 
 
+def named(item):
+    """The test's id, from the suite's folder on."""
+    return f"{item.path.relative_to(TESTS)}::{item.name}"
+
+
 def pytest_collection_modifyitems(config, items):
+    items[:] = [item for item in items if not named(item).startswith(tuple(NOT_RUN))]
     if part := config.getoption("part"):
         chosen, parts = map(int, part.split("/"))
         items[:] = [each for each in items if zlib.crc32(each.nodeid.encode()) % parts == chosen]
@@ -86,5 +92,5 @@ def pytest_report_header(config):
     return [
         f"torch_blocked: {env['isa']} of {env['cpu_isa']} ({env['cpu']}), "
         f"{env['threads']} threads, torch {env['torch']}, oneDNN {env['onednn']}",
-        *(f"not run: test/{file}, which needs {need}" for file, need in NOT_RUN.items()),
+        *(f"not run: test/{tests}*, which needs {need}" for tests, need in NOT_RUN.items()),
     ]

@@ -3,9 +3,11 @@
     python test/run_isas.py [pytest arguments]
     python test/run_isas.py --stem winograd [pytest arguments]
 
-First all of it on the best one; then, on each lesser one, what is not marked `any_isa`. With a stem
-only the best one runs, and only the modules whose name or folder contains the stem. Tests run side
-by side, one on each core: most of them use one thread most of the time."""
+First all of it on the best one; then, on AVX2, what is not marked `any_isa`, and on each other
+lesser one the core. The lesser ones are limits: with AVX-512, once without instructions for bytes
+and bfloat16; always the default set, which needs none of these. With a stem only the best one runs,
+and only the modules whose name or folder contains the stem. Tests run side by side, one on each
+core: most of them use one thread most of the time."""
 
 import argparse
 import os
@@ -18,6 +20,23 @@ from helpers.isas import LIMITS, lesser
 from torch_blocked import environment
 
 TESTS = Path(__file__).parent
+
+# What shows each kernel against ATen.
+CORE = [
+    "kernels",
+    "eager/test_problems.py",
+    "eager/test_nan.py",
+    "formats/test_reorder.py",
+    "graph/test_layer_norm.py",
+    "graph/test_attention.py",
+    "graph/test_optimize.py",
+    "graph/test_recurrent.py",
+    "graph/test_squeeze_excite.py",
+    "int8/test_int8.py",
+    "int8/test_quantized.py",
+    "random/test_random_models.py",
+    "training/test_network.py",
+]
 
 # Threads that wait let the test on the other core go on. Tests start some hundred processes that
 # import torch, which takes 6 s without bytecode and 2.5 s with it: a user's own settings may have
@@ -47,7 +66,11 @@ def main(stem: str | None, arguments: list[str]) -> int:
     isas = environment.cpu_isas()
     runs = [(isas[0], {}, [] if stem is None else modules(stem))]
     if stem is None:
-        runs += [(isa, LIMITS[isa], ["-m", "not any_isa"]) for isa in lesser(isas) if isa == "avx2"]
+        core = [str(TESTS / each) for each in CORE]
+        runs += [
+            (isa, LIMITS[isa], ["-m", "not any_isa", *(core if isa != "avx2" else [])])
+            for isa in lesser(isas)
+        ]
     failed = []
     for isa, limits, selection in runs:
         settings = " ".join(f"{name}={value}" for name, value in limits.items())

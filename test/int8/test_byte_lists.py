@@ -61,6 +61,7 @@ def test_a_convolution_is_explained():
     runs = "winograd_words" if _C.isa() != "default" else "dots"
     found = alternatives(model, torch.randn(1, 16, 24, 24), runs)
     assert found["dots_depthwise"].refusal == "is for groups of one channel"
-    for name in {"dots", "winograd_words"} - {runs}:
-        assert found[name].microseconds > 0
-        assert not found[name].refusal
+    if runs == "dots":
+        assert found["winograd_words"].refusal
+    else:
+        assert found["dots"].microseconds > 0 and not found["dots"].refusal

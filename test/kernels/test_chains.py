@@ -11,8 +11,6 @@ from helpers.optimized import blocked
 from helpers.problems import CHANNELS, threads
 from torch import nn
 
-from torch_blocked import _C
-
 pytestmark = [
     pytest.mark.usefixtures("in_bfloat16"),
     pytest.mark.usefixtures("cache_folder"),
@@ -209,7 +207,6 @@ def check_real(model, x, steps, dtype=None):
 @pytest.mark.parametrize("channels", (7, 16, 33))
 def test_real_inverted_residual(channels, count, images, dtype):
     wide = 3 * channels
-    in_turn = steps_of_real()
     with threads(count):
         for (stride, kernel), residual in itertools.product(
             ((1, 3), (2, 3), (1, 5), (2, 5)), (False, True)
@@ -223,7 +220,7 @@ def test_real_inverted_residual(channels, count, images, dtype):
             x = torch.randn(images, channels, 129, 29)
             # What a sum adds is read twice, and stays.
             model = Added(body) if residual else body
-            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, 3 * in_turn, dtype)
+            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, 3, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -232,7 +229,7 @@ def test_real_geometry(dtype):
     sums in several parts."""
 
     def check_body(body, *dims):
-        steps = sum(isinstance(layer, nn.Conv2d) for layer in body.modules()) * steps_of_real()
+        steps = sum(isinstance(layer, nn.Conv2d) for layer in body.modules())
         check_real(nn.Sequential(nn.MaxPool2d(1), body), torch.randn(1, *dims), steps, dtype)
 
     with threads(2):
@@ -262,7 +259,7 @@ def test_real_on_one_thread(stride, channels, kernel, dtype):
     with threads(1):
         for rows, steps in ((300, 3), (30, 0)):
             x = torch.randn(1, channels, rows, 200)
-            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, steps * steps_of_real(), dtype)
+            check_real(nn.Sequential(nn.MaxPool2d(1), model), x, steps, dtype)
 
 
 def test_real_rows_made_twice():
@@ -271,12 +268,7 @@ def test_real_rows_made_twice():
     with threads(2):
         for rows, steps in ((16, 0), (160, 2)):
             x = torch.randn(1, 48, rows, 32)
-            check_real(nn.Sequential(nn.MaxPool2d(1), real(*body)), x, steps * steps_of_real())
-
-
-def steps_of_real():
-    """Whether this CPU has kernels that run so: those without SIMD are left to oneDNN."""
-    return int(_C.isa() != "default")
+            check_real(nn.Sequential(nn.MaxPool2d(1), real(*body)), x, steps)
 
 
 @threads(2)
