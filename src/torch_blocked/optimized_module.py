@@ -494,6 +494,7 @@ class OptimizedModule(nn.Module):
         must be told to allow, such as ops of other libraries.
 
         path: a file's name, or an open binary file.
+        Raises OSError if the file cannot be written; an older one stays as it was.
         Raises ValueError after release(). Raises NotImplementedError if the model itself or a part
         of it ran for any sizes so far, and for arguments or results of the program's own types."""
         if self._released:
