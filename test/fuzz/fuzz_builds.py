@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def built(source: Source, compiler: Compiler) -> Path:
     """The program, compiled anew if a source or a header has changed."""
     program = BUILT / compiler.name / source.name
     sources = [source.path, *compiler.runner, *(ROOT / "csrc" / each for each in source.library)]
-    if program.exists() and program.stat().st_mtime > _newest(sources):
+    if program.exists() and program.stat().st_mtime > _newest([*sources, *_included(source.path)]):
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     # -w: what one compiler warns of, the other does not know.
@@ -78,6 +79,12 @@ def built(source: Source, compiler: Compiler) -> Path:
     if done.returncode:
         raise RuntimeError(f"fuzz: {source.path.name} does not compile:\n{done.stderr[-4000:]}")
     return program
+
+
+def _included(source: Path) -> list[Path]:
+    """The sources of ours that a target includes, to call what they do not export."""
+    names = re.findall(r'^#include "(.+\.cpp)"', source.read_text(), re.MULTILINE)
+    return [ROOT / "csrc" / name for name in names]
 
 
 def _newest(sources: list[Path]) -> float:
