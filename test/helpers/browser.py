@@ -1,6 +1,7 @@
 """Pages as a browser lays them out, by headless Chromium."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -76,6 +77,7 @@ def _run(page, dark, *options):
             text=True,
             timeout=120,
             check=True,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         ).stdout
 
 
