@@ -1,5 +1,7 @@
 // Zeros around a convolution's src: padding ops become the convolution's own padding, and taps that
 // read only padding are removed.
+#include <algorithm>
+
 #include "format/errors.h"
 #include "graph/nodes/layers.h"
 
@@ -51,12 +53,13 @@ struct SeenTaps {
 // front reduce the padding in front.
 SeenTaps seen_taps(std::int64_t in, std::int64_t out, std::int64_t taps, std::int64_t stride,
                    std::int64_t padding, std::int64_t dilation) {
+  // Of the outputs only the first one whose pixel is not before `in` counts. A loop over all of
+  // them would take seconds for the numbers that a file may hold.
   const auto sees = [&](std::int64_t tap) {
-    for (std::int64_t o = 0; o < out; ++o) {
-      const std::int64_t pixel = o * stride - padding + tap * dilation;
-      if (pixel >= 0 && pixel < in) return true;
-    }
-    return false;
+    const std::int64_t before = std::max<std::int64_t>(0, padding - tap * dilation);
+    const std::int64_t o = (before + stride - 1) / stride;
+    const std::int64_t pixel = o * stride - padding + tap * dilation;
+    return o < out && pixel < in;
   };
   std::int64_t first = 0, last = taps - 1;
   while (first < last && !sees(first) && padding >= (first + 1) * dilation) ++first;
