@@ -99,6 +99,7 @@ def native_layer_norm_backward(
 
 def _normalized(input: BlockedTensor, normalized_shape) -> int:
     """The number of trailing dims that are normalized. N may not be among them."""
+    expect(input.is_floating_point(), "floating-point values")
     count, trailing = len(normalized_shape), tuple(normalized_shape)
     fits = 0 < count < input.dim() and tuple(input.shape[-count:]) == trailing and 0 not in trailing
     expect(fits, "trailing dims without N, none of them empty")
