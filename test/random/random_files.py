@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import torch_blocked as tb
 from torch_blocked import saved
+from torch_blocked.refusals import is_out_of_memory
 
 # Memory that a case may ask for beside what its process has: sizes in a file may be any.
 SPARE_BYTES = 3 << 30
@@ -455,6 +456,8 @@ def _outcome(content: bytes) -> str:
         fits = text.startswith("torch_blocked::load: expected ") and ", got " in text
         return "refused" if fits else f"a ValueError of other words: {text[:300]}"
     except Exception as error:
+        if is_out_of_memory(error):  # so large a model may be what was saved
+            return "refused"
         return f"{type(error).__name__} from load: {str(error)[:300]}"
     args, kwargs = module._example
     try:
