@@ -28,12 +28,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # there are more callers than cores
+# Of the primitives that oneDNN keeps, 1024 by default: so few are there from the first minute on.
+# Sizes, formats and threads that change would fill its cache for an hour, which is no leak.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import soak_activities  # noqa: E402
 import torch  # noqa: E402
 from soak_activities import ACTIVITIES, Caller, World  # noqa: E402
 from soak_children import CHILDREN, SECONDS, make  # noqa: E402
+from soak_eager import fill_caches  # noqa: E402
 from soak_figures import Figures, sample  # noqa: E402
 
 CALLERS = 4
@@ -71,6 +75,7 @@ class Gate:
 
 def work(caller: Caller, gate: Gate) -> None:
     """The life of a caller."""
+    fill_caches()
     while gate.go_on():
         name = soak_activities.chosen(caller.random)
         caller.do(name, ACTIVITIES[name].run)

@@ -58,6 +58,13 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+def fill_caches() -> None:
+    """Meets more sizes than a thread keeps plans of (1024). They would fill its caches for an hour,
+    with some 20 KiB each, which is no leak."""
+    for width in range(3, 1103):
+        F.conv2d(tb.to_blocked(torch.zeros(1, CHANNELS, 3, width), "nChw8c"), _WEIGHT)
+
+
 def trained(learner: nn.Module, optimizer: str, tag: str | None) -> Tensor:
     """The loss after some steps, in the format of this tag; "nchw" is dense."""
     steps = OPTIMIZERS[optimizer](learner.parameters())
