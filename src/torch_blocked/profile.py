@@ -28,7 +28,8 @@ class profile:
     >>> print(p.table())
 
     torch_reorders: whether to record the reorders of torch's own oneDNN inside dense convolutions
-        too. oneDNN reports them on standard output only, which is delayed and filtered meanwhile.
+        too. oneDNN reports them on C's standard output only, which is delayed and filtered
+        meanwhile.
 
     reorders: copies of activations from one format into another by this package, `to_blocked` and
         `to_dense` included.
