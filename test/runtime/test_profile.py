@@ -1,5 +1,6 @@
 """`torch_blocked.profile()`: rows by module that sum to the time of the block."""
 
+import ctypes
 import inspect
 import json
 import os
@@ -167,27 +168,38 @@ def test_lines_of_onednn_are_read(line):
     assert torch_reorder(line.replace("reorder", "convolution")) is None
 
 
+def c_prints(text):
+    libc = ctypes.CDLL(None)
+    libc.printf(b"%s", text.encode())
+    libc.fflush(None)
+
+
 def test_what_others_print_is_passed_on(capfd):
     with torch_blocked.profile():
-        os.write(1, b"first\n")
+        c_prints("first\n")
         nn.Conv2d(16, 16, 3)(torch.randn(1, 16, 64, 64))
-        os.write(1, b"second")
-    os.write(1, b" and last\n")
+        c_prints("second")
+    c_prints(" and last\n")
     assert capfd.readouterr().out == "first\nsecond and last\n"
 
 
+# What was running when a profile began has ended when it ends.
 PROFILES_BESIDE_OPS = """
-import threading, torch, torch_blocked
+import threading, time, torch, torch_blocked
 torch.set_num_threads(1)
 conv, x, stop = torch.nn.Conv2d(16, 16, 3), torch.randn(1, 16, 96, 96), threading.Event()
-def call():
+calls = [0, 0, 0]
+def call(i):
     while not stop.is_set():
         conv(x)
-threads = [threading.Thread(target=call) for _ in range(3)]
+        calls[i] += 1
+threads = [threading.Thread(target=call, args=(i,)) for i in range(3)]
 [thread.start() for thread in threads]
-for _ in range(1000):
+for _ in range(300):
     with torch_blocked.profile():
-        pass
+        before = list(calls)
+        while any(now == then for now, then in zip(calls, before)):
+            time.sleep(0.0005)
 stop.set()
 [thread.join() for thread in threads]
 """
@@ -200,15 +212,16 @@ def test_ops_that_outlast_a_profile_print_nothing():
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 
-def test_a_process_of_a_profile_s_block_prints_its_own(capfd):
+def test_a_child_of_fork_prints_its_own_lines(capfd):
     with torch_blocked.profile():
-        nn.Conv2d(16, 16, 3)(torch.randn(1, 16, 64, 64))
+        c_prints("parent\n")
         child = os.fork()
         if child == 0:
-            os.write(1, b"child\n")
+            c_prints("child\n")
+            torch.ones(1).add(1)  # an op's end passes on what was printed
             os._exit(0)
-        os.waitpid(child, 0)
-    assert capfd.readouterr().out == "child\n"
+        assert os.waitpid(child, 0)[1] == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["child", "parent"]
 
 
 def test_an_optimized_model_is_told_step_by_step():

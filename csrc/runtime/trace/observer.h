@@ -5,7 +5,8 @@
 namespace torch_blocked {
 
 // Calls nest. With `onednn`, also takes what torch's own oneDNN prints (verbose_stream.h), op by
-// op; its verbose mode must be on.
+// op; its verbose mode must be on. Only an op that begins before the call and ends after
+// stop_observing() may print.
 void start_observing(bool onednn);
 void stop_observing(bool onednn);
 
