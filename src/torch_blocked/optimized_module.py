@@ -126,9 +126,10 @@ class OptimizedModule(nn.Module):
                     return result
             except Exception:  # it will fail again below, where the model takes over
                 self._direct.clear()
-        if self.choice == "model" or (self._model is not None and _C.Recorder.is_running()):
+        model = self._model  # until another thread releases it
+        if self.choice == "model" or (model is not None and _C.Recorder.is_running()):
             with torch.no_grad():
-                return self._model(*args, **kwargs)
+                return model(*args, **kwargs)
         refuse_tracing()
         call = self._call(args, kwargs)
         try:
@@ -179,8 +180,11 @@ class OptimizedModule(nn.Module):
         )
 
     def _run_instead(self, instead: _Instead, call: Call) -> Any:
+        model = self._parts_for(instead) or self._model
+        if model is None:  # another thread has released it meanwhile
+            self._refuse_new(call)
         with torch.no_grad():
-            results = (self._parts_for(instead) or self._model)(*call.args, **call.kwargs)
+            results = model(*call.args, **call.kwargs)
         self._serve(call, instead)  # the model has taken the inputs
         if not self._told:
             self._told = True
@@ -478,15 +482,16 @@ class OptimizedModule(nn.Module):
         if not self._released:
             with contextlib.suppress(ValueError):  # a size without a plan, and weights have changed
                 self._plan_at_release = self.plan()
-        object.__setattr__(self, "_model", None)
-        self._released, self._parts = True, None
-        for key in [key for key, form in self._served.items() if isinstance(form, _Instead)]:
-            del self._served[key]
-        for form in self._forms:
-            form.captured.constants = {}
-        gc.collect()  # torch.export leaves cycles that hold the parameters
-        for form in self._forms:
-            form.compiled.release()
+        with self._lock:  # another thread may be capturing the model for a new size
+            object.__setattr__(self, "_model", None)
+            self._released, self._parts = True, None
+            for key in [key for key, form in self._served.items() if isinstance(form, _Instead)]:
+                del self._served[key]
+            for form in self._forms:
+                form.captured.constants = {}
+            gc.collect()  # torch.export leaves cycles that hold the parameters
+            for form in self._forms:
+                form.compiled.release()
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
         """Writes the graphs, their dense weights and the measured times. load() reads them, on any
@@ -497,11 +502,6 @@ class OptimizedModule(nn.Module):
         Raises OSError if the file cannot be written; an older one stays as it was.
         Raises ValueError after release(). Raises NotImplementedError if the model itself or a part
         of it ran for any sizes so far, and for arguments or results of the program's own types."""
-        if self._released:
-            raise ValueError(
-                "torch_blocked::optimize: expected dense weights to save, got a module after "
-                "release(); save it before"
-            )
         if self.choice == "model":
             raise NotImplementedError(
                 f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
@@ -514,6 +514,7 @@ class OptimizedModule(nn.Module):
                 f"runs in parts or itself for inputs that it has seen ({parts.reason}); save the "
                 "model"
             )
+        forms = self._data_of_forms()
         self._check_weights()
         self._tell_of_ops()
         times: dict[str, tuple[str, float]] = {}
@@ -524,7 +525,7 @@ class OptimizedModule(nn.Module):
         leaves, spec = structure.flatten(example)
         saved.save(
             {
-                "forms": [saved.to_data(form.signature, form.captured) for form in self._forms],
+                "forms": forms,
                 "example": leaves,
                 "example_spec": structure.dumps(spec),
                 "tune": self._tune,
@@ -537,6 +538,15 @@ class OptimizedModule(nn.Module):
             },
             path,
         )
+
+    def _data_of_forms(self) -> list[Any]:
+        with self._lock:  # another thread may release them
+            if self._released:
+                raise ValueError(
+                    "torch_blocked::optimize: expected dense weights to save, got a module after "
+                    "release(); save it before"
+                )
+            return [saved.to_data(form.signature, form.captured) for form in self._forms]
 
     def _tell_of_ops(self) -> None:
         nodes = [node for form in self._forms for node in form.captured.nodes]

@@ -228,6 +228,27 @@ def test_callers_during_and_after_release(model, dims):
             assert all(pool.map(call, range(callers)))
 
 
+def test_release_waits_for_a_capture_of_another_thread(monkeypatch):
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval(), torch.randn(2, 8, 9, 9)
+    optimized = blocked(model, x)
+    other = torch.randn(2, 8, 12, 12)
+    releasing = threading.Thread(target=optimized.release)
+    key_of = type(optimized)._key_of
+
+    def slowly(self, call):
+        releasing.start()
+        releasing.join(0.3)
+        return key_of(self, call)
+
+    monkeypatch.setattr(type(optimized), "_key_of", slowly)
+    monkeypatch.setattr(tb._C.Compiled, "covers", lambda *_: False)  # it is captured again
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(other), model(other))
+    releasing.join()
+    with pytest.raises(ValueError, match="save it before"):
+        optimized.save("never")
+
+
 def test_the_plan_after_release():
     """Live where the example has a plan; else that of then, as when other sizes have taken its
     place or the number of threads is another."""
