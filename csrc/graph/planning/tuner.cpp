@@ -245,7 +245,8 @@ class Measurements {
     double microseconds = 0;
     number >> std::noskipws >> microseconds;
     if (!number || number.peek() != EOF) return;
-    if (!std::isfinite(microseconds) || microseconds <= 0) return;
+    // Nor is anything below the normal numbers a time: readers of numbers differ in those.
+    if (!std::isfinite(microseconds) || microseconds < std::numeric_limits<double>::min()) return;
     choices_[std::string(line.substr(0, first))] = {
         std::string(line.substr(first + 1, second - first - 1)), microseconds};
   }
