@@ -43,12 +43,11 @@ std::optional<std::pair<std::string, Tuner::Choice>> parsed(const std::string& l
   const std::string number = line.substr(last + 1);
   // What strtod takes and a file of ours never has.
   if (number.find_first_not_of("0123456789.eE+-") != number.npos) return std::nullopt;
-  if (number.empty() || number.front() == '+') return std::nullopt;
+  if (number.empty()) return std::nullopt;
   char* end = nullptr;
   const double time = std::strtod(number.c_str(), &end);
-  if (*end != '\0' || !std::isfinite(time) || time <= 0) return std::nullopt;
-  if (time < std::numeric_limits<double>::min())
-    return std::nullopt;  // out of range for one reader
+  if (*end != '\0' || !std::isfinite(time)) return std::nullopt;
+  if (time < std::numeric_limits<double>::min()) return std::nullopt;
   return std::pair{line.substr(0, first),
                    Tuner::Choice{line.substr(first + 1, last - first - 1), time}};
 }
