@@ -27,9 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# What makes errors in memory show: glibc reads these when a process starts.
+# What makes errors in memory show: glibc reads these when a process starts. A library that is
+# loaded first already is a sanitizer's, which sees more.
 MALLOC = {"MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165", "LD_PRELOAD": "libc_malloc_debug.so.0"}
-if __name__ == "__main__" and "MALLOC_CHECK_" not in os.environ:
+if __name__ == "__main__" and not {"MALLOC_CHECK_", "LD_PRELOAD"} & {*os.environ}:
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)
 
 import torch  # noqa: E402
