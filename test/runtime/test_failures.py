@@ -26,13 +26,16 @@ FILES = {"saved": 5, "saved_to_file": 7, "loaded": 11, "kept": 97, "kept_before"
 SECONDS = draws(600, 7200)
 
 
+def check(what, scenario, step, folder):
+    told = failing.run(what, folder, scenario, str(draws(step, 1)), seconds=SECONDS)
+    assert told["faults"] == []
+    assert told["tried"] >= 3 and told["unmet"] * 4 <= told["tried"], told
+
+
 @pytest.mark.parametrize("scenario", MEMORY)
 def test_memory_that_is_refused(scenario, tmp_path):
     """Each place in our code that asks for memory is refused once, and each tensor's memory."""
-    step = draws(MEMORY[scenario], 1)
-    told = failing.run("memory", tmp_path, scenario, str(step), seconds=SECONDS)
-    assert told["faults"] == []
-    assert told["tried"] >= 3 and told["unmet"] * 4 <= told["tried"], told
+    check("memory", scenario, MEMORY[scenario], tmp_path)
 
 
 def test_threads_that_are_refused(tmp_path):
@@ -45,7 +48,4 @@ def test_threads_that_are_refused(tmp_path):
 @pytest.mark.parametrize("scenario", FILES)
 def test_files_that_fail(scenario, tmp_path):
     """A file that is saved is the older one or the new one, and kept files are not missed."""
-    step = draws(FILES[scenario], 1)
-    told = failing.run("files", tmp_path, scenario, str(step), seconds=SECONDS)
-    assert told["faults"] == []
-    assert told["tried"] >= 3 and told["unmet"] * 4 <= told["tried"], told
+    check("files", scenario, FILES[scenario], tmp_path)
