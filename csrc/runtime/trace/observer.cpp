@@ -249,7 +249,8 @@ std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function
     return std::make_unique<Context>(Context::kInside, running.inner.size() - 1);
   }
   trace::Event event{trace::Kind::kOp, function.name(), {}, bytes_of(function.inputs())};
-  running = {.products = products_of(event.op, function.inputs())};
+  running = {};
+  running.products = products_of(event.op, function.inputs());
   if (input) {
     event.src = described(*input, event.op, Side::kArgument);
     if (is_wrapper(*input)) running.src = input->sizes().vec();
