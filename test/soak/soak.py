@@ -38,7 +38,7 @@ import torch  # noqa: E402
 from soak_activities import ACTIVITIES, Caller, World  # noqa: E402
 from soak_children import CHILDREN, SECONDS, make  # noqa: E402
 from soak_eager import fill_caches  # noqa: E402
-from soak_figures import Figures, sample  # noqa: E402
+from soak_figures import Figures, bound_arenas, sample  # noqa: E402
 
 CALLERS = 4
 _HANGS = 2 * SECONDS + 120  # seconds for a child and a quiet point
@@ -176,6 +176,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     say(f"seed {seed}, {options.minutes:g} minutes, {CALLERS} callers")
     faulthandler.enable()
+    bound_arenas()
     warnings.simplefilter("ignore")
     # Such a warning says that the model runs itself or in parts: none of these models should.
     warnings.filterwarnings("error", message="torch_blocked::optimize")

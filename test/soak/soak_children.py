@@ -119,11 +119,13 @@ def call_on_one_thread(caller: Caller) -> None:
 def _spawned(caller: Caller, log: Path, meanwhile: Callable[[], None], work: str) -> int:
     """A new process that loads what this one saves."""
     place = caller.place()
-    which = caller.input(place.known)
+    which, live = caller.input(place.known), place.live
     folder = caller.world.folder / "spawned"
     folder.mkdir(exist_ok=True)
     try:
-        place.live.save(folder / "model.pt")
+        with torch.no_grad():
+            live(place.known.inputs[which])  # a saved model may serve the sizes that it has met
+        live.save(folder / "model.pt")
     except Refused:  # it was released
         return 0
     torch.save((place.known.inputs[which], place.known.results[which]), folder / "known.pt")

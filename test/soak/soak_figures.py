@@ -70,6 +70,14 @@ class _Mallinfo(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _libc.mallinfo2.restype = _Mallinfo
 
+_M_ARENA_MAX = -8  # of <malloc.h>
+
+
+def bound_arenas() -> None:
+    """Call it before there are threads. glibc gives threads up to 8 arenas a core, and each keeps
+    pages between what is in use: for an hour they grow while nothing is lost."""
+    _libc.mallopt(_M_ARENA_MAX, 2)
+
 
 @dataclass(frozen=True)
 class Sample:
