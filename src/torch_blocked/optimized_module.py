@@ -502,19 +502,9 @@ class OptimizedModule(nn.Module):
         Raises OSError if the file cannot be written; an older one stays as it was.
         Raises ValueError after release(). Raises NotImplementedError if the model itself or a part
         of it ran for any sizes so far, and for arguments or results of the program's own types."""
-        if self.choice == "model":
-            raise NotImplementedError(
-                f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
-                f"({self.reason}); save the model"
-            )
-        parts = next((each for each in self._served.values() if isinstance(each, _Instead)), None)
-        if parts is not None:
-            raise NotImplementedError(
-                "torch_blocked::optimize: expected a model that is captured whole, got one that "
-                f"runs in parts or itself for inputs that it has seen ({parts.reason}); save the "
-                "model"
-            )
-        forms = self._data_of_forms()
+        with self._lock:  # other threads may release the forms, or call for new sizes
+            self._check_savable()
+            forms = [saved.to_data(form.signature, form.captured) for form in self._forms]
         self._check_weights()
         self._tell_of_ops()
         times: dict[str, tuple[str, float]] = {}
@@ -539,14 +529,25 @@ class OptimizedModule(nn.Module):
             path,
         )
 
-    def _data_of_forms(self) -> list[Any]:
-        with self._lock:  # another thread may release them
-            if self._released:
-                raise ValueError(
-                    "torch_blocked::optimize: expected dense weights to save, got a module after "
-                    "release(); save it before"
-                )
-            return [saved.to_data(form.signature, form.captured) for form in self._forms]
+    def _check_savable(self) -> None:
+        """Raises ValueError or NotImplementedError if save() cannot write what runs."""
+        if self.choice == "model":
+            raise NotImplementedError(
+                f"torch_blocked::optimize: expected an optimized model, got one that runs itself "
+                f"({self.reason}); save the model"
+            )
+        parts = next((each for each in self._served.values() if isinstance(each, _Instead)), None)
+        if parts is not None:
+            raise NotImplementedError(
+                "torch_blocked::optimize: expected a model that is captured whole, got one that "
+                f"runs in parts or itself for inputs that it has seen ({parts.reason}); save the "
+                "model"
+            )
+        if self._released:
+            raise ValueError(
+                "torch_blocked::optimize: expected dense weights to save, got a module after "
+                "release(); save it before"
+            )
 
     def _tell_of_ops(self) -> None:
         nodes = [node for form in self._forms for node in form.captured.nodes]

@@ -172,7 +172,8 @@ class Submodules:
 
     def parts(self) -> list[tuple[str, OptimizedModule]]:
         """The parts that were found, with their paths in the model."""
-        return [(each.path, each.optimized) for each in self._parts.values() if each]
+        found = list(self._parts.values())  # at once, because another thread may add one
+        return [(each.path, each.optimized) for each in found if each]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model's forward. The first call searches for parts."""
