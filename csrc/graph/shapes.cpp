@@ -162,12 +162,21 @@ Metas true_divide(const Call& call) {
 
 // ---- convolutions and windows -------------------------------------------------------------------
 
+// The number of spatial dims, from a name such as "max_pool2d". Kernels rely on it.
+std::size_t spatial_of(std::string_view name) { return std::size_t(name[name.size() - 2] - '0'); }
+
+// Images with that many spatial dims, with N or without.
+bool are_images(const Meta& meta, std::size_t spatial) {
+  return meta.dims.size() == 1 + spatial || meta.dims.size() == 2 + spatial;
+}
+
 // Weights are [OC, IC / groups, *kernel], and [IC, OC / groups, *kernel] if transposed.
 Metas convolution(const Call& call) {
   const ConvolutionOp& op = *convolution_op(call.name());
   const Meta &src = call.floating(0), &weight = call.tensor(1);
   const std::size_t rank = src.dims.size();
-  require(rank >= 3 && weight.dims.size() == rank && weight.dtype == src.dtype);
+  require(rank == 2 + spatial_of(call.name()) && weight.dims.size() == rank);
+  require(weight.dtype == src.dtype);
   const auto list = [&](std::int64_t i) {
     return i < 0 ? Dims(rank - 2, 0) : call.list(static_cast<std::size_t>(i), rank - 2);
   };
@@ -190,15 +199,12 @@ Metas convolution(const Call& call) {
   return {dst};
 }
 
-// The number of spatial dims, from a name such as "max_pool2d".
-std::size_t spatial_of(std::string_view name) { return std::size_t(name[name.size() - 2] - '0'); }
-
 // (input, kernel, stride, padding, ...). Channels stand before the spatial dims, and perhaps N.
 Metas pooling(const Call& call) {
   const PoolingOp& op = *pooling_op(call.name());
   const std::size_t spatial = spatial_of(op.name);
   Meta dst = call.floating(0);
-  require(dst.dims.size() > spatial);
+  require(are_images(dst, spatial));
   const auto list = [&](std::int64_t i) { return call.list(static_cast<std::size_t>(i), spatial); };
   const Dims kernel = list(1), padding = list(3),
              dilation = op.dilation < 0 ? Dims(spatial, 1) : list(op.dilation);
@@ -222,22 +228,25 @@ Metas with_spatial(Meta dst, const Dims& spatial) {
 }
 
 Metas adaptive_pooling(const Call& call) {
-  return with_spatial(call.floating(0), call.list(1, spatial_of(call.name())));
+  const std::size_t spatial = spatial_of(call.name());
+  require(are_images(call.floating(0), spatial));
+  return with_spatial(call.floating(0), call.list(1, spatial));
 }
 
 // (input, output_size or none, ..., scale factors or none at kScales).
 template <std::size_t kScales>
 Metas resampling(const Call& call) {
   const Meta& src = call.floating(0);
-  require(src.dims.size() >= 3);
-  if (!call.is_none(1)) return with_spatial(src, call.list(1, src.dims.size() - 2));
+  const std::size_t spatial = spatial_of(call.name());
+  require(src.dims.size() == 2 + spatial);
+  if (!call.is_none(1)) return with_spatial(src, call.list(1, spatial));
   const std::vector<double> scales = call.numbers(kScales);
-  require(scales.size() == src.dims.size() - 2);
-  Dims spatial(src.dims.begin() + 2, src.dims.end());
-  for (std::size_t i = 0; i < spatial.size(); ++i) {
-    spatial[i] = static_cast<std::int64_t>(static_cast<double>(spatial[i]) * scales[i]);
+  require(scales.size() == spatial);
+  Dims dims(src.dims.begin() + 2, src.dims.end());
+  for (std::size_t i = 0; i < spatial; ++i) {
+    dims[i] = static_cast<std::int64_t>(static_cast<double>(dims[i]) * scales[i]);
   }
-  return with_spatial(src, spatial);
+  return with_spatial(src, dims);
 }
 
 // (input, pads of the last dim first, ...).

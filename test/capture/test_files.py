@@ -160,6 +160,43 @@ def test_sizes_in_a_file_do_not_stand_for_an_error(op, place, argument):
     refused(data, "einsum|Dimension out of range")
 
 
+# Layers by their number of spatial dims, and the ops that they could be taken for.
+OF_SOME_DIMS = {
+    "convolution": (lambda n: getattr(nn, f"Conv{n}d")(9, 8, 3), "conv1d conv2d conv3d"),
+    "maxima": (lambda n: getattr(nn, f"MaxPool{n}d")(2), "max_pool1d max_pool2d max_pool3d"),
+    "means": (lambda n: getattr(nn, f"AvgPool{n}d")(2), "avg_pool1d avg_pool2d avg_pool3d"),
+    "nearest": (
+        lambda n: nn.Upsample(scale_factor=2.0),
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d",
+    ),
+    "linear": (
+        lambda n: nn.Upsample(scale_factor=2.0, mode=("", "linear", "bilinear", "trilinear")[n]),
+        "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_SOME_DIMS)
+@pytest.mark.parametrize("spatial", (1, 2, 3))
+def test_images_of_another_rank(spatial, kind):
+    """An op in a file may be named for fewer or more dims than its images have. Our kernels have
+    room for those of the name."""
+    layer, names = OF_SOME_DIMS[kind]
+    file = io.BytesIO()
+    net = nn.Sequential(nn.ReLU(), layer(spatial))
+    optimized(net, torch.randn(2, 9, *[5] * spatial)).save(file)
+    file.seek(0)
+    data = torch.load(file, weights_only=True)
+    node = data["forms"][0]["capture"]["nodes"][-1]
+    assert node["name"].removeprefix("aten::") in names.split()
+    for name in names.split():
+        its_own = int(name[-2])
+        without_n = "pool" in name and its_own == spatial + 1
+        if its_own != spatial and not without_n:
+            node["name"] = f"aten::{name}"
+            refused(data, ".")
+
+
 @pytest.mark.parametrize("states", (1, 3, 1 << 21))
 def test_states_of_an_lstm(states):
     """ATen reads as many cell states as there are hidden ones."""
