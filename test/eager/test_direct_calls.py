@@ -262,6 +262,9 @@ DIRECT = {
         "size": (ValueError, lambda: resample(size=(5,))),
         "scales": (ValueError, lambda: resample(scales=(2.0,))),
         "interpolation": (ValueError, lambda: resample(interpolation=4)),
+        "cubic-of-3-dims": (
+            ValueError, lambda: resample(PHYSICAL[:, :, None], 16, (5, 5, 6), 3, (0.0, 0.0, 0.0)),
+        ),
         "nothing": (ValueError, lambda: resample(size=(5, 0))),
         "no-pixels": (ValueError, lambda: resample(input=PHYSICAL[:, :, :0])),
         "double": (NotImplementedError, lambda: resample(PHYSICAL.double())),

@@ -304,6 +304,9 @@ at::Tensor resample(const at::Tensor& input, std::int64_t channels, at::IntArray
     fail_value(kOp, text("a size and a scale for each of ", spatial, " dims"),
                text(size, " and ", scales), "");
   }
+  if (mode == Interpolation::kCubic && spatial > 2) {  // its taps have room in two dims
+    fail_value(kOp, "interpolation 0 to 2 for three dims", text(interpolation), "");
+  }
   const bool enlarges_nothing = src.pixels() == 0 || channels == 0;
   if (enlarges_nothing || std::ranges::any_of(size, [](std::int64_t each) { return each <= 0; })) {
     fail_value(kOp, "an image with pixels, and a size of some", text(src.dims(), " and ", size),
