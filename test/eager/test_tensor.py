@@ -267,6 +267,16 @@ def test_every_op_takes_blocked(name):
     assert torch.equal(x.to_dense(), dense), "the input was written"
 
 
+@pytest.mark.parametrize("correction", (-1, 0, 1, 2))
+@pytest.mark.parametrize("dims", (None, (0, 1), (0, 2), (1,)))
+@pytest.mark.parametrize("spread", (torch.std_mean, torch.var_mean))
+@pytest.mark.parametrize("shape", ((0, 9, 3, 2), (1, 1, 1, 1)))
+def test_the_spread_of_none_or_one(shape, spread, dims, correction):
+    dense = torch.ones(shape)
+    got, wanted = (spread(x, dims, correction=correction) for x in (dense.to_blocked(TAG), dense))
+    assert_same(got, wanted, equal_nan=True)
+
+
 def test_factories_follow_their_tensor():
     x = random_dense().to_blocked(TAG)
     for make in (torch.zeros_like, torch.ones_like, torch.empty_like):

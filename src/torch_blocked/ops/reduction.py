@@ -217,7 +217,8 @@ def _spread_in(physical: Tensor, func, input, dims, correction) -> Tensor:
     channels = input._channels
     centred = physical - _sum(physical, channels, dims) / count
     squares = clear_tail(centred.square(), channels)._physical
-    variance = _sum(squares, channels, dims) / max(count - correction, 0)
+    divisor = max(count - correction, 0) if count else math.nan  # as in ATen
+    variance = _sum(squares, channels, dims) / divisor
     return variance.sqrt() if func is aten.std.correction else variance
 
 
