@@ -411,17 +411,23 @@ def _check_alike(expected: Any, actual: Any, call: Call, has_values: bool) -> No
     assert expected.shape == actual.shape, f"dims {expected.shape}, {actual.shape}: {call}"
     assert expected.dtype == actual.dtype, f"{expected.dtype}, {actual.dtype}: {call}"
     if has_values and not expected.is_meta:
-        wrong = difference(expected, actual)
+        wrong = difference(expected, actual, _rounding(expected, call))
         assert not wrong, f"{wrong}: {call}"
 
 
-def difference(expected: Tensor, actual: Tensor) -> str:
+def _rounding(result: Tensor, call: Call) -> float:
+    """Of the result's type; with `out=`, whose type may be a finer one, of the arguments', too."""
+    given = pytree.tree_leaves((call.args, call.kwargs)) if "out" in call.kwargs else []
+    types = {each.dtype.to_real() for each in (result, *given) if isinstance(each, Tensor)}
+    return max(ROUNDING.get(each, 0.0) for each in types)
+
+
+def difference(expected: Tensor, actual: Tensor, limit: float) -> str:
     """ "" for the same values up to rounding."""
     if expected.is_complex():
         expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
     if not expected.is_floating_point():
         return "" if torch.equal(expected, actual) else "other numbers"
-    limit = ROUNDING[expected.dtype]
     expected, actual = expected.double(), actual.double()
     finite = expected.isfinite()
     same_kind = torch.equal(finite, actual.isfinite())
