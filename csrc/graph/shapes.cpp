@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -39,6 +38,7 @@ class Call {
       : name_(node.name), arguments_(node.arguments), metas_(metas) {}
 
   std::string_view name() const { return name_; }
+  std::size_t count() const { return arguments_.size(); }
 
   const Meta& tensor(std::size_t i) const {
     require(is_tensor(i));
@@ -174,9 +174,8 @@ bool are_images(const Meta& meta, std::size_t spatial) {
 Metas convolution(const Call& call) {
   const ConvolutionOp& op = *convolution_op(call.name());
   const Meta &src = call.floating(0), &weight = call.tensor(1);
-  const std::size_t rank = src.dims.size();
-  require(rank == 2 + spatial_of(call.name()) && weight.dims.size() == rank);
-  require(weight.dtype == src.dtype);
+  const std::size_t rank = 2 + spatial_of(call.name());
+  require(src.dims.size() == rank && weight.dims.size() == rank && weight.dtype == src.dtype);
   const auto list = [&](std::int64_t i) {
     return i < 0 ? Dims(rank - 2, 0) : call.list(static_cast<std::size_t>(i), rank - 2);
   };
@@ -221,30 +220,27 @@ Metas pooling(const Call& call) {
 }
 
 Metas with_spatial(Meta dst, const Dims& spatial) {
-  require(dst.dims.size() > spatial.size());
+  require(are_images(dst, spatial.size()));
   require(std::ranges::all_of(spatial, [](std::int64_t size) { return size > 0; }));
   std::ranges::copy(spatial, dst.dims.end() - std::ssize(spatial));
   return {dst};
 }
 
 Metas adaptive_pooling(const Call& call) {
-  const std::size_t spatial = spatial_of(call.name());
-  require(are_images(call.floating(0), spatial));
-  return with_spatial(call.floating(0), call.list(1, spatial));
+  return with_spatial(call.floating(0), call.list(1, spatial_of(call.name())));
 }
 
-// (input, output_size or none, ..., scale factors or none at kScales).
-template <std::size_t kScales>
+// (input, output_size or none, ..., scale factors or none).
 Metas resampling(const Call& call) {
   const Meta& src = call.floating(0);
   const std::size_t spatial = spatial_of(call.name());
   require(src.dims.size() == 2 + spatial);
   if (!call.is_none(1)) return with_spatial(src, call.list(1, spatial));
-  const std::vector<double> scales = call.numbers(kScales);
+  const std::vector<double> scales = call.numbers(call.count() - 1);
   require(scales.size() == spatial);
-  Dims dims(src.dims.begin() + 2, src.dims.end());
+  Dims dims(spatial);
   for (std::size_t i = 0; i < spatial; ++i) {
-    dims[i] = static_cast<std::int64_t>(static_cast<double>(dims[i]) * scales[i]);
+    dims[i] = static_cast<std::int64_t>(static_cast<double>(src.dims[2 + i]) * scales[i]);
   }
   return with_spatial(src, dims);
 }
@@ -266,9 +262,10 @@ Metas padding(const Call& call) {
 Metas pixel_shuffle(const Call& call) {
   Meta dst = call.floating(0);
   const std::int64_t factor = call.integer(1);
-  require(dst.dims.size() == 4 && factor > 0 && dst.dims[1] % (factor * factor) == 0);
-  dst.dims = {dst.dims[0], dst.dims[1] / (factor * factor), dst.dims[2] * factor,
-              dst.dims[3] * factor};
+  require(dst.dims.size() == 4 && factor > 0 && factor <= dst.dims[1]);
+  require(dst.dims[1] % factor == 0 && dst.dims[1] / factor % factor == 0);  // no square overflows
+  Dims& dims = dst.dims;
+  dims = {dims[0], dims[1] / factor / factor, dims[2] * factor, dims[3] * factor};
   return {dst};
 }
 
@@ -541,13 +538,11 @@ const std::vector<Row>& rows() {
       {pooling,
        {"max_pool1d.", "max_pool2d.", "max_pool3d.", "avg_pool1d.", "avg_pool2d.", "avg_pool3d."}},
       {adaptive_pooling, {"adaptive_avg_pool1d.", "adaptive_avg_pool2d.", "adaptive_avg_pool3d."}},
-      {resampling<2>,
+      {resampling,
        {"upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
         "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec",
-        "_upsample_nearest_exact3d.vec"}},
-      {resampling<3>,
-       {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
-        "upsample_bicubic2d.vec"}},
+        "_upsample_nearest_exact3d.vec", "upsample_linear1d.vec", "upsample_bilinear2d.vec",
+        "upsample_trilinear3d.vec", "upsample_bicubic2d.vec"}},
       {padding, {"pad.", "constant_pad_nd."}},
       {pixel_shuffle, {"pixel_shuffle."}},
       {linear, {"linear."}},

@@ -197,6 +197,19 @@ def test_images_of_another_rank(spatial, kind):
             refused(data, ".")
 
 
+@pytest.mark.parametrize("factor", (0, -2, 3, 1 << 32, (1 << 63) - 1))
+def test_the_factor_of_a_shuffle(factor):
+    """The square of 2^32 is 0 in 64 bits."""
+    file = io.BytesIO()
+    optimized(nn.Sequential(nn.ReLU(), nn.PixelShuffle(2)), torch.randn(1, 16, 4, 4)).save(file)
+    file.seek(0)
+    data = torch.load(file, weights_only=True)
+    node = data["forms"][0]["capture"]["nodes"][-1]
+    assert node["name"] == "aten::pixel_shuffle"
+    node["arguments"][1] = factor
+    refused(data, ".")
+
+
 @pytest.mark.parametrize("states", (1, 3, 1 << 21))
 def test_states_of_an_lstm(states):
     """ATen reads as many cell states as there are hidden ones."""
