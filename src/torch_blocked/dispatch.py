@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -27,6 +28,7 @@ from torch_blocked.strict import Refused
 
 Handler = Callable[..., Any]
 LastResort = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], str], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # TORCH_BLOCKED_CHECK=1: verify the zero tail of every blocked result.
 CHECK_TAIL = os.environ.get("TORCH_BLOCKED_CHECK", "0") not in ("", "0")
@@ -56,6 +58,17 @@ class Declined(Exception):
 
 def decline(reason: str) -> NoReturn:
     raise Declined(reason)
+
+
+def never_compiled(function: _Function) -> _Function:
+    """Keeps torch.compile out of `function` and of all that it calls. An op that Dynamo leaves out
+    of its graph, such as a GRU, runs with Dynamo watching, and it would compile our Python behind
+    the op frame by frame.
+
+    torch.compiler.disable does the same, but imports Dynamo, which takes a second."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function
 
 
 def dispatch(

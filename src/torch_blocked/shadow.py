@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _C, foreign
-from torch_blocked.dispatch import dispatch, views_counted
+from torch_blocked.dispatch import dispatch, never_compiled, views_counted
 from torch_blocked.foreign import StandIn, is_foreign
 from torch_blocked.raw_memory import (
     array_for_numpy,
@@ -118,6 +118,7 @@ class DenseView(Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
+    @never_compiled
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         views = [a for a in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(a, DenseView)]
@@ -218,6 +219,7 @@ class BlockedCopy(BlockedTensor):
     _strides: list[int] | None = None
 
     @classmethod
+    @never_compiled
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:  # type: ignore[override]
         """Runs `func`. Renews each copied view before, and updates its base after."""
         if torch.is_inference_mode_enabled() and views_counted(func, args):

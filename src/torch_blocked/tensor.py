@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch_blocked import _C
 from torch_blocked.arguments import checked_dtype, checked_tensor
 from torch_blocked.descriptor import blocks_of, canonical_tag, checked_tag
-from torch_blocked.dispatch import dispatch
+from torch_blocked.dispatch import dispatch, never_compiled
 from torch_blocked.export import modes_seen
 from torch_blocked.order import in_order, known_when_traced, memory_order
 from torch_blocked.raw_memory import (
@@ -271,6 +271,7 @@ class BlockedTensor(Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
+    @never_compiled
     def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
@@ -452,9 +453,7 @@ def to_format(input: Tensor, tag: str) -> Tensor:
         return to_blocked(input, tag)
     if isinstance(input, BlockedTensor):
         channels_last = input.dim() in _PREFIXES and order[-1] == 1
-        input = ToDense.apply(  # type: ignore[no-untyped-call]
-            input, channels_last, input.dtype
-        )
+        input = ToDense.apply(input, channels_last, input.dtype)  # type: ignore[no-untyped-call]
     return in_order(input, order)
 
 
@@ -567,6 +566,7 @@ class ToBlocked(torch.autograd.Function):
         raise NotImplementedError(_NO_VMAP.format("to_blocked"))
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.block is None:
             return to_dense(grad, ctx.dtype).contiguous(), None, None  # see ops.fallback.regular
@@ -595,5 +595,6 @@ class ToDense(torch.autograd.Function):
         raise NotImplementedError(_NO_VMAP.format("to_dense"))
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, grad: Tensor) -> Any:
         return to_blocked(grad, ctx.format, ctx.dtype), None, None

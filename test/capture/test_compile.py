@@ -9,6 +9,7 @@ import tempfile
 import pytest
 import torch
 import torch._dynamo.backends.common
+import torch._dynamo.convert_frame
 import torch.nn.functional as F
 from helpers.networks import MODELS
 from torch import nn
@@ -213,6 +214,42 @@ def test_export_leaves_nothing_behind():
 class _Fails(nn.Module):
     def forward(self, x):
         return (x.to_blocked(TAG) * 2).to_blocked("nhwc")
+
+
+class AroundRecurrence(nn.Module):
+    """Dynamo leaves a GRU and a backward pass out of its graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gru = nn.Conv2d(17, 12, 3, padding=1), nn.GRU(12, 5, batch_first=True)
+
+    def forward(self, x, steps):
+        y = F.local_response_norm(self.conv(x.to_blocked(TAG)), 3)
+        rows = y[:, :, 0].transpose(1, 2)
+        result = self.gru(rows)[0].sum() + y[:, 3:5].square().mean() + y.to_dense().sum()
+        if steps:
+            result.backward()
+        return result.detach()
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("backend", ["torch_blocked", "eager"])
+def test_dynamo_does_not_see_what_runs_behind_an_op(backend, steps):
+    """It would compile each function of ours on its own, and fail in some."""
+    torch.manual_seed(1)
+    model = AroundRecurrence()
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=backend)
+    for size in (6, 9):
+        x = random_dense(2, 17, size, 5)
+        with torch.set_grad_enabled(steps):
+            torch.testing.assert_close(fast(x, steps), model(x, steps), rtol=1e-4, atol=1e-4)
+    seen = torch._dynamo.convert_frame.input_codes.seen
+    codes = [code for each in seen if (code := each()) is not None]
+    ours = {code.co_name for code in codes if "torch_blocked/" in code.co_filename}
+    assert any(code.co_name == "forward" for code in codes)
+    assert not ours & {"__torch_dispatch__", "dispatch", "backward", "_dense_gradient"}
+    assert not {code.co_name for code in codes if "shadow.py" in code.co_filename}
 
 
 @pytest.mark.usefixtures("in_bfloat16")

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from torch_blocked.arguments import checked_tensor
+from torch_blocked.dispatch import never_compiled
 from torch_blocked.ops.operands import gradient_like
 from torch_blocked.tensor import BlockedTensor, wrapper_class
 
@@ -52,6 +53,7 @@ class _LocalResponseNorm(torch.autograd.Function):
         ctx.window = inputs[1:]
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, grad: Tensor) -> Any:
         (input,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient itself is to be differentiated

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torch_blocked.dispatch import never_compiled
 from torch_blocked.shadow import DenseView
 from torch_blocked.tensor import BlockedTensor
 
@@ -72,6 +73,7 @@ def wants_dense_gradient(operand: Tensor) -> None:
         _has_hook[operand] = operand.register_hook(_dense_gradient)
 
 
+@never_compiled
 @unserializable_hook  # type: ignore[untyped-decorator]
 def _dense_gradient(gradient: Tensor) -> Tensor:
     if isinstance(gradient, BlockedTensor):
