@@ -11,108 +11,21 @@
 #include <set>
 #include <string_view>
 
+#include "graph/call_arguments.h"
 #include "graph/passes/rules.h"
 #include "ops/window.h"
 
 namespace torch_blocked::graph {
 namespace {
 
-using Metas = std::vector<Meta>;
-
-struct NotKnown {};
-void require(bool known) {
-  if (!known) throw NotKnown{};
-}
-
-// `dim` counted from 0; it may count from the end of `rank` dims.
-std::size_t wrap(std::int64_t dim, std::size_t rank) {
-  const auto size = static_cast<std::int64_t>(rank);
-  require(dim >= -size && dim < size);
-  return static_cast<std::size_t>(dim < 0 ? dim + size : dim);
-}
-
-// The arguments of a node. An argument of another kind than asked for ends the rule.
-class Call {
- public:
-  Call(const Node& node, const Metas& metas)
-      : name_(node.name), arguments_(node.arguments), metas_(metas) {}
-
-  std::string_view name() const { return name_; }
-  std::size_t count() const { return arguments_.size(); }
-
-  const Meta& tensor(std::size_t i) const {
-    require(is_tensor(i));
-    return meta(argument(i));
-  }
-  // A floating-point tensor, for rules that would give another dtype for other types.
-  const Meta& floating(std::size_t i) const {
-    require(c10::isFloatingType(tensor(i).dtype));
-    return tensor(i);
-  }
-  bool is_tensor(std::size_t i) const { return argument(i).value() != kNone; }
-  bool is_none(std::size_t i) const {
-    return argument(i).is_constant() && argument(i).constant().isNone();
-  }
-  const c10::IValue& constant(std::size_t i) const {
-    require(argument(i).is_constant());
-    return argument(i).constant();
-  }
-  std::int64_t integer(std::size_t i) const {
-    require(constant(i).isInt());
-    return constant(i).toInt();
-  }
-  bool flag(std::size_t i) const {
-    require(constant(i).isBool());
-    return constant(i).toBool();
-  }
-  // A list of `size` integers, where a single one stands for all; size 0: as many as there are.
-  Dims list(std::size_t i, std::size_t size = 0) const {
-    require(!is_none(i));
-    const auto dims = integers(argument(i), size > 0 ? size : 1);
-    require(dims && (size == 0 || dims->size() == size));
-    return *dims;
-  }
-  std::vector<double> numbers(std::size_t i) const {
-    const auto numbers = reals(argument(i));
-    require(numbers.has_value());
-    return *numbers;
-  }
-  Metas tensors(std::size_t i) const {
-    Metas result;
-    for (const Argument& item : items(i)) {
-      require(item.value() != kNone);
-      result.push_back(meta(item));
-    }
-    require(!result.empty());
-    return result;
-  }
-
- private:
-  const Argument& argument(std::size_t i) const {
-    require(i < arguments_.size());
-    return arguments_[i];
-  }
-  const Meta& meta(const Argument& argument) const {
-    return metas_[static_cast<std::size_t>(argument.value())];
-  }
-  const std::vector<Argument>& items(std::size_t i) const {
-    const auto* list = std::get_if<std::vector<Argument>>(&argument(i).held);
-    require(list != nullptr);
-    return *list;
-  }
-
-  std::string_view name_;
-  const std::vector<Argument>& arguments_;
-  const Metas& metas_;
-};
-
 // ---- results with the sizes of their arguments --------------------------------------------------
 
 Metas same(const Call& call) { return {call.floating(0)}; }
 
-// Only without `dtype`, the last argument.
+// (input, dim, dtype), only without `dtype`.
 Metas softmax(const Call& call) {
   require(call.is_none(2));
+  wrap(call.integer(1), call.tensor(0).dims.size());
   return {call.floating(0)};
 }
 
@@ -165,9 +78,18 @@ Metas true_divide(const Call& call) {
 // The number of spatial dims, from a name such as "max_pool2d". Kernels rely on it.
 std::size_t spatial_of(std::string_view name) { return std::size_t(name[name.size() - 2] - '0'); }
 
-// Images with that many spatial dims, with N or without.
+// Images with that many spatial dims, with N or without. Only N may be 0.
 bool are_images(const Meta& meta, std::size_t spatial) {
-  return meta.dims.size() == 1 + spatial || meta.dims.size() == 2 + spatial;
+  const std::size_t rank = meta.dims.size();
+  return (rank == 1 + spatial || rank == 2 + spatial) &&
+         std::all_of(meta.dims.end() - std::ssize(meta.dims) + (rank == 2 + spatial),
+                     meta.dims.end(), [](std::int64_t size) { return size > 0; });
+}
+
+// A bias of `count` values, or none.
+void check_bias(const Call& call, std::size_t i, std::int64_t count, at::ScalarType dtype) {
+  if (call.is_none(i)) return;
+  require(call.tensor(i).dims == Dims{count} && call.tensor(i).dtype == dtype);
 }
 
 // Weights are [OC, IC / groups, *kernel], and [IC, OC / groups, *kernel] if transposed.
@@ -182,16 +104,20 @@ Metas convolution(const Call& call) {
   const Dims stride = list(op.stride), padding = list(op.padding), dilation = list(op.dilation),
              output_padding = list(op.output_padding);
   const std::int64_t groups = call.integer(static_cast<std::size_t>(op.groups));
+  require(groups > 0 && weight.dims[0] > 0 && weight.dims[0] % groups == 0);
   std::int64_t inputs = weight.dims[1] * groups, outputs = weight.dims[0];
   if (op.transposed) std::swap(inputs, outputs);
-  require(src.dims[1] == inputs);
+  require(src.dims[1] == inputs && outputs > 0);
+  check_bias(call, 2, outputs, src.dtype);
   if (inputs == 0) outputs = 0;  // ATen's result for no channels, whatever the weight
   Meta dst = src;
   dst.dims[1] = outputs;
   for (std::size_t i = 0; i + 2 < rank; ++i) {
     std::int64_t& size = dst.dims[2 + i];
     const Window window{weight.dims[2 + i], stride[i], padding[i], dilation[i]};
-    require(stride[i] > 0);
+    require(window.kernel > 0 && stride[i] > 0 && padding[i] >= 0 && dilation[i] > 0);
+    require(0 <= output_padding[i]);
+    require(!op.transposed || output_padding[i] < std::max(stride[i], dilation[i]));
     size = op.transposed ? window.transposed(size, output_padding[i]) : window.count(size);
     require(size > 0);
   }
@@ -212,7 +138,8 @@ Metas pooling(const Call& call) {
   for (std::size_t i = 0; i < spatial; ++i) {
     std::int64_t& size = dst.dims[dst.dims.size() - spatial + i];
     const Window window{kernel[i], stride[i], padding[i], dilation[i]};
-    require(stride[i] > 0 && padding[i] >= 0 && 2 * padding[i] <= window.reach() && size > 0);
+    require(kernel[i] > 0 && stride[i] > 0 && padding[i] >= 0 && dilation[i] > 0);
+    require(2 * padding[i] <= window.reach() && kernel[i] <= size);  // ATen's 3-D means need this
     size = ceil_mode ? window.count_cut(size) : window.count(size);
     require(size > 0);
   }
@@ -227,7 +154,8 @@ Metas with_spatial(Meta dst, const Dims& spatial) {
 }
 
 Metas adaptive_pooling(const Call& call) {
-  return with_spatial(call.floating(0), call.list(1, spatial_of(call.name())));
+  require(call.list(1).size() == spatial_of(call.name()));
+  return with_spatial(call.floating(0), call.list(1));
 }
 
 // (input, output_size or none, ..., scale factors or none).
@@ -235,23 +163,35 @@ Metas resampling(const Call& call) {
   const Meta& src = call.floating(0);
   const std::size_t spatial = spatial_of(call.name());
   require(src.dims.size() == 2 + spatial);
-  if (!call.is_none(1)) return with_spatial(src, call.list(1, spatial));
-  const std::vector<double> scales = call.numbers(call.count() - 1);
+  const std::size_t factors = call.count() - 1;
+  if (!call.is_none(1)) {
+    require(call.is_none(factors) && call.list(1).size() == spatial);
+    return with_spatial(src, call.list(1));
+  }
+  const std::vector<double> scales = call.numbers(factors);
   require(scales.size() == spatial);
   Dims dims(spatial);
   for (std::size_t i = 0; i < spatial; ++i) {
-    dims[i] = static_cast<std::int64_t>(static_cast<double>(src.dims[2 + i]) * scales[i]);
+    const double size = static_cast<double>(src.dims[2 + i]) * scales[i];
+    require(0 <= size && size <= static_cast<double>(kMost));
+    dims[i] = static_cast<std::int64_t>(size);
   }
   return with_spatial(src, dims);
 }
 
-// (input, pads of the last dim first, ...).
+// (input, pads of the last dim first, mode if it is "pad", value). Modes other than "constant" need
+// images, and read each pixel once at most for a pad.
 Metas padding(const Call& call) {
   Meta dst = call.floating(0);
   const Dims pads = call.list(1);
   require(pads.size() % 2 == 0 && pads.size() / 2 <= dst.dims.size());
+  const bool constant = call.name().ends_with("constant_pad_nd") || call.text(2) == "constant";
+  require(constant || (call.is_none(3) && are_images(dst, pads.size() / 2)));
   for (std::size_t i = 0; i < pads.size() / 2; ++i) {
     std::int64_t& size = dst.dims[dst.dims.size() - 1 - i];
+    for (const std::int64_t pad : {pads[2 * i], pads[2 * i + 1]}) {
+      require(constant ? pad > -size : 0 <= pad && pad < size);
+    }
     size += pads[2 * i] + pads[2 * i + 1];
     require(size > 0);
   }
@@ -275,6 +215,7 @@ Metas linear(const Call& call) {
   const Meta& weight = call.tensor(1);
   require(weight.dims.size() == 2 && weight.dtype == dst.dtype && !dst.dims.empty());
   require(dst.dims.back() == weight.dims[1]);
+  check_bias(call, 2, weight.dims[0], dst.dtype);
   dst.dims.back() = weight.dims[0];
   return {dst};
 }
@@ -328,14 +269,23 @@ Metas stack(const Call& call) {
   return {dst};
 }
 
+// Whether each dim is named; none may be named twice.
+std::vector<bool> named_once(const Dims& dims, std::size_t rank) {
+  std::vector<bool> named(rank, false);
+  for (const std::int64_t dim : dims) {
+    require(!named[wrap(dim, rank)]);
+    named[wrap(dim, rank)] = true;
+  }
+  return named;
+}
+
 // (input, dims or none for all, keepdim, ...).
 Metas reduction(const Call& call) {
   const Meta& src = call.floating(0);
   const std::size_t rank = src.dims.size();
   std::vector<bool> reduced(rank, true);
   const Dims given = call.is_none(1) ? Dims{} : call.list(1);
-  if (!given.empty()) reduced.assign(rank, false);
-  for (const std::int64_t dim : given) reduced[wrap(dim, rank)] = true;
+  if (!given.empty()) reduced = named_once(given, rank);
   Meta dst{{}, src.dtype};
   for (std::size_t i = 0; i < rank; ++i) {
     if (!reduced[i]) dst.dims.push_back(src.dims[i]);
@@ -350,6 +300,12 @@ Metas reduction_with_dtype(const Call& call) {
   return reduction(call);
 }
 
+// No values have no extreme.
+Metas extremes(const Call& call) {
+  require(std::ranges::find(call.tensor(0).dims, 0) == call.tensor(0).dims.end());
+  return reduction(call);
+}
+
 // ---- views --------------------------------------------------------------------------------------
 
 // (input, dims with at most one -1).
@@ -360,11 +316,12 @@ Metas view(const Call& call) {
   const auto free = std::ranges::find(dst.dims, -1);
   if (free != dst.dims.end()) {
     *free = 1;
+    require_small(dst.dims);
     const std::int64_t others = c10::multiply_integers(dst.dims);
     require(others > 0 && count % others == 0);
     *free = count / others;
   }
-  require(std::ranges::all_of(dst.dims, [](std::int64_t size) { return size >= 0; }));
+  require_small(dst.dims);
   require(c10::multiply_integers(dst.dims) == count);
   return {dst};
 }
@@ -411,8 +368,7 @@ Metas unsqueeze(const Call& call) {
 // (input, a dim or several): removes those of size 1.
 Metas squeeze(const Call& call) {
   const Meta& src = call.tensor(0);
-  std::vector<bool> named(src.dims.size(), false);
-  for (const std::int64_t dim : call.list(1)) named[wrap(dim, named.size())] = true;
+  const std::vector<bool> named = named_once(call.list(1), src.dims.size());
   Meta dst{{}, src.dtype};
   for (std::size_t i = 0; i < named.size(); ++i) {
     if (!named[i] || src.dims[i] != 1) dst.dims.push_back(src.dims[i]);
@@ -449,7 +405,7 @@ Metas slice(const Call& call) {
   Meta dst = call.tensor(0);
   std::int64_t& size = dst.dims[wrap(call.integer(1), dst.dims.size())];
   const auto bound = [&](std::size_t i, std::int64_t missing) {
-    const std::int64_t given = call.is_none(i) ? missing : call.integer(i);
+    const std::int64_t given = call.is_none(i) ? missing : call.unbounded(i);
     return std::clamp(given < 0 ? given + size : given, std::int64_t{0}, size);
   };
   const std::int64_t begin = bound(2, 0), end = bound(3, size), step = call.integer(4);
@@ -459,8 +415,10 @@ Metas slice(const Call& call) {
 }
 
 // Parts of at most `length` along a dim.
-Metas parts(const Meta& src, std::size_t dim, std::int64_t length) {
+Metas parts(const Call& call, std::size_t dim, std::int64_t length) {
+  const Meta& src = call.tensor(0);
   require(length > 0 && src.dims[dim] > 0);
+  require((src.dims[dim] + length - 1) / length == call.results());  // a file may want 2^31
   Metas result;
   for (std::int64_t left = src.dims[dim]; left > 0; left -= length) {
     result.push_back(src);
@@ -475,13 +433,12 @@ Metas chunk(const Call& call) {
   const std::size_t dim = wrap(call.integer(2), src.dims.size());
   const std::int64_t count = call.integer(1);
   require(count > 0);
-  return parts(src, dim, (src.dims[dim] + count - 1) / count);
+  return parts(call, dim, (src.dims[dim] + count - 1) / count);
 }
 
 // (input, length, dim).
 Metas split(const Call& call) {
-  const Meta& src = call.tensor(0);
-  return parts(src, wrap(call.integer(2), src.dims.size()), call.integer(1));
+  return parts(call, wrap(call.integer(2), call.tensor(0).dims.size()), call.integer(1));
 }
 
 // (input, lengths, dim).
@@ -502,7 +459,10 @@ Metas split_with_sizes(const Call& call) {
 // Quantized meta tensors do not exist: their kernels raise errors or return floats.
 template <std::size_t dtype>
 Metas quantize(const Call& call) {
-  return {{call.floating(0).dims, static_cast<at::ScalarType>(call.integer(dtype))}};
+  const std::int64_t type = call.integer(dtype);
+  require(0 <= type && type < std::int64_t(at::ScalarType::NumOptions));
+  require(c10::isQIntType(static_cast<at::ScalarType>(type)));
+  return {{call.floating(0).dims, static_cast<at::ScalarType>(type)}};
 }
 
 Metas dequantize(const Call& call) {
@@ -551,7 +511,7 @@ const std::vector<Row>& rows() {
       {concat, {"cat."}},
       {stack, {"stack."}},
       {reduction_with_dtype, {"mean.dim", "sum.dim_IntList"}},
-      {reduction, {"amax.", "amin."}},
+      {extremes, {"amax.", "amin."}},
       {view, {"view.", "reshape."}},
       {flatten, {"flatten.using_ints"}},
       {permute, {"permute."}},
@@ -595,6 +555,7 @@ std::optional<std::vector<Meta>> known_results(const Node& node, const std::vect
   }
   try {
     Metas results = rule(Call(node, metas));
+    for (const Meta& result : results) require_small(result.dims);
     return results.size() == node.outputs.size() ? std::optional(results) : std::nullopt;
   } catch (const NotKnown&) {
     return std::nullopt;

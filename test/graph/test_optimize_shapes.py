@@ -1,14 +1,16 @@
 """Sizes and types of results: the rules of csrc/graph/shapes.cpp against meta tensors."""
 
+import io
 import subprocess
 import sys
 
 import pytest
 import torch
 from helpers import networks as models
+from torch import nn
 
 import torch_blocked as tb
-from torch_blocked import _C
+from torch_blocked import _C, saved
 from torch_blocked.capture import capture
 from torch_blocked.captured import VALUE, Capture, Node
 
@@ -198,6 +200,134 @@ def test_left_to_pytorch(case):
     node.outputs = [100]
     assert _C.known_results(node, values) is None
 
+
+# ---- a stranger's numbers -----------------------------------------------------------------------
+
+NUMBERS = (0, -1, -2, 3, 7, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
+REALS = (0.0, -1.0, 1e-300, 1e300, float("inf"), float("nan"))
+SMALL = 1000  # what may be computed
+
+
+def variants(value):
+    """The argument with one number or size changed, in every place."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, (int, float)):
+        yield from (n for n in (NUMBERS if isinstance(value, int) else REALS) if n != value)
+    elif isinstance(value, torch.Tensor):
+        for i, size in enumerate(value.shape):
+            others = [value.shape[:i] + (n,) + value.shape[i + 1 :] for n in (0, 1, size + 1)]
+            for dims in [*others, value.shape[:i] + value.shape[i + 1 :]]:
+                yield t(*dims, dtype=value.dtype)
+        yield t(1, *value.shape, dtype=value.dtype)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from (value[:i] + [each] + value[i + 1 :] for each in variants(item))
+        yield from ([value[1:], value + value[:1]] if value else [])
+
+
+def holds_tensors(value):
+    items = value if isinstance(value, list) else [value]
+    return any(isinstance(each, torch.Tensor) for each in items)
+
+
+def is_small(value):
+    if isinstance(value, list):
+        return all(map(is_small, value))
+    return not isinstance(value, (int, float)) or abs(value) < SMALL
+
+
+def variants_of(case):
+    for i in range(2, len(case)):
+        yield from ((i, (*case[:i], each, *case[i + 1 :])) for each in variants(case[i]))
+
+
+def by_pytorch(node, values):
+    """As by_meta_tensors(), and what only the op itself refuses is refused."""
+    if is_small(node.arguments):
+        values = {i: torch.zeros(each.shape, dtype=each.dtype) for i, each in values.items()}
+    return by_meta_tensors(node, values)
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=case_id)
+def test_a_rule_takes_nothing_that_pytorch_refuses(case):
+    for _, changed in variants_of(case):
+        node, values = node_of(changed)
+        try:
+            results = by_pytorch(node, values)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            results = None
+        node.outputs = list(range(100, 100 + len(results or [0])))
+        known = _C.known_results(node, values)
+        assert known is None or (results is not None and known == described(results)), changed
+
+
+class Calls(nn.Module):
+    def __init__(self, op, arguments):
+        super().__init__()
+        self.op, self.arguments = op, arguments
+
+    def forward(self, *tensors):
+        values = [each.relu() for each in tensors]
+        names = [each.name for each in self.op._schema.arguments if each.kwarg_only]
+        positional = self.arguments[: len(self.arguments) - len(names)]
+        named = dict(zip(names, self.arguments[len(positional) :], strict=True))
+        return self.op(*(evaluated(each, values) for each in positional), **named)
+
+
+def filled(value):
+    return torch.linspace(-1, 1, value.numel()).reshape(value.shape).to(value.dtype)
+
+
+def outcome(run, *inputs):
+    try:
+        results = run(*inputs)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return None
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def loaded(data, choice):
+    file = io.BytesIO()
+    saved.save(data, file)
+    file.seek(0)
+    try:
+        model = tb.load(file)
+    except ValueError:
+        return None
+    model.choice = choice
+    return model
+
+
+@pytest.mark.parametrize("choice", ("blocked", "dense"))
+@pytest.mark.parametrize("case", KNOWN, ids=case_id)
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_another_number_in_a_file(case, choice, cache_folder):
+    """load() refuses it, or the call does, or the results are those of the op itself."""
+    node, values = node_of(case)
+    op = getattr(getattr(torch.ops.aten, case[0]), case[1] or "default")
+    inputs = tuple(filled(each) for each in values.values())
+    file = io.BytesIO()
+    tb.optimize(Calls(op, node.arguments).eval(), inputs, tune=False, verify=False).save(file)
+    for place, changed in variants_of(case):
+        if holds_tensors(case[place]) or not is_small(changed[place]):
+            continue
+        data = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        (call,) = (
+            each for each in data["forms"][0]["capture"]["nodes"] if each["name"] == node.name
+        )
+        arguments = node_of(changed)[0].arguments
+        call["arguments"][place - 2] = arguments[place - 2]
+        expected = outcome(Calls(op, arguments), *inputs)
+        model = loaded(data, choice)
+        results = model and outcome(model, *inputs)
+        if results is not None:
+            assert expected is not None, changed
+            torch.testing.assert_close(results, expected, equal_nan=True)
+
+
+# ---- the time that rules save -------------------------------------------------------------------
 
 LOADED = """
 import sys, torch, torch_blocked
