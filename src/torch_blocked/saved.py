@@ -35,10 +35,11 @@ _Rule = Callable[[Any], bool]
 
 
 def to_data(signature: tuple[Any, Any], captured: Capture) -> dict[str, Any]:
-    """A capture, and the signature of the calls that it serves, as data for torch.save. Later calls
-    do not change it: the checksum is of what is written."""
+    """A capture, and the signature of the calls that it serves, as data for torch.save, which later
+    calls do not change."""
     names = [each.name for each in fields(Capture) if each.name != "ran"]
-    data = pytree.tree_map(_itself, {name: getattr(captured, name) for name in names})
+    data = {name: getattr(captured, name) for name in names}
+    data["also"] = list(captured.also)  # later calls add to it and take from it
     # A file for others must not reveal folders of this machine.
     data["nodes"] = [vars(node) | {"line": os.path.basename(node.line)} for node in captured.nodes]
     data["out_spec"] = structure.dumps(captured.out_spec)
@@ -48,10 +49,6 @@ def to_data(signature: tuple[Any, Any], captured: Capture) -> dict[str, Any]:
         "spec": spec if isinstance(spec, int) else structure.dumps(spec),
         "constants": [each for _, each in constants],
     }
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf
 
 
 def of_data(data: dict[str, Any]) -> tuple[tuple[Any, Any], Capture]:
