@@ -101,11 +101,12 @@ wheel: $(BUILD)/dev-installed
 
 fuzz: extension
 	$(REQUIRED) fuzz $(TORCH) | $(PIP) install -r /dev/stdin
-	$(BIN)/python test/fuzz/fuzz.py --minutes $(MINUTES)
-	$(BIN)/python test/random/fuzz_models.py --models $(FUZZ_MODELS)
-	$(BIN)/python test/random/fuzz_files.py --files $(FUZZ_MODELS)
-	$(BIN)/python test/random/random_edges.py --models $(FUZZ_MODELS)
-	$(BIN)/python test/random/random_inputs.py --models 20
+	failed=; for each in "fuzz/fuzz.py --minutes $(MINUTES)" \
+	    "random/fuzz_models.py --models $(FUZZ_MODELS)" \
+	    "random/fuzz_files.py --files $(FUZZ_MODELS)" \
+	    "random/random_edges.py --models $(FUZZ_MODELS)" "random/random_inputs.py --models 20"; do \
+	  $(BIN)/python test/$$each || failed="$$failed, $$each"; \
+	done; if [ "$$failed" ]; then echo "failed$$failed"; exit 1; fi
 
 bench: built
 	$(BIN)/python -m torch_blocked bench models $(MODELS)
