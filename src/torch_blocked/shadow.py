@@ -386,6 +386,7 @@ IN_PLACE_VIEWS = {
     aten.t_.default: aten.t.default,
     aten.as_strided_.default: aten.as_strided.default,
     aten.resize_.default: None,  # a dense view may become larger
+    aten.resize_as_.default: None,
 }
 
 _OURS = ("_physical", "_channels", "_dense", "_shadow", "_strides", "_contiguous")

@@ -56,6 +56,20 @@ RESIZES = {
     "resize_ none": (DIMS, lambda x: x.resize_(0)),
     "resize_ back": (DIMS, lambda x: x.resize_(0).resize_(DIMS)),
     "resize_as_": (DIMS, lambda x: x.resize_as_(torch.zeros(17, 2, 5, 6))),
+    "resize_as_ preserved": (
+        DIMS,
+        lambda x: x.resize_as_(torch.zeros(17, 2, 5, 6), memory_format=torch.preserve_format),
+    ),
+    "resize_as_ channels last": (
+        DIMS,
+        lambda x: x.resize_as_(torch.zeros(17, 2, 5, 6), memory_format=torch.channels_last),
+    ),
+    "resize_as_ blocked": (
+        DIMS,
+        lambda x: x.resize_as_(
+            torch.zeros(17, 2, 5, 6).to_blocked(), memory_format=torch.preserve_format
+        ),
+    ),
 }
 
 

@@ -1,6 +1,8 @@
 """What ATen refuses of a dense tensor is refused of a blocked one, with the same kind of exception;
 and where ATen puts NaN, NaN is."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,6 +82,8 @@ TAKEN = {
     "sum as int": (DIMS, lambda x: x.sum(1, dtype=torch.int32)),
     "mean of int as float": (DIMS, lambda x: x.int().mean((1, 2), dtype=torch.float32)),
     "logsumexp of int": (DIMS, lambda x: x.int().logsumexp(1)),
+    "logsumexp of no images": ((0, 16, 6, 5), lambda x: x.logsumexp((0, 1))),
+    "logsumexp of no pixels": ((2, 16, 0, 5), lambda x: x.logsumexp((1, 2), keepdim=True)),
     "cat of disjoint parts": (
         (4, *DIMS[1:]),
         lambda x: torch.cat([x[:1], x[1:2]], out=x[2:]),
@@ -119,6 +123,50 @@ def test_gradients_of_other_channels_have_no_kernel(name):
     gradient = random_dense(2, 15, *((3, 5) if name == "glu" else (6, 5)))
     with torch_blocked.strict(), pytest.raises(NotImplementedError, match="with 16 channels"):
         BACKWARDS[name](x, blocked(gradient))
+
+
+# A norm or a layer, called with two parameters, None or of some shape.
+native = torch.ops.aten.native_layer_norm
+WITH_PARAMETERS = {
+    "batch norm": lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+    "of the running": lambda x, w, b: F.batch_norm(x, torch.zeros(16), torch.ones(16), w, b),
+    "running statistics": lambda x, w, b: F.batch_norm(x, w, b, None, None, True),
+    "group norm": lambda x, w, b: F.group_norm(x, 4, w, b),
+    "instance norm": lambda x, w, b: F.instance_norm(x, None, None, w, b),
+    "layer norm": lambda x, w, b: native(x, (6, 5), w, b, 1e-5),
+    "layer norm of rows": lambda x, w, b: native(x, (5,), w, b, 1e-5),
+    "layer norm of all": lambda x, w, b: native(x, DIMS[1:], w, b, 1e-5),
+    "convolution": lambda x, w, b: F.conv2d(x, torch.ones(16, 16, 1, 1), w if b is None else b),
+    "loss": lambda x, w, b: torch.ops.aten.nll_loss2d_forward(
+        x, torch.ones(2, 6, 5, dtype=torch.int64), w if b is None else b, 1, -1
+    ),
+}
+SHAPES = ((16,), (15,), (1,), (), (6, 5), (1, 5), (6, 1), (5,), (1, 1, 1), DIMS[1:], (16, 1, 1))
+
+
+def outcome(function, x, parameters):
+    try:
+        results = function(x, *(each if each is None else each.clone() for each in parameters))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return type(error)
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [each.to_dense() if torch_blocked.is_blocked(each) else each for each in results]
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_parameters_of_another_shape(name):
+    """Shapes that happen to broadcast are refused, too."""
+    x, function = random_dense(*DIMS), WITH_PARAMETERS[name]
+    taken = 0
+    for shapes in itertools.product((None, *SHAPES), repeat=2):
+        parameters = [None if each is None else random_dense(*each).abs() for each in shapes]
+        expected, actual = (outcome(function, each, parameters) for each in (x, blocked(x)))
+        if isinstance(expected, list):
+            taken += 1
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+        else:
+            assert isinstance(actual, type) and issubclass(actual, expected), (shapes, actual)
+    assert taken
 
 
 # --- NaN in a grid

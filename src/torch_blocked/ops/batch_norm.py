@@ -27,12 +27,13 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     place. Any number of threads gives the same bits. bfloat16 and float16 are computed in float32,
     and the statistics have the parameters' dtype."""
     physical, channels = input._physical, input._channels
+    expect((mean is None) == (var is None), "both running statistics or none")
     if training:
         out, *statistics = _tb.batch_norm_training(
             physical, channels, weight, bias, mean, var, momentum, eps
         )
         return BlockedTensor(out, channels), *statistics
-    expect(mean is not None and var is not None, "running statistics")
+    expect(mean is not None, "running statistics")
     out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
     return BlockedTensor(out, channels), empty, empty.clone()

@@ -50,7 +50,7 @@ def native_layer_norm(func, input, normalized_shape, weight, bias, eps):
     -> output in the format of input; mean and 1 / sqrt(var + eps) with 1 for the normalized dims,
     dense in the first case and blocked in the second."""
     expect(input.dtype == torch.float32, "float32")
-    count = _normalized(input, normalized_shape)
+    count = _normalized(input, normalized_shape, weight, bias)
     physical, channels = input._physical, input._channels
     if count == input.dim() - 1:
         out, mean, rstd = _tb.group_norm(physical, channels, None, None, 1, eps)
@@ -78,7 +78,7 @@ def native_layer_norm_backward(
     dx = rstd * (dy - mean(dy) - x_hat * mean(dy * x_hat)), where dy is the gradient times the
     weight.
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450)."""
-    count = _normalized(input, normalized_shape)
+    count = _normalized(input, normalized_shape, weight, bias)
     channels, ndim = input._channels, input.dim()
     grad = gradient_like(grad_out, input._channels, input)
     mean, rstd = (_statistics(value, input, count) for value in (mean, rstd))
@@ -97,12 +97,15 @@ def native_layer_norm_backward(
     return clear_tail(grad_input, channels) if output_mask[0] else None, *parameters
 
 
-def _normalized(input: BlockedTensor, normalized_shape) -> int:
-    """The number of trailing dims that are normalized. N may not be among them."""
+def _normalized(input: BlockedTensor, normalized_shape, *parameters: Tensor | None) -> int:
+    """The number of trailing dims that are normalized. N may not be among them. Parameters have
+    these dims, too."""
     expect(input.is_floating_point(), "floating-point values")
     count, trailing = len(normalized_shape), tuple(normalized_shape)
     fits = 0 < count < input.dim() and tuple(input.shape[-count:]) == trailing and 0 not in trailing
     expect(fits, "trailing dims without N, none of them empty")
+    for each in parameters:
+        expect(each is None or tuple(each.shape) == trailing, "parameters of the normalized dims")
     return count
 
 

@@ -96,9 +96,10 @@ def _classes(input, target, weight, ignore_index) -> tuple[Tensor, Tensor]:
     pixels = (input.shape[0], *input.shape[2:])
     expect(input.dim() == 4 and tuple(target.shape) == pixels, "[N, C, H, W] and a class a pixel")
     expect(target.dtype == torch.int64, "classes in int64")
+    expect(weight is None or weight.numel() == input._channels, "a weight for each class")
     used = target != ignore_index
     index = torch.where(used, torch.where(target < 0, input._channels, target), -1)
     if weight is None:
         return index, used.to(input.dtype)
-    chosen = weight[index.clamp(0, input._channels - 1)]
+    chosen = weight.flatten()[index.clamp(0, input._channels - 1)]
     return index, torch.where(used, chosen, 0)

@@ -224,6 +224,8 @@ def _spread_in(physical: Tensor, func, input, dims, correction) -> Tensor:
 
 def _logsumexp(input, dims) -> Tensor:
     lanes = [*dims, input.dim()]
+    if 0 in (input.shape[dim] for dim in dims):
+        return _sum(input._physical, input._channels, dims).log()  # of no values: -inf
     greatest = _combined(input, torch.maximum, lambda part: part.amax(lanes, keepdim=True))
     finite = greatest.masked_fill(greatest.abs() == math.inf, 0)
     terms = clear_tail((input._physical - finite).exp(), input._channels)._physical

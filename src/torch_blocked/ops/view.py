@@ -227,7 +227,14 @@ def resize_(func, input, size, **options):
 
 @implements(aten.resize_as_.default)
 def resize_as_(func, input, template, **options):
-    return aten.resize_.default(input, template.shape, **options)
+    """As resize_(). Of `template` only the dims count, and its strides if it is dense."""
+    if isinstance(template, BlockedTensor):
+        template = torch.empty(template.shape)
+    if isinstance(input, BlockedTensor):
+        if input.shape == template.shape:
+            return input
+        become(input, dense_view(aten.alias.default, input))
+    return func(input, template, **options)
 
 
 @implements(aten.set_.default)
