@@ -55,6 +55,12 @@ CASES = {
     "max_pool3d of no channels": ((2, 0, 4, 6, 6), lambda x: F.max_pool3d(x, 2)),
     "nearest of no channels": ((2, 0, 6, 6), lambda x: F.interpolate(x, scale_factor=2)),
     "reflection of no channels": ((2, 0, 6, 6), lambda x: F.pad(x, (1,) * 4, mode="reflect")),
+    "pixel_unshuffle by 0": ((0, 16, 6, 5), lambda x: F.pixel_unshuffle(x, 0)),
+    "pixel_unshuffle by no factor": ((0, 16, 6, 5), lambda x: F.pixel_unshuffle(x, 5)),
+    "group norm of other pixels": (
+        DIMS,
+        lambda x: torch.ops.aten.native_group_norm(x, None, None, 2, 16, -1, 4, 1e-5),
+    ),
     "gradient of fewer channels": (DIMS, gradient_of((2, 7, 4, 3))),
     "gradient of more channels": (DIMS, gradient_of((2, 9, 4, 3))),
     "gradient of fewer dims": (DIMS, gradient_of((2, 8, 4))),
@@ -82,6 +88,11 @@ TAKEN = {
     "sum as int": (DIMS, lambda x: x.sum(1, dtype=torch.int32)),
     "mean of int as float": (DIMS, lambda x: x.int().mean((1, 2), dtype=torch.float32)),
     "logsumexp of int": (DIMS, lambda x: x.int().logsumexp(1)),
+    "shuffle of no images": ((0, 16, 6, 5), lambda x: torch.channel_shuffle(x.long(), 4)),
+    "native shuffle of no images": (
+        (0, 16, 6, 5),
+        lambda x: torch.ops.aten.native_channel_shuffle(x.long(), 4),
+    ),
     "logsumexp of no images": ((0, 16, 6, 5), lambda x: x.logsumexp((0, 1))),
     "logsumexp of no pixels": ((2, 16, 0, 5), lambda x: x.logsumexp((1, 2), keepdim=True)),
     "cat of disjoint parts": (

@@ -26,7 +26,8 @@ _tb = torch.ops.torch_blocked
 def native_group_norm(func, input, weight, bias, batch, channels, pixels, groups, eps):
     """-> output in the format of input, and mean and 1 / sqrt(var + eps) of every group, dense
     [N, groups], in the parameters' dtype. Any number of threads gives the same bits."""
-    expect(tuple(input.shape[:2]) == (batch, channels), "N and C of the input")
+    sizes = (*input.shape[:2], math.prod(input.shape[2:]))
+    expect(sizes == (batch, channels, pixels), "N, C and the pixels of the input")
     out, mean, rstd = _tb.group_norm(input._physical, channels, weight, bias, groups, eps)
     return BlockedTensor(out, channels), mean, rstd
 

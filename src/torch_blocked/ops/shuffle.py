@@ -76,6 +76,8 @@ def repeat(func, input, repeats):
 def channel_shuffle(func, input, groups):
     channels = input._channels
     expect(groups > 0 and channels % groups == 0, "groups of whole channels")
+    if input.numel() == 0:  # of any type; what ATen does in steps divides by 0
+        return input.clone()
     size = channels // groups
     return gather_channels(input, [g * size + c for c in range(size) for g in range(groups)])
 
@@ -88,6 +90,8 @@ def pixel_shuffle(func, input, upscale_factor):
 
 @implements(aten.pixel_unshuffle.default, takes="input: blocked")
 def pixel_unshuffle(func, input, downscale_factor):
+    fits = downscale_factor > 0 and not any(size % downscale_factor for size in input.shape[2:])
+    expect(fits, "a factor of both image sizes")
     if input.shape[0] == 0:
         return input.clone()  # ATen returns an empty batch unchanged
     out = _tb.pixel_unshuffle(input._physical, input._channels, downscale_factor)
