@@ -36,6 +36,8 @@ TAKEN = {
     "kept": ("input: blocked, other: kept format", torch.preserve_format, torch.preserve_format),
     "alike": ("input: blocked, other: alike", DENSE, DENSE),
     "dense": ("input: blocked, other: dense", None, None),
+    "strided": ("input: blocked, other: strided", torch.strided, torch.strided),
+    "unpinned": ("input: blocked, other: unpinned", False, False),
 }
 
 
@@ -75,6 +77,12 @@ DECLINED = {
         "expected other with the rank and dtype of input",
     ),
     "device": ("input: blocked, device: cpu", (X, 0), "expected the CPU, got meta"),
+    "layout": (
+        "input: blocked, other: strided",
+        (X, torch.sparse_coo),
+        "expected a strided tensor, got torch.sparse_coo",
+    ),
+    "pinned": ("input: blocked, other: unpinned", (X, True), "expected memory that is not pinned"),
 }
 
 

@@ -35,6 +35,15 @@ def like(x, other):
     return blocked(other) if torch_blocked.is_blocked(x) and other.dim() in TAGS else other
 
 
+PINNED = {
+    "empty_like": lambda x: torch.empty_like(x, pin_memory=True),
+    "zeros_like": lambda x: torch.zeros_like(x, pin_memory=True),
+    "ones_like": lambda x: torch.ones_like(x, pin_memory=True),
+    "full_like": lambda x: torch.full_like(x, 3, pin_memory=True),
+    "randn_like": lambda x: torch.randn_like(x, pin_memory=True),
+    "new_full": lambda x: x.new_full(x.shape, 3, pin_memory=True),
+}
+
 CASES = {
     "mean of int": (DIMS, lambda x: x.int().mean()),
     "mean as int": (DIMS, lambda x: x.mean(dtype=torch.int32)),
@@ -65,6 +74,13 @@ CASES = {
     "gradient of more channels": (DIMS, gradient_of((2, 9, 4, 3))),
     "gradient of fewer dims": (DIMS, gradient_of((2, 8, 4))),
     "gradient of other pixels": (DIMS, gradient_of((2, 8, 3, 3))),
+    **{
+        f"{name} pinned of {'no ' * (not images)}images": ((images, *DIMS[1:]), function)
+        for images in (0, 2)
+        for name, function in PINNED.items()
+    },
+    "empty_like sparse": (DIMS, lambda x: torch.empty_like(x, layout=torch.sparse_coo)),
+    "full_like sparse": (DIMS, lambda x: torch.full_like(x, 3, layout=torch.sparse_coo)),
     "cat of out": (DIMS, lambda x: torch.cat([x, x], out=x)),
     "cat of a part of out": (DIMS, lambda x: torch.cat([x[:1]], out=x)),
     "stack of out": (DIMS, lambda x: torch.stack([x, x], out=x)),
@@ -99,6 +115,8 @@ TAKEN = {
         (4, *DIMS[1:]),
         lambda x: torch.cat([x[:1], x[1:2]], out=x[2:]),
     ),
+    "zeros_like sparse": (DIMS, lambda x: torch.zeros_like(x, layout=torch.sparse_coo)),
+    "zeros_like strided": (DIMS, lambda x: torch.zeros_like(x, layout=torch.strided)),
     "channels last": (DIMS, lambda x: x.contiguous(memory_format=torch.channels_last)),
 }
 

@@ -15,6 +15,8 @@ The contract names parameters of the handler and says what each must be:
     dims            a list of different dims
     kept format     a memory format that changes nothing: None or torch.preserve_format
     cpu             None or the device of the CPU
+    strided         None or torch.strided
+    unpinned        None or False: memory that is not pinned
 
 Other arguments are declined, in one sentence. When its file is imported, each contract becomes the
 source of a function, so that a call reads no strings."""
@@ -114,6 +116,12 @@ _CHECKS = {
     "cpu": """
         if {0} is not None and _device({0}).type != "cpu":
             raise _Declined("expected the CPU, got " + str({0}))""",
+    "strided": """
+        if {0} is not None and {0} is not _strided:
+            raise _Declined("expected a strided tensor, got " + str({0}))""",
+    "unpinned": """
+        if {0}:
+            raise _Declined("expected memory that is not pinned")""",
 }
 _NAMES = {
     "_BlockedTensor": BlockedTensor,
@@ -123,6 +131,7 @@ _NAMES = {
     "_wrapped_dims": wrapped_dims,
     "_preserve_format": torch.preserve_format,
     "_device": torch.device,
+    "_strided": torch.strided,
 }
 
 

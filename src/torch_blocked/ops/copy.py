@@ -16,6 +16,7 @@ _tb = torch.ops.torch_blocked
 
 _KEEP = (None, torch.preserve_format)
 _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}  # with their numbers of dims
+_OPTIONS = "input: blocked, device: cpu, layout: strided, pin_memory: unpinned"
 
 
 def _expect_rank(memory_format, input) -> None:
@@ -47,8 +48,18 @@ def clone(func, input, memory_format=None):
     return BlockedTensor(physical.clone(), input._channels)
 
 
-@implements(aten._to_copy.default, takes="input: blocked, device: cpu")
-def to_copy(func, input, *, dtype=None, memory_format=None, device=None, **rest):
+@implements(aten._to_copy.default, takes=_OPTIONS)
+def to_copy(
+    func,
+    input,
+    *,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+    non_blocking=False,
+    memory_format=None,
+):
     if memory_format in _KEEP:
         return BlockedTensor(func(input._physical, dtype=dtype), input._channels)
     _expect_rank(memory_format, input)
@@ -75,27 +86,29 @@ def zero_(func, input):
     return input
 
 
-@implements(aten.empty_like.default, aten.zeros_like.default, takes="input: blocked, device: cpu")
-def zeros_like(func, input, *, memory_format=None, device=None, **options):
+@implements(aten.empty_like.default, aten.zeros_like.default, takes=_OPTIONS)
+def zeros_like(
+    func, input, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+):
     """empty_like gives zeros too: its tail must be zero, and the rest may be."""
-    expect(not options.get("pin_memory"), "memory that is not pinned")
     if memory_format not in _KEEP:
-        return _dense_like(func, input, memory_format, {**options, "device": device})
-    dtype = options.get("dtype")
+        return _dense_like(func, input, dtype, memory_format)
     return BlockedTensor(torch.zeros_like(input._physical, dtype=dtype), input._channels)
 
 
-@implements(aten.ones_like.default, aten.full_like.default, takes="input: blocked, device: cpu")
-def full_like(func, input, *value, memory_format=None, device=None, **options):
+@implements(aten.ones_like.default, aten.full_like.default, takes=_OPTIONS)
+def full_like(
+    func, input, *value, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+):
     if memory_format not in _KEEP:
-        return _dense_like(func, input, memory_format, {**options, "device": device}, *value)
-    return clear_tail(func(input._physical, *value, dtype=options.get("dtype")), input._channels)
+        return _dense_like(func, input, dtype, memory_format, *value)
+    return clear_tail(func(input._physical, *value, dtype=dtype), input._channels)
 
 
-def _dense_like(func, input, memory_format, options, *value):
+def _dense_like(func, input, dtype, memory_format, *value):
     """A dense tensor, for calls that name a memory format of torch. It has no values yet."""
     like = input._physical.new_empty(()).expand(input.shape)
-    return func(like, *value, memory_format=memory_format, **options)
+    return func(like, *value, dtype=dtype, memory_format=memory_format)
 
 
 @implements(
@@ -103,11 +116,10 @@ def _dense_like(func, input, memory_format, options, *value):
     aten.new_zeros.default,
     aten.new_ones.default,
     aten.new_full.default,
-    takes="input: blocked, device: cpu",
+    takes=_OPTIONS,
 )
 def new(func, input, size, *value, dtype=None, layout=None, device=None, pin_memory=None):
     """Blocked like `input` if the result has the same rank, else dense."""
-    expect(layout in (None, torch.strided) and not pin_memory, "a strided tensor, not pinned")
     if len(size) != input.dim():
         return func(input._physical, size, *value, dtype=dtype)
     physical_shape = blocked_dims(size, input.block)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import warnings
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,11 +85,17 @@ def on_dense_copies(func, args, kwargs, reason: str):
     def from_dense(value):
         if id(value) in written:
             return written[id(value)]
-        if keeps_format and type(value) is Tensor and value.dim() == like.dim():
+        if keeps_format and _can_be_blocked(value) and value.dim() == like.dim():
             return to_blocked_like(value, like)
         return value
 
     return pytree.tree_map(from_dense, out)
+
+
+def _can_be_blocked(value: Any) -> bool:
+    """A call may name another device or layout for its result: x.cuda()."""
+    on_cpu = type(value) is Tensor and value.device.type in ("cpu", "meta")
+    return on_cpu and value.layout == torch.strided
 
 
 def _bring(func, argument: BlockedTensor, value: Tensor) -> None:
