@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -262,8 +263,20 @@ def _can_block(x: Tensor) -> bool:
     return 3 <= x.dim() <= 5 and x.layout == torch.strided
 
 
-def _blocked(x: Tensor, block: int) -> Tensor:
-    return x.to_blocked(format_name(x.dim(), block)) if _can_block(x) else x
+# What becomes of a drawn tensor, given its block.
+Place = Callable[[Tensor, int], Tensor]
+
+
+def blocked(x: Tensor, block: int) -> Tensor:
+    return x.to_blocked(format_name(x.dim(), block)) if block and _can_block(x) else x
+
+
+def dense(x: Tensor, block: int) -> Tensor:
+    return x
+
+
+def contiguous(x: Tensor, block: int) -> Tensor:
+    return x.contiguous()
 
 
 @dataclass
@@ -283,8 +296,8 @@ class Call:
         args, kwargs = pytree.tree_map(words, (self.args, self.kwargs))
         return f"{self.op}(*{args}, **{kwargs}) with tensors {self.forms}"
 
-    def arguments(self, is_blocked: bool) -> tuple[list, dict]:
-        """New tensors of the same values and strides, in their formats or all dense."""
+    def arguments(self, place: Place) -> tuple[list, dict]:
+        """New tensors of the same values and strides, each where `place` puts it."""
         forms = iter(self.forms or ())
 
         def placed(x: Tensor) -> Tensor:
@@ -292,7 +305,7 @@ class Call:
             x = x.detach().clone()
             if _can_block(x):
                 x = STRIDES[strides](x)
-            return _blocked(x, block) if is_blocked and block else x
+            return place(x, block)
 
         return pytree.tree_map_only(Tensor, placed, (self.args, self.kwargs))
 
@@ -326,7 +339,7 @@ def _add_out(draw, op: OpOverload, args: list, kwargs: dict, dims: tuple[int, ..
         return
     found = [torch.empty(0) for _ in names]
     if draw(st.integers(0, 9)):
-        came = _ran(Call(op, args, kwargs | dict(zip(names, found, strict=True)), None), False)
+        came = _ran(Call(op, args, kwargs | dict(zip(names, found, strict=True)), None), dense)
         found = found if came.error else came.results
     else:
         found = [_tensor(draw, dims) for _ in names]
@@ -368,8 +381,8 @@ class Came:
     arguments: list
 
 
-def _ran(call: Call, is_blocked: bool) -> Came:
-    args, kwargs = call.arguments(is_blocked)
+def _ran(call: Call, place: Place) -> Came:
+    args, kwargs = call.arguments(place)
     torch.manual_seed(0)
     error, results = None, []
     with warnings.catch_warnings(), torch.no_grad():
@@ -392,23 +405,23 @@ def check(call: Call) -> bool:
 
     What ATen refuses and computes may depend on strides, and a blocked tensor has none: then it
     must be as for contiguous tensors."""
-    blocked = _ran(call, True)
+    ours = _ran(call, blocked)
     try:
-        return _check_same(_ran(call, False), blocked, call)
+        return _check_same(_ran(call, dense), ours, call)
     except AssertionError:
-        return _check_same(_ran(replace(call, forms=None), False), blocked, call)
+        return _check_same(_ran(call, contiguous), ours, call)
 
 
-def _check_same(dense: Came, blocked: Came, call: Call) -> bool:
-    if dense.error or blocked.error:
-        same = _is_kind_of(blocked.error, dense.error) or _is_kind_of(dense.error, blocked.error)
-        assert same, f"dense gives {dense.error!r}, blocked {blocked.error!r}: {call}"
+def _check_same(theirs: Came, ours: Came, call: Call) -> bool:
+    if theirs.error or ours.error:
+        same = _is_kind_of(ours.error, theirs.error) or _is_kind_of(theirs.error, ours.error)
+        assert same, f"dense gives {theirs.error!r}, blocked {ours.error!r}: {call}"
         return False
-    assert len(dense.results) == len(blocked.results), str(call)
+    assert len(theirs.results) == len(ours.results), str(call)
     has_values = name_of(call.op) not in _UNINITIALISED
-    for expected, actual in zip(dense.results, blocked.results, strict=True):
+    for expected, actual in zip(theirs.results, ours.results, strict=True):
         _check_alike(expected, actual, call, has_values)
-    for expected, actual in zip(dense.arguments, blocked.arguments, strict=True):
+    for expected, actual in zip(theirs.arguments, ours.arguments, strict=True):
         _check_alike(expected, actual, call, has_values)
     return True
 

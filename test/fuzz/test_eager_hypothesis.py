@@ -10,7 +10,7 @@ from pathlib import Path
 import eager_calls
 import pytest
 import torch
-from eager_calls import Call, calls, check
+from eager_calls import Call, blocked, calls, check
 from helpers.draws import draws
 from helpers.problems import threads
 from hypothesis import HealthCheck, given, settings
@@ -92,7 +92,7 @@ def test_a_written_argument_is_compared(monkeypatch):
 def test_formats_and_strides_are_as_drawn():
     x = torch.randn(3, 9, 5, 4)
     call = Call(torch.ops.aten.add.Tensor, [x, x], {}, [("transposed", 16), ("sliced", 0)])
-    (first, second), _ = call.arguments(is_blocked=True)
+    (first, second), _ = call.arguments(blocked)
     assert torch_blocked.format_of(first) == "nChw16c"
     assert torch.equal(first.to_dense(), x) and torch.equal(second, x)
     assert second.stride() == (9 * 5 * 9, 5 * 9, 9, 2)
