@@ -111,6 +111,8 @@ TAKEN = {
     ),
     "logsumexp of no images": ((0, 16, 6, 5), lambda x: x.logsumexp((0, 1))),
     "logsumexp of no pixels": ((2, 16, 0, 5), lambda x: x.logsumexp((1, 2), keepdim=True)),
+    "norm of one channel": ((2, 1, 6, 5), lambda x: torch.linalg.vector_norm(x, 1e-5, 1)),
+    "norm of one image": ((1, 1, 6, 5), lambda x: torch.linalg.vector_norm(x, 1e-5, (0, 1))),
     "cat of disjoint parts": (
         (4, *DIMS[1:]),
         lambda x: torch.cat([x[:1], x[1:2]], out=x[2:]),
@@ -196,6 +198,33 @@ def test_parameters_of_another_shape(name):
         else:
             assert isinstance(actual, type) and issubclass(actual, expected), (shapes, actual)
     assert taken
+
+
+WITHOUT_A_VALUE_EACH = {
+    "weight": lambda x, a, b: norm(x, b, a, None, None, True, 0.1, 1e-5),
+    "bias": lambda x, a, b: norm(x, a, b, None, None, True, 0.1, 1e-5),
+    "running mean": lambda x, a, b: norm(x, a, a, b, a, False, 0.1, 1e-5),
+    "running variance": lambda x, a, b: norm(x, a, a, a, b, True, 0.1, 1e-5),
+    "no running": lambda x, a, b: norm(x, a, a, None, None, False, 0.1, 1e-5),
+    "gradient, weight": lambda x, a, b: gradient(x, x, b, a, a, a, a, True, 1e-5, [True] * 3),
+    "gradient, mean": lambda x, a, b: gradient(x, x, a, a, a, b, a, True, 1e-5, [True] * 3),
+    "gradient, variance": lambda x, a, b: gradient(x, x, a, a, b, a, a, False, 1e-5, [True] * 3),
+    "gradient, no running": lambda x, a, b: gradient(
+        x, x, a, None, None, a, a, False, 1e-5, [True] * 3
+    ),
+    "gradient, no mean": lambda x, a, b: gradient(
+        x, x, a, None, None, None, a, True, 1e-5, [True] * 3
+    ),
+}
+norm, gradient = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_VALUE_EACH)
+def test_a_batch_norm_reads_a_value_for_each_channel(name):
+    """Called directly, ATen reads beyond memory."""
+    x, parameter = blocked(random_dense(*DIMS)), torch.ones(16)
+    with pytest.raises(RuntimeError, match="torch_blocked::native_batch_norm: expected"):
+        WITHOUT_A_VALUE_EACH[name](x, parameter, parameter[:3])
 
 
 # --- NaN in a grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torch_blocked.ops.contract import expect, implements
 from torch_blocked.ops.operands import (
@@ -27,13 +28,14 @@ def native_batch_norm(func, input, weight, bias, mean, var, training, momentum, 
     place. Any number of threads gives the same bits. bfloat16 and float16 are computed in float32,
     and the statistics have the parameters' dtype."""
     physical, channels = input._physical, input._channels
+    _check_sizes(channels, weight, bias, mean, var)
     expect((mean is None) == (var is None), "both running statistics or none")
     if training:
         out, *statistics = _tb.batch_norm_training(
             physical, channels, weight, bias, mean, var, momentum, eps
         )
         return BlockedTensor(out, channels), *statistics
-    expect(mean is not None, "running statistics")
+    _check_given(mean)
     out = _tb.batch_norm_inference(physical, channels, weight, bias, mean, var, eps)
     empty = mean.new_empty(0)
     return BlockedTensor(out, channels), empty, empty.clone()
@@ -92,7 +94,10 @@ def native_batch_norm_backward(
     if train:
         mean, invstd = save_mean, save_invstd
     else:
+        _check_given(running_mean, running_var)
         mean, invstd = running_mean, (running_var.float() + eps).rsqrt()
+    _check_given(mean, invstd)
+    _check_sizes(input._channels, weight, mean, invstd)
     gradients = _tb.batch_norm_backward(
         gradient_like(grad_out, input._channels, input),
         input._physical,
@@ -116,6 +121,26 @@ def batch_norm_backward(
         func, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps,
         output_mask,
     )  # fmt: skip
+
+
+def _check_sizes(channels: int, *parameters: Tensor | None) -> None:
+    """Raises RuntimeError. These ops are not declined: called directly, ATen reads a value for each
+    channel, whether there is one or not."""
+    for each in parameters:
+        if each is not None and each.numel() != channels:
+            raise RuntimeError(
+                f"torch_blocked::native_batch_norm: expected parameters of {channels} values, got "
+                f"{tuple(each.shape)}; pass one for each channel"
+            )
+
+
+def _check_given(*statistics: Tensor | None) -> None:
+    """Raises RuntimeError: ATen would read them."""
+    if any(each is None for each in statistics):
+        raise RuntimeError(
+            "torch_blocked::native_batch_norm: expected a mean and a variance, got None; pass the "
+            "running statistics, or those of the batch for the gradient of training"
+        )
 
 
 @torch.library.register_fake("torch_blocked::batch_norm_inference")
