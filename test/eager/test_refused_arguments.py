@@ -84,6 +84,7 @@ CASES = {
     "cat of out": (DIMS, lambda x: torch.cat([x, x], out=x)),
     "cat of a part of out": (DIMS, lambda x: torch.cat([x[:1]], out=x)),
     "stack of out": (DIMS, lambda x: torch.stack([x, x], out=x)),
+    "stack of other ranks": (DIMS, lambda x: torch.stack([torch.zeros(16, 1, 1), x], -5)),
     "index_select of out": (DIMS, lambda x: torch.index_select(x, 1, torch.tensor([0]), out=x)),
 }
 

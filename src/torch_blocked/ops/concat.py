@@ -40,13 +40,13 @@ def stack(func, tensors, dim=0):
     """Along a new spatial dim. With a new dim before C, or a sixth, the result is dense."""
     like = next(t for t in tensors if isinstance(t, BlockedTensor))
     rank = like.dim() + 1
-    dim = wrapped_dim(dim, rank)
-    if dim < 2 or rank > 5:
+    place = wrapped_dim(dim, rank)
+    if place < 2 or rank > 5:
         return func([t.to_dense() if isinstance(t, BlockedTensor) else t for t in tensors], dim)
     alike = all(t.shape == like.shape and t.dtype == like.dtype for t in tensors)
     expect(alike, "tensors of one shape and dtype")
     physicals = [to_blocked_like(t, like)._physical for t in tensors]
-    return BlockedTensor(func(physicals, dim), like._channels)
+    return BlockedTensor(func(physicals, place), like._channels)
 
 
 @torch.library.register_fake("torch_blocked::concat_channels")
