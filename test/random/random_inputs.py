@@ -42,7 +42,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import torch_blocked as tb  # noqa: E402
 
 FORMS = ("optimized", "loaded", "compiled")
-_MORE_MEMORY = 3 << 30  # bytes that a case may take: what asks for huge results is refused
+_MORE_MEMORY = 3 << 30  # bytes that a call may take: what asks for huge results is refused
 
 
 class Labelled(Tensor):
@@ -309,6 +309,8 @@ def differs(wanted, got, coarse: bool) -> str:
 
 
 def _close(want: Tensor, have: Tensor, dtype: torch.dtype, coarse: bool) -> bool:
+    if torch.equal(want, have):  # a huge view of few elements needs no memory for this
+        return True
     accuracy = {torch.float64: 2e-5, torch.float32: 2e-4}.get(dtype, 4e-2)
     accuracy = 0.3 if coarse else accuracy
     if not want.is_complex():
@@ -395,6 +397,7 @@ def check_case(job: tuple, note) -> str:
     except Exception:
         return ""
     note("comparison")
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     if "view size is not compatible" in str(refusal):
         try:
             wanted, refusal = call(kind, name, _of_contiguous(program.build()), program), None
