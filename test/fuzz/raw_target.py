@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import resource
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import raw_calls
@@ -38,15 +40,25 @@ def made(content: bytes) -> raw_calls.Call:
 def prepare() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # Sizes may be any. Memory that is not there is an exception, and not seconds of copying.
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Sizes may be any. Memory that is not there is an exception, and not seconds of copying. The
+    fuzzer itself needs more and more, so the limit begins at what is used now."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = used + raw_calls.BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + raw_calls.BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def run(content: bytes) -> None:
     call = made(content)
-    outcome, error = raw_calls.outcome_of(call)
+    with limited():
+        outcome, error = raw_calls.outcome_of(call)
     if outcome != raw_calls.RAISED or not re.match(r"torch_blocked::\w+: ", str(error)):
         return  # torch's own words for arguments of another kind
     said = f"{type(error).__name__}: {error}: {call}"
