@@ -375,8 +375,9 @@ def test_processes_with_tuning_files_of_their_own(tmp_path):
 # ---- training -----------------------------------------------------------------------------------
 
 
-def test_gradients_with_any_number_of_threads():
-    model, x = network("a batch")
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_with_any_number_of_threads(name):
+    model, x = network(name)
     model.train()
     results = []
     with deterministic():

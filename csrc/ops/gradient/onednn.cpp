@@ -2,12 +2,15 @@
 // format that it prefers, which is then reordered to the dense one.
 #include "ops/convolution/onednn.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
 
 #include "ops/gradient/convolution_backward.h"
 #include "ops/moving/reorder.h"
+#include "runtime/estimated_threads.h"
 #include "runtime/fork.h"
 #include "runtime/memory/memory_pool.h"
 #include "runtime/onednn/engine.h"
@@ -20,6 +23,21 @@ using Problem = ConvolutionProblem;
 
 constexpr const char* kGradientOp = "convolution_backward";
 
+// oneDNN splits the sum over pixels among its threads, so their number changes the last bits. While
+// an object lives and is_deterministic(), it has one thread.
+class DeterministicSum {
+ public:
+  DeterministicSum() {
+    if (is_deterministic()) omp_set_num_threads(1);
+  }
+  DeterministicSum(const DeterministicSum&) = delete;
+  DeterministicSum& operator=(const DeterministicSum&) = delete;
+  ~DeterministicSum() { omp_set_num_threads(before_); }
+
+ private:
+  int before_ = omp_get_max_threads();
+};
+
 // oneDNN's primitive and the reorder from its weights format to the dense one.
 struct GradientPrimitive {
   Primitive primitive, reorder;
@@ -27,6 +45,7 @@ struct GradientPrimitive {
 
   void execute(const at::Tensor& src, const at::Tensor& diff_dst, const at::Tensor& diff_weight) {
     const at::Tensor packed = empty_pooled({bytes}, at::kByte);
+    const DeterministicSum one_thread;
     primitive.execute({src.const_data_ptr(), diff_dst.const_data_ptr(), packed.mutable_data_ptr()});
     reorder.execute({packed.const_data_ptr(), diff_weight.mutable_data_ptr()});
   }
@@ -42,6 +61,7 @@ std::shared_ptr<GradientPrimitive> make(const Problem& p, const dnnl::memory::de
   for (std::int64_t& dilate : dilates) --dilate;
   const auto direct = dnnl::algorithm::convolution_direct;
   const NoFork no_fork;
+  const DeterministicSum one_thread;
   const dnnl::convolution_forward::primitive_desc forward(
       engine(), dnnl::prop_kind::forward_training, direct, src_md, any_md, dst_md, p.stride,
       dilates, p.padding, p.padding, user_scratchpad(), /*allow_empty=*/true);
