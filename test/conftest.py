@@ -23,7 +23,7 @@ from torch_blocked.optimized_module import OptimizedModule  # noqa: E402
 for module in (torch.cuda.random, torch.xpu.random, torch.mtia):
     module._lazy_call = lambda *_, **__: None
 
-NOT_RUN = not_run(torch_blocked.env()["isa"])
+NOT_RUN = not_run(torch_blocked.env()["isa"], torch_blocked._C.multiplies_bfloats())
 TESTS = Path(__file__).parent
 
 # Whose single tests take longest, in processes of their own: they come first, for at the end the

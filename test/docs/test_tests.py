@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import draws
-from helpers.isas import ISAS, NEEDS, not_run
+from helpers.isas import ISAS, NEED_BFLOAT16, NEEDS, not_run
 
 import torch_blocked
 
@@ -52,7 +52,7 @@ def test_names_of_modules_are_unique():
 
 
 def test_what_an_instruction_set_cannot_run_is_there():
-    for tests in NEEDS:
+    for tests in (*NEEDS, *NEED_BFLOAT16):
         file, _, name = tests.partition("::")
         found = list(TESTS.glob(f"{file}*"))
         assert found and all(f"def {name}" in path.read_text() for path in found), tests
@@ -64,13 +64,16 @@ def test_what_an_instruction_set_cannot_run_is_there():
 )
 def test_what_an_instruction_set_cannot_run_is_said(isa, needs):
     assert isa in ISAS
-    assert set(not_run(isa).values()) == needs
+    assert set(not_run(isa, True).values()) == needs
+    assert set(not_run(isa, False).values()) == needs | {"AVX512_BF16"}
 
 
 def test_the_header_says_what_this_one_cannot_run(request):
     lines = request.config.hook.pytest_report_header(config=request.config, start_path=TESTS)
     text = "\n".join(line for part in lines for line in ([part] if type(part) is str else part))
-    for tests, need in not_run(torch_blocked.env()["isa"]).items():
+    for tests, need in not_run(
+        torch_blocked.env()["isa"], torch_blocked._C.multiplies_bfloats()
+    ).items():
         assert f"not run: test/{tests}*, which needs {need}" in text
 
 

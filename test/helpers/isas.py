@@ -15,6 +15,11 @@ NEEDS = {
     "kernels/test_stored_programs.py::test_of_": "avx2",
     "kernels/test_winograd": "avx2",
 }
+# With AVX-512 these need its instructions for bfloat16. Kernels of lesser sets need none.
+NEED_BFLOAT16 = (
+    "kernels/test_bfloat16.py::test_optimized_models_in_bfloat16",
+    "kernels/test_bfloat16.py::test_sums_and_activations_after_winograd",
+)
 CALLED = {"amx": "AMX", "avx2": "AVX2"}  # how users call them
 
 
@@ -44,7 +49,8 @@ def lesser(isas: list[str]) -> list[str]:
     ]
 
 
-def not_run(isa: str) -> dict[str, str]:
-    """How the ids of tests begin that are not run on this instruction set, each with its need."""
+def not_run(isa: str, multiplies_bfloats: bool) -> dict[str, str]:
+    """How the ids of tests begin that are not run on this CPU, each with its need."""
     better = ISAS[: ISAS.index(isa)]
-    return {tests: CALLED[least] for tests, least in NEEDS.items() if least in better}
+    found = {tests: CALLED[least] for tests, least in NEEDS.items() if least in better}
+    return found if multiplies_bfloats else found | dict.fromkeys(NEED_BFLOAT16, "AVX512_BF16")

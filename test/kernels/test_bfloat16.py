@@ -120,7 +120,7 @@ def by(implementation, conv, x):
         if _C.isa() == "default" and "winograd" in implementation:
             return None  # has none without SIMD; the convolution would run on dense copies
         if not _C.multiplies_bfloats():
-            with pytest.raises(NotImplementedError, match=implementation):
+            with torch_blocked.strict(), pytest.raises(NotImplementedError, match=implementation):
                 conv(x.to_blocked())
             return None
         return conv(x.to_blocked())
