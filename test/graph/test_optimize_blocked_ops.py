@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_blocked as tb
+from torch_blocked.optimized_module import tuning_file
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -84,6 +85,25 @@ def test_layers_stay_blocked(name, channels):
                 each(empty)
     else:
         assert optimized(empty).shape == model(empty).shape
+
+
+@pytest.mark.any_isa
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_between_channels_last_are_as_exact(name):
+    """Beside convolutions that are the fastest in nhwc, of images whose mean is large."""
+    op, _, layer = LAYERS[name]
+    torch.manual_seed(0)
+    model = Between(layer(18), 18).eval()
+    nn.init.constant_(model.first.bias, 100)
+    x = torch.randn(2, 5, 9, 7)
+    for _ in range(3):  # what is slow makes the plan time others
+        blocked(model, x, tune="full")
+        lines = [line.split("\t") for line in tuning_file().read_text().splitlines()]
+        times = {problem: 1e-3 if " nhwc-nhwc " in problem else 1e6 for problem, _, _ in lines}
+        tuning_file().write_text("".join(f"{p}\t{by}\t{times[p]}\n" for p, by, _ in lines))
+    optimized = blocked(model, x, tune="full")
+    assert name != "group_norm" or " nhwc " not in step(optimized.plan(), op)
+    assert_exact(model, optimized, x, tolerance=16)  # the convolutions may be Winograd's
 
 
 @pytest.mark.any_isa
